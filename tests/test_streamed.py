@@ -176,6 +176,22 @@ def test_a_file_is_the_frame_and_the_csv(table):
     torch.testing.assert_close(bp.load_inputs(path, data.schema), bp.load_inputs(path.with_suffix(".csv"), data.schema))
 
 
+def test_a_large_parquet_file_of_numbers_stays_on_disk(table, tmp_path, monkeypatch):
+    """Read in parts, with the same rows as in memory; a missing number in it is as in any other."""
+    path, frame = tmp_path / "n.parquet", table[1].drop(columns=["city", "flat"])
+    monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path / "cache"))
+    frame.to_parquet(path, row_group_size=16)
+    whole = bp.load_data(path, target="price", exclude=["zone"])
+    monkeypatch.setenv("BNN_PYRO_MEMORY", "1e-9")
+    data = bp.load_data(path, target="price", exclude=["zone"])
+    assert isinstance(data.x_train, Rows) and data.schema == whole.schema and data.fingerprint == whole.fingerprint
+    assert torch.equal(data.x_test[:], whole.x_test) and torch.equal(data.y_test, whole.y_test)
+    assert isinstance(bp.load_data(table[0], target="price").x_train, torch.Tensor)  # one of text is read whole
+    frame.assign(area=frame["area"].where(frame.index != 40)).to_parquet(path)
+    with pytest.raises(bp.UserError, match=r"n.parquet: x\[40, 0\] is nan; correct or remove row 40"):
+        bp.load_data(path, target="price")
+
+
 def test_what_is_wrong_with_parquet_names_the_way_out(table, monkeypatch):
     path, _ = table
     with pytest.raises(bp.UserError, match=r"column of .*did you mean 'price'"):

@@ -4,6 +4,7 @@ Rows are numbered as an editor numbers them: the header is row 1.
 """
 
 import csv
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,13 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.cells import MISSING, label, numbers, parsed, positions, read_cells, truth
+from bnn_pyro.datasets.arrays import raw_arrays
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.frames import (
     WAY,
     as_cells,
     as_table,
+    as_target,
     describe,
     encode,
     event_column,
@@ -27,9 +30,10 @@ from bnn_pyro.datasets.frames import (
     takes_no_gaps,
     target_fields,
 )
-from bnn_pyro.datasets.prepare import check_choice, check_positive
+from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
+from bnn_pyro.datasets.rows import OnDisk, is_large
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.files import existing
+from bnn_pyro.files import cache_root, existing, telling
 
 
 def load_table(
@@ -50,6 +54,9 @@ def load_table(
 
     Options are as of ``load_data``.   aside: columns that are no inputs, whose values (N,) are returned by their names.
     """
+    whole = bool(categorical or aside or exposure or event or classes) or missing != "refuse"
+    if path.suffix.lower() == ".parquet" and not whole and (raw := _large_parquet(path, target or "y", task)):
+        return select_features(raw, features, str(path), exclude), {}
     frame = _cells(path, categorical, categorical)
     if target is None and "y" not in frame.columns:
         raise UserError(f"{path}: which column is the target? Give target= (--target) one of "
@@ -102,6 +109,34 @@ def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.D
     if frame.empty:
         raise UserError(f"{path}: has no rows")
     return frame.assign(**{name: frame[name].map(label) for name in codes if name in frame})
+
+
+def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) -> Raw | None:
+    """A Parquet file of numbers that is too large for memory, copied to a file of rows; None for any other file."""
+    try:
+        from pyarrow import parquet, types
+
+        file = parquet.ParquetFile(path, pre_buffer=False)  # which would keep all that was read
+    except Exception:  # to read it whole says what is wrong
+        return None
+    columns, num = file.schema_arrow, file.metadata.num_rows
+    numeric = all(types.is_floating(kind) or types.is_integer(kind) for kind in columns.types)
+    if target not in columns.names or not numeric or not is_large((num, len(columns.names))):
+        return None
+    names = [name for name in columns.names if name != target]
+    kind = np.float32 if all(columns.field(name).type == "float" for name in names) else np.float64
+    y, place = [], cache_root()
+    with telling(place):
+        place.mkdir(parents=True, exist_ok=True)
+        rows = tempfile.NamedTemporaryFile(prefix="rows-", dir=place)  # noqa: SIM115
+        for batch in file.iter_batches(2**14, use_threads=False):
+            frame = batch.to_pandas()
+            rows.write(frame[names].to_numpy(kind).tobytes())
+            y.append(frame[target].to_numpy(copy=True))  # not a view, which keeps the whole batch
+        rows.flush()
+    x = OnDisk(rows.name, kind, (num, len(names)), owner=rows)
+    cells = as_target("y", pd.Series(np.concatenate(y), name=target))
+    return replace(raw_arrays(path, x, cells, task), name=path.stem, features=tuple(names))
 
 
 def raw_table(
