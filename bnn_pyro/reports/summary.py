@@ -119,7 +119,8 @@ def _next_steps(run: RunFacts) -> Iterator[str]:
     elif boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
-    if off or any(not text.endswith("about right") for text in _coverage(run)):
+    off = off or any(not text.endswith("about right") for text in _coverage(run))
+    if off and run.task != "survival":
         yield f"`calibrate {folder}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
         second = list(run.metrics["class_rows"])[1]
