@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 
 from bnn_pyro.cells import MAX_CATEGORIES, MISSING, RAREST, SKEWED_HINT, infer_task, is_skewed, parsed, read_cells
-from bnn_pyro.errors import unknown
+from bnn_pyro.dates import find_dates
+from bnn_pyro.errors import UserError, unknown
 
 #: Standard deviations from the mean of the other values beyond which a value is an outlier.
 OUTLIER = 8.0
@@ -22,7 +23,6 @@ OUTLIER = 8.0
 RARE = 5
 #: Share of the rows that are one class, from which on accuracy says little.
 UNBALANCED = 0.9
-DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./](\d{4}|\d{2})( .*)?")
 UNIT = re.compile(r"[$€£]\s?[-+]?[\d.,]+|[-+]?[\d.,]+\s?[%€$£]")
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 
@@ -71,6 +71,8 @@ class Inspection:
                 words += ["--categorical", as_item(finding.column)]
             if finding.refused and not finding.exclude and "missing" in finding.sentence:
                 gaps.append("target" in self.columns[finding.column])  # which nothing can fill
+        if any("--dates" in finding.sentence for finding in self.findings):
+            words += ["--dates", "parts"]
         return shlex.join(words + (["--missing", "drop" if any(gaps) else "indicator"] if gaps else []))
 
     def text(self) -> str:
@@ -171,8 +173,14 @@ def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[tupl
 
 
 def _texts(cells: pd.Series, distinct: int, is_target: bool) -> Iterator[tuple[str, bool, bool]]:
-    if cells.map(lambda cell: bool(DATE.fullmatch(cell))).all():
-        yield f"holds dates, such as '{cells.iloc[0]}', which are not read: make numbers of them", True, not is_target
+    try:
+        date = find_dates("", cells)
+    except UserError as error:
+        yield str(error).partition(", ")[2], True, not is_target
+        return
+    if date is not None:
+        way = "make numbers of them" if is_target else "--dates parts (or elapsed) makes numbers of them"
+        yield f"holds dates, such as '{cells.iloc[0]}': {way}", True, False
     elif cells.map(lambda cell: bool(UNIT.fullmatch(cell))).all():
         yield f"holds numbers with a unit, such as '{cells.iloc[0]}': leave the unit out", True, False
     elif distinct > max(MAX_CATEGORIES, len(cells) // 5):
@@ -207,7 +215,7 @@ def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: boo
     if far is not None:
         at, distance = far
         yield (f"{cells.iloc[at]} in row {cells.index[at]} is {distance:,.0f} standard deviations of the others from "
-               "their mean"), False, False  # fmt: skip
+               f"their mean{'' if is_target else ': correct it, or --scale robust'}"), False, False  # fmt: skip
 
 
 def _outlier(values: np.ndarray) -> tuple[int, float] | None:

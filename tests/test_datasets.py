@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 import torch
 from fake_mnist import fake_images
 from test_own_data import ARRAY, FRAME, PRICE
@@ -15,6 +16,7 @@ from bnn_pyro import dataset
 from bnn_pyro.datasets import DATASETS, Schema, load_data, load_inputs
 from bnn_pyro.datasets.dataset import PARTS
 from bnn_pyro.datasets.prepare import mean_and_scale
+from bnn_pyro.datasets.tables import read_table, row_problems
 from bnn_pyro.errors import UserError
 
 
@@ -199,3 +201,67 @@ def test_numbers_of_classes_are_their_places_in_arrays_and_names_in_frames_that_
     assert data.schema.classes[2] == "10" and data.y_test.tolist() == labels[33:].tolist()
     table = dataset(pd.DataFrame(x), labels, classes=names, split=test)
     assert [table.schema.classes[k] for k in table.y_test] == [str(k) for k in labels[33:]]
+
+
+MOMENTS = pd.date_range("2023-01-14 03:30", periods=60, freq="143h")
+
+
+@pytest.mark.parametrize(
+    "form", ["%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "frame"]
+)
+def test_dates_become_parts_or_elapsed_days_however_they_are_written(tmp_path, form):
+    frame = FRAME[["area"]].assign(sold=MOMENTS if form == "frame" else MOMENTS.strftime(form), price=PRICE)
+    year = (MOMENTS.day_of_year - 1) / 365.25 * 2 * np.pi
+    hour = (MOMENTS.hour + MOMENTS.minute / 60) / 24 * 2 * np.pi
+    parts = np.stack([MOMENTS.year, np.sin(year), np.cos(year), np.sin(hour), np.cos(hour)], 1)
+    days = np.asarray((MOMENTS - pd.Timestamp("2023-01-14")) / pd.Timedelta(days=1))[:, None]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    for how, values in (("parts", parts), ("elapsed", days)):
+        data = dataset(frame, "price", dates=how, seed=3)
+        raw = data.schema.unstandardise(data.x_test.double())[:, :-1]
+        np.testing.assert_allclose(raw, values[data.index_test], atol=2e-3)
+        schema = Schema.from_dict(json.loads(json.dumps(data.schema.to_dict())))
+        assert schema == data.schema
+        torch.testing.assert_close(load_inputs(frame.iloc[data.index_test], schema), data.x_test)
+        table = load_data(tmp_path / "t.csv", target="price", dates=how, seed=3)
+        assert table.fingerprint == data.fingerprint and table.schema.features == data.schema.features
+        torch.testing.assert_close(load_inputs(tmp_path / "t.csv", schema)[data.index_test], data.x_test)
+
+
+def test_dates_that_cannot_be_read_are_one_line(tmp_path):
+    frame = FRAME[["area"]].assign(sold=MOMENTS.strftime("%d/%m/%Y"), price=PRICE)
+    data = dataset(frame, "price", dates="parts")
+    assert data.schema.dates[0].order == "day" and len(data.schema.features) == 4
+    early = frame[MOMENTS.day <= 12].reset_index(drop=True)
+    with pytest.raises(UserError, match="'sold', row 0: the day or the month may be first in '0"):
+        dataset(early, "price", dates="parts")
+    for value, words in (("31/02/2024", "row 5: '31/02/2024' is no date with the day first"), ("", "row 5: missing")):
+        new = frame.assign(sold=frame["sold"].where(frame.index != 5, value))
+        with pytest.raises(UserError, match=words):
+            load_inputs(new, data.schema)
+        with pytest.raises(UserError, match=words):
+            dataset(new, "price", dates="parts")
+        new.to_csv(tmp_path / "new.csv", index=False)
+        bad = row_problems(read_table(tmp_path / "new.csv", data.schema), data.schema)
+        assert bad[bad != ""].to_dict() == {
+            7: "sold is missing" if value == "" else f"sold: '{value}' is no date with the day first"
+        }
+    filled = dataset(new, "price", dates="elapsed", missing="indicator").schema.features
+    assert filled[:2] == ("sold in days since 2023-01-14", "sold in days since 2023-01-14 missing")
+    with pytest.raises(UserError, match="no column 'sold'"):
+        load_inputs(frame[["area"]], data.schema)
+    with pytest.raises(UserError, match=r"holds dates or times.*--dates parts or elapsed"):
+        dataset(frame.assign(sold=MOMENTS), "price")
+
+
+def test_a_robust_scale_is_that_of_the_rows_without_the_outlier():
+    rows = FRAME[["area"]].assign(same=1.0, rare=np.arange(60) > 54)
+    far = rows.assign(area=rows["area"].where(rows.index != 7, 1e6))
+    train = np.setdiff1d(np.arange(60), np.arange(0, 30, 10))
+    data = dataset(far, PRICE, scale="robust", split=~np.isin(np.arange(60), train), validation=0)
+    area = far["area"].to_numpy()[train]
+    assert data.schema.x_shift[0] == pytest.approx(np.median(area))
+    assert data.schema.x_scale[0] == pytest.approx(scipy.stats.iqr(area, scale="normal"))
+    assert data.schema.x_scale[1:] == (1.0, 1.0, 1.0) and data.schema.x_shift[1:] == (1.0, 0.0, 0.0)
+    with pytest.raises(UserError, match="scale=robust is for columns"):
+        load_data("digits", scale="robust")

@@ -18,10 +18,10 @@ from bnn_pyro.zoo import ZOO
 PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
 ORDER = [
-    "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "distributed", "parallel", "checkpoint",
-    "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "warm_start", "fitting", "predictive",
-    "sklearn", "metrics", "calibration", "pruning", "diagnostics", "checks", "explanation", "plots", "reports", "runs",
-    "listing", "inspection", "commands", "run",
+    "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "dates", "distributed", "parallel",
+    "checkpoint", "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "warm_start", "fitting",
+    "predictive", "sklearn", "metrics", "calibration", "pruning", "diagnostics", "checks", "explanation", "plots",
+    "reports", "runs", "listing", "inspection", "commands", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path

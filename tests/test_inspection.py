@@ -100,7 +100,7 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
     assert "text in 1, the first 'many' in row 9" in said["gap", True]
     assert "skewed" in said["rent", False] and report.missing == 1
     excluded = [report.command.split()[k + 1] for k, word in enumerate(report.command.split()) if word == "--exclude"]
-    assert excluded == ["id", "sold", "name", "same"] and report.command.endswith("--missing indicator")
+    assert excluded == ["id", "name", "same"] and report.command.endswith("--dates parts --missing indicator")
     with pytest.raises(bp.UserError, match="did you mean 'rent'"):
         inspect_table(path, "rennt")
 
@@ -111,6 +111,8 @@ COMMANDS = {
                        "--target y --exclude id --missing indicator", ("a", True, "1 missing values")),
     "codes": ("zip,y", (lambda k: f"0{k % 3}", lambda k: k + 0.5), "y",
               "--target y --categorical zip", ("zip", False, "leading zeros")),
+    "ambiguous dates": ("sold,y", (lambda k: f"{k % 12 + 1:02}/{k % 9 + 1:02}/2024", lambda k: k + 0.5), "y",
+                        "--exclude sold", ("sold", True, "day or the month may be first")),
     "rare class": ("a,y", (lambda k: k % 7, lambda k: "yes" if k == 3 else "no"), "y",
                    "--target y", (None, None, "always says no is right in 97.5% of the rows")),
     "few of a class": ("a,y", (lambda k: k % 7, lambda k: "abc"[(k > 0) + (k > 9)]), "y",

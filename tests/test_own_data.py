@@ -199,7 +199,7 @@ BAD = {
     "lengths": (dict(y=PRICE[:9]), "X has 60 rows and y 9"),
     "no target": (dict(y=None), "y is missing"),
     "no such column": (dict(y="prize"), r"unknown column of X \(y=\) 'prize'"),
-    "dates": (dict(x=FRAME.assign(day=pd.Timestamp("2020-01-01"))), "'day' holds dates or times.*days since a day"),
+    "dates": (dict(x=FRAME.assign(day=pd.Timestamp("2020-01-01"))), "'day' holds dates or times.*--dates parts"),
     "mixed": (dict(x=FRAME.assign(a=[1, "a"] * 30)), r"'a' holds mixed-integer values \(row 0: int, row 1: str\)"),
     "gap": (dict(x=FRAME.assign(area=[np.nan, *FRAME["area"][1:]])), r"'area', row 0: missing value.*missing='drop'"),
     "gap in array": (dict(x=np.where(np.arange(NUM)[:, None] == 7, np.nan, ARRAY)), r"x\[7, 0\] is nan.*row 7"),

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_inputs
-from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema, check_options
+from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.in_memory import dataset, inputs
-from bnn_pyro.datasets.prepare import prepare, select_features, standardised
+from bnn_pyro.datasets.prepare import check_options, prepare, select_features, standardised
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
@@ -148,6 +148,8 @@ def load_data(
     task: str | None = None,
     classes: Sequence[str] | None = None,
     target_scale: str = "identity",
+    dates: str = "refuse",
+    scale: str = "standard",
     missing: str = "refuse",
     drop_missing: bool = False,
     unseen: str = "refuse",
@@ -164,7 +166,7 @@ def load_data(
 ) -> Dataset:
     """A named set, a file (CSV, TSV, Parquet, NPZ, NPY) or a folder of pictures: divided and standardised.
 
-    task, classes, missing, unseen, target_scale, limit and seed are as of :func:`dataset`.
+    task, classes, missing, unseen, target_scale, dates, scale, limit and seed are as of :func:`dataset`.
 
     features      names of the columns to use, in that order; all where not given
     exclude       names of columns to leave out
@@ -189,12 +191,12 @@ def load_data(
     if drop_missing and missing == "indicator":
         raise UserError("drop_missing (--drop-missing) means missing=drop; leave it out, or missing=indicator")
     missing = "drop" if drop_missing else missing
-    check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale)
+    check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)
     path, aside = _located(name_or_path), {}
     by = {name: column for name, column in (("groups", groups), ("time", time)) if column is not None}
     table = path is not None and not path.is_dir() and path.suffix.lower() not in ARRAYS
     of_tables = {**by, "classes": classes, "exposure": exposure, "event": event}
-    of_tables["missing=indicator"] = missing == "indicator" or None
+    of_tables |= {"missing=indicator": missing == "indicator" or None, f"dates={dates}": dates != "refuse" or None}
     if not table and (names := [name for name, value in of_tables.items() if value is not None]):
         raise UserError(f"{name_or_path}: {', '.join(names)} is for tables (CSV, TSV, Parquet)")
     if path is None:
@@ -207,7 +209,7 @@ def load_data(
         raw = load_archive(path, target=target, task=task, drop_missing=missing == "drop")
     else:
         of_columns = dict(features=features, exclude=exclude, categorical=categorical, exposure=exposure)
-        of_target = dict(target=target, task=task, classes=classes, event=event)
+        of_target = dict(target=target, task=task, classes=classes, event=event, dates=dates)
         raw, aside = load_table(path, aside=list(by.values()), missing=missing, **of_columns, **of_target)
     if path is None or path.is_dir():
         for what, choice, has in (("target", target, raw.target), ("task", task, raw.task)):
@@ -223,7 +225,8 @@ def load_data(
         raise UserError(f"split={split} is one of a file of given splits; give splits too, or another seed")
     raw = replace(raw, target_scale=target_scale, unseen=unseen)
     file, by = None if splits is None else (resolve(splits), split), {kind: aside[name] for kind, name in by.items()}
-    return prepare(raw, limit=limit, seed=seed, file=file, by=by, validation=validation, fractions=fractions)
+    how = dict(scale=scale, limit=limit, seed=seed, validation=validation, fractions=fractions)
+    return prepare(raw, file=file, by=by, **how)
 
 
 def load_inputs(

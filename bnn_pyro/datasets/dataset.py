@@ -12,19 +12,16 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 
-#: "ordinal" is classes in an order; "survival" a time, negative where censored; "targets" and "labels" are several
-#: numbers a row, labels 0 and 1.
-TASKS = ("regression", "classification", "ordinal", "counts", "survival", "targets", "labels")
-#: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
-CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
-           "target_scale": ("identity", "log")}  # fmt: skip
+if TYPE_CHECKING:
+    from bnn_pyro.dates import Dates
+
 #: The tensors of a data set.
 PARTS = ("x_train", "y_train", "x_val", "y_val", "x_test", "y_test")
 
@@ -65,18 +62,11 @@ class InputPart(NamedTuple):
     is_whole: bool
 
 
-def check_options(**options: str | None) -> None:
-    """Raise UserError for a word that is none of ``CHOICES``; None is not given."""
-    for name, value in options.items():
-        if value is not None and value not in CHOICES[name]:
-            raise unknown(name.replace("_", " "), value, CHOICES[name])
-
-
 @dataclass(frozen=True)
 class Schema:
     """What a model must know of its data; JSON-able by :meth:`to_dict`.
 
-    task         one of ``TASKS`` (two classes are classification with K = 2)
+    task         one of ``prepare.TASKS`` (two classes are classification with K = 2)
     input_shape  shape of one standardised input: (features,) for tables, (channels, height, width) for images
     classes      names of the K classes, in the order of the labels 0 … K−1; () for regression
     features     name of each input feature after encoding; () for images
@@ -91,6 +81,7 @@ class Schema:
     event        of times: the column that says which are censored, and what stands there where the event happened (1
                  where it is left out)
     target_scale "log" where the logarithm of the (positive) targets is what is modelled, or "identity"
+    dates        which columns of a raw table are dates, and how they become some of ``columns``
     """
 
     task: str
@@ -108,6 +99,7 @@ class Schema:
     targets: tuple[str, ...] = ()
     input_parts: tuple[InputPart, ...] = ()
     event: tuple[str, ...] = ()
+    dates: tuple[Dates, ...] = ()
 
     @property
     def has_classes(self) -> bool:
@@ -118,6 +110,12 @@ class Schema:
     def target_names(self) -> tuple[str, ...]:
         """Of the one target, of a time and its event, or of several."""
         return self.targets or (self.target, *self.event[:1])
+
+    @property
+    def table_columns(self) -> list[str]:
+        """The names of the columns that a raw table has."""
+        made = {part: date.name for date in self.dates for part in date.parts}
+        return list(dict.fromkeys(made.get(column.name, column.name) for column in self.columns))
 
     def of_target(self, name: str) -> Schema:
         """That of one of several targets by itself; of a label, of two classes."""
@@ -178,7 +176,7 @@ class Schema:
             for c in self.columns
             for more in [[c.fill, True] if c.exposure else [] if c.fill is None else [c.fill]]
         ]
-        later = ("targets", "input_parts", "event")  # as it was written before there were several
+        later = ("targets", "input_parts", "event", "dates")  # as it was written before there were several
         return {name: value for name, value in plain.items() if value or name not in later}
 
     @classmethod
@@ -191,6 +189,10 @@ class Schema:
         )
         parts = plain.get("input_parts", ())
         fields["input_parts"] = tuple(InputPart(name, tuple(shape), is_whole) for name, shape, is_whole in parts)
+        if plain.get("dates"):
+            from bnn_pyro.dates import Dates
+
+            fields["dates"] = tuple(Dates(*date) for date in plain["dates"])
         return cls(**fields)
 
 
@@ -289,5 +291,7 @@ class Raw:
     targets: tuple[str, ...] = ()
     input_parts: tuple[InputPart, ...] = ()
     event: tuple[str, ...] = ()
+    dates: tuple[Dates, ...] = ()
 
     has_classes, target_names = Schema.has_classes, Schema.target_names
+    table_columns = Schema.table_columns

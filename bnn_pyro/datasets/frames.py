@@ -23,8 +23,10 @@ TEXT = ("O", "U", "S")
 MISSING_CATEGORY = "(missing)"
 #: What may be done about a missing value.
 WAY = ", or give missing='drop' or 'indicator' (--missing)"
-#: How pandas calls values that are times.
-DATES = ("datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period")
+#: What may be done about dates.
+NUMBERS_OF_DATES = "--dates parts or elapsed (dates=) makes numbers of dates among the inputs"
+#: How pandas calls dates, and other values that are times.
+DATES, TIMES = ("datetime64", "datetime", "date", "period"), ("timedelta64", "timedelta", "time")
 
 
 def as_table(what: str, x: Any) -> pd.DataFrame | None:
@@ -75,13 +77,13 @@ def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
     return array if array.flags.writeable else array.copy()  # torch shares memory, and warns where it is read-only
 
 
-def as_cells(frame: pd.DataFrame, where: str = "X (rows from 0)") -> pd.DataFrame:
-    """Each column as float64 (nan where missing), text ("" where missing), or categories of text."""
-    return pd.DataFrame({name: _column(where, frame[name]) for name in frame.columns})
+def as_cells(frame: pd.DataFrame, where: str = "X (rows from 0)", dates: bool = False) -> pd.DataFrame:
+    """Each column as float64 (nan where missing), text ("" where missing), or categories of text; dates as text."""
+    return pd.DataFrame({name: _column(where, frame[name], dates) for name in frame.columns})
 
 
-def _column(where: str, cells: pd.Series) -> pd.Series:
-    """Raises UserError for dates, and for values of several types."""
+def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
+    """Raises UserError for dates, unless they may be there, and for values of several types."""
     kind, gaps = pd.api.types.infer_dtype(cells, skipna=True), cells.isna()
     if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
         return pd.Series(
@@ -95,10 +97,11 @@ def _column(where: str, cells: pd.Series) -> pd.Series:
         return text.astype(pd.CategoricalDtype(list(order), ordered=True))
     if kind == "empty":
         return pd.Series(math.nan, cells.index, name=cells.name)
+    if kind in DATES and dates:
+        return cells.astype(str).where(~gaps, "")
     place = f"{where}: column '{cells.name}'"
-    if kind in DATES:
-        raise UserError(f"{place} holds dates or times, which a network does not take; make numbers of them (days "
-                        "since a day, the month), or leave the column out")  # fmt: skip
+    if kind in DATES + TIMES:
+        raise UserError(f"{place} holds dates or times; {NUMBERS_OF_DATES}, or leave the column out")
     types = cells[~gaps].map(lambda cell: type(cell).__name__)
     other = types.index[types.ne(types.iloc[0]).argmax()]
     raise UserError(f"{place} holds {kind} values (row {types.index[0]}: {types.iloc[0]}, row {other}: "
@@ -207,8 +210,11 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
             numbers(where, present)
     categories = tuple(sorted(set(present)))
     if len(categories) > max(MAX_CATEGORIES, len(present) // 5):
+        from bnn_pyro.dates import find_dates  # here and in `tables`, as most tables have none
+
+        way = f"{NUMBERS_OF_DATES}; or " * (find_dates(where, present) is not None)
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
-                        f"(row {present.index[0]}: '{present.iloc[0]}'); leave it out: --exclude {name!r}, or "
+                        f"(row {present.index[0]}: '{present.iloc[0]}'); {way}leave it out: --exclude {name!r}, or "
                         "exclude=")  # fmt: skip
     return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
 

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as Items
 
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
-from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema, check_options
+from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, event_column, named
-from bnn_pyro.datasets.prepare import prepare, select_features, standardised
+from bnn_pyro.datasets.prepare import check_options, prepare, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
 from bnn_pyro.datasets.splits import FRACTIONS
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
@@ -49,6 +49,8 @@ def dataset(
     seed: int = 0,
     name: str = "data",
     target_scale: str = "identity",
+    dates: str = "refuse",
+    scale: str = "standard",
 ) -> Dataset:
     """Data in memory, divided once and standardised by its training part, as ``load_data`` does with a file.
 
@@ -83,10 +85,14 @@ def dataset(
     seed    of the split
     name    of the data, in reports
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
+    dates   columns of dates: "refuse" them, take "parts" (the year, the day of the year as sine and cosine, the hour so
+            where there are times), or days "elapsed" since the earliest. Texts too, as 2024-12-31, 31.12.2024, …
+    scale   of inputs: "standard", mean 0 and standard deviation 1 of the training rows, or "robust", where outliers
+            are: median 0 and interquartile range 1.349, as of a standard Normal
 
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
-    check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale)
+    check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)
     if train is not None or isinstance(x, Items | DataLoader):
         if y is not None or (train is not None and x is not None):
             raise UserError("X is a torch data set, which has the targets; leave y out, and give X or train=")
@@ -128,7 +134,8 @@ def dataset(
                             "for each")  # fmt: skip
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = (named(as_array("X", x)) if table is None else table).assign(**{exposure: np.asarray(values)})
-    raw = _raw(x if table is None else table, columns["y"], task, classes, missing, exposure, of_event)
+    how = dict(task=task, order=classes, exposure=exposure, event=of_event)
+    raw = _raw(x if table is None else table, columns["y"], missing, dates, **how)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
         features = tuple(f"{part.name}[{i}]" for part in parts for i in range(math.prod(part.shape)))
@@ -141,7 +148,7 @@ def dataset(
     elif y_test is not None:
         raise UserError("y_test is given without x_test")
     by = {kind: columns[kind] for kind in ("groups", "time") if columns[kind] is not None}
-    return prepare(raw, limit=limit, seed=seed, **_division(raw, split, by, validation))
+    return prepare(raw, limit=limit, scale=scale, seed=seed, **_division(raw, split, by, validation))
 
 
 def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
@@ -163,10 +170,7 @@ def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
     return y.join(event)
 
 
-def _raw(
-    x: Any, y: Any, task: str | None, classes: Sequence[str] | None, missing: str, exposure: str | None,
-    event: Sequence[str],
-) -> Raw:  # fmt: skip
+def _raw(x: Any, y: Any, missing: str, dates: str, **how: Any) -> Raw:
     if y is None:
         raise UserError("y is missing: give the targets, or the name of a column of X")
     target, where = as_target("y", y), "X (rows from 0)"
@@ -181,12 +185,12 @@ def _raw(
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
             table = named(x)
     if table is None:
-        return select_features(raw_arrays("X, y", x, target, task, classes, missing == "drop", event), None, "X")
+        of_target = (how["task"], how["order"], missing == "drop", how["event"])
+        return select_features(raw_arrays("X, y", x, target, *of_target), None, "X")
     if both := [name for name in target.columns if name in table.columns]:
         raise UserError(f"X has a column '{both[0]}', as y is called: the target among its own inputs? Leave it out")
-    cells = as_cells(table).join(target)
-    how = dict(task=task, missing=missing, order=classes, exposure=exposure, event=event)
-    return raw_table(where, cells, list(target.columns), **how)
+    cells = as_cells(table, dates=dates != "refuse").join(target)
+    return raw_table(where, cells, list(target.columns), missing=missing, dates=dates, **how)
 
 
 def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -215,12 +219,13 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
             raise UserError(
                 f"{what} is a frame, and this model takes arrays of shape (N, {', '.join(map(str, shape))})"
             )
-        known = [column.name for column in like.columns]
+        known = like.table_columns
         more = [name for name in table.columns if name not in (*known, *like.target_names)]
         if more:
             warnings.warn(f"{what}: columns that this model does not know are left aside: {', '.join(more[:12])}",
                           stacklevel=4)  # fmt: skip
-        table = as_cells(table[[name for name in table.columns if name in known]], f"{what} (rows from 0)")
+        table = table[[name for name in table.columns if name in known]]
+        table = as_cells(table, f"{what} (rows from 0)", bool(like.dates))
         return encode_rows(f"{what} (rows from 0)", table, like)[0], 1.0
     values, white = image_arrays(what, x)
     values = values if isinstance(values, OnDisk) else torch.from_numpy(values)

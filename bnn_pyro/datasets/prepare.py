@@ -18,8 +18,24 @@ from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import divide
 from bnn_pyro.errors import UserError, unknown
 
+#: "ordinal" is classes in an order; "survival" a time, negative where censored; "targets" and "labels" are several
+#: numbers a row, labels 0 and 1.
+TASKS = ("regression", "classification", "ordinal", "counts", "survival", "targets", "labels")
+#: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
+CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
+           "target_scale": ("identity", "log"), "dates": ("refuse", "parts", "elapsed"),
+           "scale": ("standard", "robust")}  # fmt: skip
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
+#: Interquartile range of a standard Normal.
+NORMAL_RANGE = 1.3489795
+
+
+def check_options(**options: str | None) -> None:
+    """Raise UserError for a word that is none of ``CHOICES``; None is not given."""
+    for name, value in options.items():
+        if value is not None and value not in CHOICES[name]:
+            raise unknown(name.replace("_", " "), value, CHOICES[name])
 
 
 def check_choice(features: Sequence[str], names: Sequence[str], where: str) -> None:
@@ -48,8 +64,11 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
 
-def prepare(raw: Raw, *, limit: int | None = None, **how: Any) -> Dataset:
-    """``divide(raw, **how)`` into training, validation and test part, all standardised by the training part."""
+def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **how: Any) -> Dataset:
+    """``divide(raw, **how)`` into training, validation and test part, all standardised by the training part.
+
+    limit, scale: as of ``dataset``.
+    """
     train, val, test, record = divide(raw, **how)
     if limit is not None:
         if limit < 1:
@@ -61,7 +80,7 @@ def prepare(raw: Raw, *, limit: int | None = None, **how: Any) -> Dataset:
     if raw.target_scale == "log":
         check_positive(raw, raw.y, numbers)
         check_positive(raw, raw.y[:0] if raw.test is None else raw.test[1], own_test)
-    schema = _schema(raw, train)
+    schema = _schema(raw, train, scale)
     tested = (raw.x, raw.y, test) if raw.test is None else (*raw.test, own_test)
     parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), tested)
     record["rows"] = [len(rows) for _, _, rows in parts]
@@ -127,10 +146,12 @@ def _filled(raw: Raw, rows: Tensor) -> Raw:
 
 
 # -- what the training rows tell --------------------------------------------------------------------------------------
-def _schema(raw: Raw, rows: Tensor) -> Schema:
+def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
     """What the training rows, and no others, tell."""
-    y, statistics = raw.y[rows], _pixel_statistics if raw.x.dim() == 4 else _column_statistics
-    shift, scale = statistics(raw, rows)
+    y, robust, is_image = raw.y[rows], of_inputs == "robust", raw.x.dim() == 4
+    if robust and (is_image or isinstance(raw.x, OnDisk)):
+        raise UserError(f"{raw.name}: scale=robust is for columns of numbers in memory; leave it out (--scale)")
+    shift, scale = _pixel_statistics(raw, rows) if is_image else _column_statistics(raw, rows, robust)
     mean, deviation = 0.0, 1.0
     if raw.task == "survival":
         if not (y > 0).any():
@@ -152,7 +173,7 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
         name = raw.targets[int(same.int().argmax())]
         raise UserError(f"{raw.name}: the target '{name}' is the same in every training row; there is nothing to learn")
     names = ("task", "classes", "features", "target", "targets", "columns", "unseen", "target_scale", "input_parts",
-             "event")  # fmt: skip
+             "event", "dates")  # fmt: skip
     return Schema(
         **{name: getattr(raw, name) for name in names},
         input_shape=tuple(raw.x.shape[1:]),
@@ -163,18 +184,22 @@ def _schema(raw: Raw, rows: Tensor) -> Schema:
     )
 
 
-def _column_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each feature, 0 and the mean of an exposure.
+def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each feature, or robust ones where the range is not 0; 0 and mean of an exposure.
 
     Features of 0 and 1 stay as they are, and whole numbers among several inputs.
     """
-    shift, scale = mean_and_scale(taken(raw.x, rows))
+    mean, scale = mean_and_scale(taken(raw.x, rows))
+    shift = mean.clone()
+    if robust:
+        low, shift, high = torch.from_numpy(np.quantile(raw.x[rows].double().numpy(), (0.25, 0.5, 0.75), axis=0))
+        scale = torch.where(low < high, (high - low) / NORMAL_RANGE, scale)
     as_they_are = ~quantities(raw.columns, len(shift))
     if raw.input_parts:
         as_they_are = torch.tensor([part.is_whole for part in raw.input_parts for _ in range(math.prod(part.shape))])
     shift[as_they_are], scale[as_they_are] = 0.0, 1.0
     if raw.columns and raw.columns[-1].exposure:
-        shift[-1], scale[-1] = 0.0, shift[-1].clone()
+        shift[-1], scale[-1] = 0.0, mean[-1]
     return tuple(shift.tolist()), tuple(scale.tolist())
 
 

@@ -14,22 +14,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+import bnn_pyro.datasets.frames as frames
 from bnn_pyro.cells import MISSING, label, numbers, parsed, positions, read_cells, truth
 from bnn_pyro.datasets.arrays import raw_arrays
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
-from bnn_pyro.datasets.frames import (
-    WAY,
-    as_cells,
-    as_table,
-    as_target,
-    describe,
-    encode,
-    event_column,
-    gaps_in,
-    refuse_gaps,
-    takes_no_gaps,
-    target_fields,
-)
 from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
 from bnn_pyro.datasets.rows import OnDisk, is_large
 from bnn_pyro.errors import UserError, unknown
@@ -49,6 +37,7 @@ def load_table(
     classes: Sequence[str] | None = None,
     exposure: str | None = None,
     event: str | None = None,
+    dates: str = "refuse",
 ) -> tuple[Raw, dict[str, np.ndarray]]:
     """Read a CSV, TSV or Parquet file: numeric columns as they are, text columns one-hot, one column as the target.
 
@@ -57,14 +46,14 @@ def load_table(
     whole = bool(categorical or aside or exposure or event or classes) or missing != "refuse"
     if path.suffix.lower() == ".parquet" and not whole and (raw := _large_parquet(path, target or "y", task)):
         return select_features(raw, features, str(path), exclude), {}
-    frame = _cells(path, categorical, categorical)
+    frame = _cells(path, categorical, categorical, dates != "refuse")
     if target is None and "y" not in frame.columns:
         raise UserError(f"{path}: which column is the target? Give target= (--target) one of "
                         f"{', '.join(frame):.200}")  # fmt: skip
     target = target or "y"
     if isinstance(target, str):
         target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
-    of_event = () if event is None else event_column(str(path), event, list(frame.columns))
+    of_event = () if event is None else frames.event_column(str(path), event, list(frame.columns))
     target = [*target, *of_event[:1]]
     known = [] if exposure is None else [exposure]
     for name in (*target, *exclude, *categorical, *aside, *known):
@@ -82,20 +71,20 @@ def load_table(
         check_choice(features, names, str(path))
         names = [name for name in features if name not in exclude]
     frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
-    how = dict(task=task, missing=missing, words=MISSING, order=classes, exposure=exposure, event=of_event)
+    how = dict(task=task, missing=missing, words=MISSING, order=classes, exposure=exposure, event=of_event, dates=dates)
     raw = raw_table(path, frame[[*names, *known, *target]], target, **how)
     values = {}
     for name in aside:
         cells = frame.loc[raw.index.numpy(), name]
-        refuse_gaps(path, cells.to_frame(), gaps_in(cells.to_frame(), MISSING))
+        frames.refuse_gaps(path, cells.to_frame(), frames.gaps_in(cells.to_frame(), MISSING))
         values[name] = cells.to_numpy() if np.isnan(parsed(cells)).any() else parsed(cells)
     return replace(raw, name=path.stem, source=str(path), dropped=len(frame) - len(raw.y)), values
 
 
-def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.DataFrame:
+def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str], dates: bool) -> pd.DataFrame:
     """The cells of a table's file: of CSV and TSV see :func:`read_cells`; of Parquet, whose rows count from 0, by type.
 
-    codes: columns of Parquet whose numbers are names of categories.
+    codes: columns of Parquet whose numbers are names of categories.   dates: whether Parquet may have some, as text.
     """
     if path.suffix.lower() != ".parquet":
         return read_cells(path, text)
@@ -105,7 +94,7 @@ def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.D
         raise UserError(f'{path}: Parquet files need pyarrow; install it: pip install "bnn_pyro[parquet]"') from None
     except Exception as error:  # pyarrow has errors of its own
         raise UserError(f"{path}: is no Parquet file, or damaged: {' '.join(str(error).split()):.120}") from None
-    frame = as_cells(as_table(str(path), frame), str(path))
+    frame = frames.as_cells(frames.as_table(str(path), frame), str(path), dates)
     if frame.empty:
         raise UserError(f"{path}: has no rows")
     return frame.assign(**{name: frame[name].map(label) for name in codes if name in frame})
@@ -135,7 +124,7 @@ def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) ->
             y.append(frame[target].to_numpy(copy=True))  # not a view, which keeps the whole batch
         rows.flush()
     x = OnDisk(rows.name, kind, (num, len(names)), owner=rows)
-    cells = as_target("y", pd.Series(np.concatenate(y), name=target))
+    cells = frames.as_target("y", pd.Series(np.concatenate(y), name=target))
     return replace(raw_arrays(path, x, cells, task), name=path.stem, features=tuple(names))
 
 
@@ -150,26 +139,36 @@ def raw_table(
     order: Sequence[str] | None = None,
     exposure: str | None = None,
     event: Sequence[str] = (),
+    dates: str = "refuse",
 ) -> Raw:
     """Columns of numbers or of text to features and the target, or several.
 
-    missing  as of ``dataset``   words  texts that stand for a missing value
+    missing, dates  as of ``dataset``   words  texts that stand for a missing value
     order    see ``cells.read_targets``   exposure  the name of the last column of inputs, where that is one
     event    see ``frames.target_fields``
     """
-    gaps, whole = gaps_in(frame, words), frame
+    gaps, read = frames.gaps_in(frame, words), ()
+    if dates != "refuse":
+        from bnn_pyro.dates import find_dates
+
+        inputs = frame.drop(columns=target)
+        found = (find_dates(where, cells[~gaps[name]], dates) for name, cells in inputs.items())
+        for date in (read := tuple(filter(None, found))):
+            frame = date.replaced(where, frame, gaps)
+        gaps = frames.gaps_in(frame, words)
+    whole = frame
     if missing == "drop":
         whole = frame[~gaps.any(axis=1)]
         if whole.empty:
             raise UserError(f"{where}: every row has a missing value (column '{gaps.mean().idxmax()}' most often); "
                             "leave that column out: --exclude, or exclude=")  # fmt: skip
     elif missing == "indicator":
-        refuse_gaps(where, frame[target], gaps[target], "; leave such rows out")
+        frames.refuse_gaps(where, frame[target], gaps[target], "; leave such rows out")
     else:
-        refuse_gaps(where, frame, gaps, WAY)
+        frames.refuse_gaps(where, frame, gaps, frames.WAY)
     gaps = gaps.loc[whole.index]
-    fields = target_fields(where, whole[target], task, order, event)
-    columns = [describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
+    fields = frames.target_fields(where, whole[target], task, order, event)
+    columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
     if exposure is not None:
         if fields["task"] != "counts":
             raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']}; say "
@@ -178,9 +177,10 @@ def raw_table(
     return Raw(
         **fields,
         name=str(where),
-        x=torch.from_numpy(encode(where, whole, gaps, columns)),
+        x=torch.from_numpy(frames.encode(where, whole, gaps, columns)),
         features=tuple(feature for column in columns for feature in column.features),
         columns=tuple(columns),
+        dates=read,
         source=str(where),
         rows=None if len(whole) == len(frame) else torch.from_numpy(frame.index.get_indexer(whole.index)),
         index=torch.from_numpy(whole.index.to_numpy(copy=True)),
@@ -208,24 +208,31 @@ def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
         wanted = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
         raise UserError(f"{path}: this model takes {wanted}, not a table; give an .npz file (or PNG/JPG images)")
     coded = [column.name for column in schema.columns if column.categories is not None]
-    return _with_columns(path, _cells(path, None, coded), schema)
+    return _with_columns(path, _cells(path, None, coded, bool(schema.dates)), schema)
 
 
 def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSING) -> pd.Series:
     """What is wrong with the inputs of each row, (N,); "" where :func:`encode_rows` takes them."""
-    gaps, problems = gaps_in(frame, words), pd.Series("", frame.index)
+    gaps, problems = frames.gaps_in(frame, words), pd.Series("", frame.index)
+    dates = {date.parts[0]: date for date in like.dates}
     for column in like.columns:
-        cells, missing = frame[column.name], gaps[column.name]
-        if column.categories is None:
+        date = dates.get(column.name)
+        name = column.name if date is None else date.name
+        if name not in frame:  # of a date, whose first part has been looked at
+            continue
+        cells, missing = frame[name], gaps[name]
+        if date is not None:
+            known, what = date.read(cells).notna(), f"is no date with the {date.order} first"
+        elif column.categories is None:
             known, what = np.abs(parsed(truth(cells))) <= np.finfo(np.float32).max, "is no number, or too large a one"
             if column.exposure:
                 known, what = known & (parsed(cells) > 0), "is no exposure, which is positive"
         else:
             known, what = like.unseen == "ignore" or cells.isin(column.categories), "is a category new to the model"
-        if takes_no_gaps(column):
-            problems[missing] += f"; {column.name} is missing"
+        if frames.takes_no_gaps(column):
+            problems[missing] += f"; {name} is missing"
         strange = ~(missing | known)
-        problems[strange] += f"; {column.name}: '" + cells[strange].astype(str) + f"' {what}"
+        problems[strange] += f"; {name}: '" + cells[strange].astype(str) + f"' {what}"
     return problems.str.removeprefix("; ")
 
 
@@ -236,10 +243,13 @@ def encode_rows(
 
     Raises UserError as :func:`read_rows`.
     """
-    gaps = gaps_in(_with_columns(where, frame, like), words)
-    strict = [column.name for column in like.columns if takes_no_gaps(column)]
-    refuse_gaps(where, frame[strict], gaps[strict])
-    x = torch.from_numpy(encode(where, frame, gaps, like.columns, like.unseen))
+    gaps = frames.gaps_in(_with_columns(where, frame, like), words)
+    for date in like.dates:
+        frame = date.replaced(where, frame, gaps)
+    gaps = frames.gaps_in(frame, words) if like.dates else gaps
+    strict = [column.name for column in like.columns if frames.takes_no_gaps(column)]
+    frames.refuse_gaps(where, frame[strict], gaps[strict])
+    x = torch.from_numpy(frames.encode(where, frame, gaps, like.columns, like.unseen))
     names = list(like.target_names)
     if not set(names) <= set(frame.columns) or gaps[names].all(axis=None):
         return x, None
@@ -248,9 +258,9 @@ def encode_rows(
 
 def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)) -> Tensor:
     """Targets (N,) or (N, T) float32, or labels by the names of the classes; of the columns of the targets."""
-    refuse_gaps(where, frame, gaps_in(frame, words))
+    frames.refuse_gaps(where, frame, frames.gaps_in(frame, words))
     if like.targets or like.event:
-        return target_fields(where, frame, like.task, event=like.event)["y"].to(torch.float32)
+        return frames.target_fields(where, frame, like.task, event=like.event)["y"].to(torch.float32)
     cells = frame.iloc[:, 0]
     if not like.has_classes:
         y = torch.from_numpy(numbers(where, cells)).to(torch.float32)
@@ -262,8 +272,8 @@ def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, wo
 
 
 def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema | Raw) -> pd.DataFrame:
-    for column in like.columns:
-        if column.name not in frame.columns:
-            raise UserError(f"{where}: no column '{column.name}', which this model needs; it has "
+    for name in like.table_columns:
+        if name not in frame.columns:
+            raise UserError(f"{where}: no column '{name}', which this model needs; it has "
                             f"{', '.join(frame):.200}")  # fmt: skip
     return frame

@@ -26,9 +26,10 @@ from bnn_pyro.zoo.auto import AUTO, MINUTES, Setup, make_setup, set_up
 #: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
 #: what a config file may say of them.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
-             "task": str, "classes": list[str], "target_scale": str, "missing": str, "drop_missing": bool,
-             "unseen": str, "groups": str, "time": str, "exposure": str, "event": str, "fractions": list[float],
-             "splits": str, "split": int, "validation": int, "limit": int, "seed": int}  # fmt: skip
+             "task": str, "classes": list[str], "target_scale": str, "dates": str, "scale": str, "missing": str,
+             "drop_missing": bool, "unseen": str, "groups": str, "time": str, "exposure": str, "event": str,
+             "fractions": list[float], "splits": str, "split": int, "validation": int, "limit": int,
+             "seed": int}  # fmt: skip
 #: What `train` takes where no data are named, with a test part that is large enough to tell two models apart.
 EXAMPLE = {"name": "digits", "fractions": [0.3, 0.1, 0.6]}
 #: The other keys of a config file.

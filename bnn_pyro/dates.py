@@ -1,0 +1,99 @@
+"""Columns of dates as columns of numbers, by the user's choice: parts of the date, or the days since the earliest one.
+
+It is imported without torch, as ``cells`` is.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from bnn_pyro.errors import UserError
+
+#: What comes first in a date, and the formats that this is. Nobody writes the month first with points.
+ORDERS = {
+    "year": ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m"),
+    "day": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d-%b-%Y", "%d.%m.%y", "%d/%m/%y"),
+    "month": ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y"),
+}
+#: A date, a time after it and its offset, which is left out: hours are those of the place.
+DATE_AND_TIME = r"^(\S+?)(?:[T ]+(\d.*?)\s*(?:Z|[-+]\d\d:?\d\d)?)?$"
+
+
+class Dates(NamedTuple):
+    """How a column of dates is read, and the columns of numbers that it becomes.
+
+    order  what comes first, a key of ``ORDERS``
+    start  the day since which days are counted, the earliest of the table, which only names the numbers, as
+           standardisation shifts them; "" where parts are taken: the year, and as sine and cosine the day of the year
+    times  whether the hour of the day is a part too
+    """
+
+    name: str
+    order: str
+    start: str = ""
+    times: bool = False
+
+    def read(self, cells: pd.Series) -> pd.Series:
+        """(N,) datetime64, NaT where a text is no such date."""
+        texts = cells.astype(str).str.extract(DATE_AND_TIME)
+        days = pd.Series(pd.NaT, cells.index, dtype="datetime64[us]")
+        for form in ORDERS[self.order]:
+            days = days.fillna(pd.to_datetime(texts[0], format=form, errors="coerce"))
+        if texts[1].isna().all():
+            return days
+        times = pd.to_datetime("2000-01-01 " + texts[1].fillna("00:00"), format="mixed", errors="coerce")
+        return days + (times - pd.Timestamp("2000-01-01"))
+
+    def numbers(self, cells: pd.Series) -> pd.DataFrame:
+        """(N, parts) float64, nan where a text is no such date."""
+        moments, day = self.read(cells), pd.Timedelta(days=1)
+        if self.start:
+            values = {f"{self.name} in days since {self.start}": (moments - pd.Timestamp(self.start)) / day}
+        else:
+            turns = {"day of year": (moments.dt.day_of_year - 1) / 365.25}
+            if self.times:
+                turns["hour"] = (moments - moments.dt.normalize()) / day
+            waves = ((cycle, wave) for cycle in turns for wave in (np.sin, np.cos))
+            cycles = {f"{self.name} {cycle} ({f.__name__})": f(2 * np.pi * turns[cycle]) for cycle, f in waves}
+            values = {f"{self.name} year": moments.dt.year, **cycles}
+        return pd.DataFrame(values, cells.index, dtype=np.float64)
+
+    def replaced(self, where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
+        """The table with these numbers, nan where the date is missing, before its other columns.
+
+        Raises UserError for the first value that is no date.
+        """
+        made = self.numbers(cells := frame[self.name])
+        bad = made.iloc[:, 0].isna() & ~gaps[self.name]
+        if bad.any():
+            raise UserError(f"{where}: column '{self.name}', row {bad.idxmax()}: '{cells[bad.idxmax()]}' is no date "
+                            f"with the {self.order} first, as others are; correct or remove it")  # fmt: skip
+        return made.join(frame.drop(columns=self.name))
+
+    @property
+    def parts(self) -> list[str]:
+        """The names of these columns."""
+        return list(self.numbers(pd.Series(dtype=str)))
+
+
+def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates | None:
+    """How a column's values that are not missing are read, where most of them are dates.   how: "parts" or "elapsed".
+
+    Raises UserError where day and month might be either.
+    """
+    if cells.dtype == "category" or cells.dtype.kind in "iuf" or not len(cells):
+        return None
+    moments = {order: Dates(cells.name, order).read(cells) for order in ORDERS}
+    num = {order: values.notna().sum() for order, values in moments.items()}
+    order = max(num, key=num.get)
+    if num[order] < 0.5 * len(cells):
+        return None
+    if order != "year" and num["day"] == num["month"]:
+        raise UserError(f"{where}: column '{cells.name}', row {cells.index[0]}: the day or the month may be first in "
+                        f"'{cells.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
+    known = moments[order].dropna()
+    if how == "elapsed":
+        return Dates(str(cells.name), order, start=str(known.min().date()))
+    return Dates(str(cells.name), order, times=bool((known != known.dt.normalize()).any()))
