@@ -28,7 +28,7 @@ def box(tmp_path, quick, capsys):
         assert main(["train", "--data", str(file), "--out", str(run), "--target", "y", *SHORT, *arguments]) in (0, 3)
         page = (run / "report.html").read_text()
         summary = page.split('class="summary">')[1].split("</div>")[0]
-        sentences = [unescape(text) for text in re.findall("<p>(.*?)</p>", summary)]
+        sentences = [re.sub("</?code>", "`", unescape(text)) for text in re.findall("<p>(.*?)</p>", summary)]
         printed = " ".join(capsys.readouterr().out.split())
         assert all(sentence in printed for sentence in sentences)
         return sentences, json.loads((run / "metrics.json").read_text())

@@ -60,7 +60,7 @@ def test_band_edges_are_the_quantiles_of_the_mixture_and_of_the_mean_curves():
 def test_predicted_observed_counts_the_hits_of_all_points(monkeypatch):
     prediction = Prediction(Normal(torch.zeros(1, 10), torch.ones(1, 10)))
     y = torch.tensor([0.0] * 8 + [1.95, 1.97])  # the interval ends at 1.96
-    misses = next(c for c in plots.predicted_observed(prediction, y).containers if "misses" in c.get_label())
+    misses = next(c for c in plots.predicted_observed(prediction, y).containers if "outside" in c.get_label())
     assert misses[0].get_xdata().tolist() == pytest.approx([1.97])
     monkeypatch.setattr("bnn_pyro.plots.regression.MOST_POINTS", 5)
     assert "90.0% of 10 targets" in plots.predicted_observed(prediction, y).get_title(), "of all, not of those drawn"

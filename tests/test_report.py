@@ -80,6 +80,8 @@ def test_a_report_says_what_was_run_and_found_is_self_contained_and_escaped():
     assert "Temperature" not in html and "Temperature 0.1" in run_html(replace(RUN, recipe=cold), [])
     assert "<b>scikit-learn</b>" not in html and "&lt;b&gt;scikit-learn" in html
     assert not re.findall(r"(?:src|href)=\"(?!data:image/png;base64,)", html) and "http:" not in html
+    alone, pair = 'class="wide-figure lone"', [replace(PICTURE, wide=False)] * 2
+    assert alone in run_html(RUN, pair[:1]) and alone not in run_html(RUN, pair)  # no hole beside the last figure
     assert html.count("data:image/png;base64,iVBOR") == 1 and 'alt="A title"' in html
 
 
@@ -95,7 +97,10 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     numbers = {"rmse": 1.0, "rmse_low": 0.9, "rmse_high": 1.1, "coverage_95": 0.9}
     numbers |= dict(zip(("coverage_90", "coverage_50"), coverage, strict=True))
     page = run_html(replace(RUN, task="regression", metrics=numbers, baseline=None), [])
-    assert words in page and ("`calibrate runs/a`" in page) == bool(words)
+    assert words in page and ("<code>calibrate runs/a</code>" in page) == bool(words)
+    several = {"nrmse": 1.0, "targets": {"price": {"coverage_90": coverage[0]}}}
+    page = run_html(replace(RUN, task="targets", metrics=several), [])
+    assert ("90 % intervals of price hold 70 % of 300 test rows: too narrow." in page) == (coverage[0] == 0.7)
 
 
 def test_inputs_of_another_kind_that_look_familiar_are_said_first():

@@ -13,17 +13,8 @@ from numpy.typing import ArrayLike
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.verdicts import ESS, RHAT
 from bnn_pyro.errors import UserError
+from bnn_pyro.plots import layout
 from bnn_pyro.plots.checks import draw_ecdf_difference
-from bnn_pyro.plots.layout import (
-    Panel,
-    Panels,
-    calibrated_histogram,
-    floats,
-    legend_below,
-    panel,
-    panels,
-    plain_numbers,
-)
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
 
 #: Pareto k from which on an estimate is less precise, and from which on it is unreliable (Vehtari et al. 2024).
@@ -44,7 +35,7 @@ def convergence(
     *,
     draws: int | None = None,
     nested: bool = False,
-    axes: Panels = None,
+    axes: layout.Panels = None,
 ) -> np.ndarray:
     """R-hat (left) and effective draws (right) of what the network computes at test points, as shares; axes (2,).
 
@@ -54,10 +45,10 @@ def convergence(
     rhat, ess_bulk, ess_tail: any shape, NaN where an output never varies.   draws: C·D, the effective draws of an
     ideal sampler.   nested: R-hat is the nested one (Margossian et al. 2022, arXiv:2110.13017), for many short chains.
     """
-    rhat, *effective = (v[np.isfinite(v)] for v in floats(rhat, ess_bulk, ess_tail))
+    rhat, *effective = (v[np.isfinite(v)] for v in layout.floats(rhat, ess_bulk, ess_tail))
     if not len(rhat):
         raise UserError("no output varies between draws, so there is no R-hat to draw")
-    axes = panels(axes, 2, 2, (3.9, 3.2))
+    axes = layout.panels(axes, 2, 2, (3.9, 3.2))
     name, worst, good = "nested R-hat" if nested else "R-hat", rhat.max(), (rhat < RHAT).mean()
     low, high = max(0.9, min(0.998, rhat.min() - 0.001)), max(1.02, 1.0 + 1.15 * (worst - 1))
     _threshold(axes[0], RHAT, high)
@@ -75,13 +66,13 @@ def convergence(
     for k, (kind, v) in enumerate(effective.items()):
         axes[1].ecdf(v, **look(k, marker=None), label=kind)
     axes[1].set(xscale="log", xlim=(low, high), xlabel="effective draws of an output")
-    plain_numbers(axes[1])
+    layout.plain_numbers(axes[1])
     counts = ", ".join(f"{np.floor(v):,.0f} ({kind})" for kind, v in fewest.items())
     axes[1].set_title(f"fewest effective draws: {counts}")
     for ax in axes:
         ax.set_ylim(0, 1.02)
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-    return legend_below(axes, 2)
+    return layout.legend_below(axes, 2)
 
 
 def _threshold(ax: Axes, value: float, end: float) -> None:
@@ -91,7 +82,7 @@ def _threshold(ax: Axes, value: float, end: float) -> None:
 
 
 @drawn
-def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Panel = None) -> Axes:
+def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: layout.Panel = None) -> Axes:
     """Pareto k of every training row: how much leaving it out would move the posterior; Vehtari et al. 2024.
 
     Above 0.7 (crosses; the largest are named) the estimate of PSIS-LOO for that row, and so their sum, is unreliable:
@@ -102,7 +93,7 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Panel = None) -
     k = np.asarray(k, dtype=float).ravel()
     rows = np.arange(len(k)) if rows is None else np.asarray(rows)
     bad, fair = k > BAD_K, (k > GOOD_K) & (k <= BAD_K)
-    ax = panel(ax, 7.2, 3.2)
+    ax = layout.panel(ax, 7.2, 3.2)
     for some, marker, colour, label in (
         (~bad & ~fair, "." if len(k) <= MANY else ",", BAYES, "up to 0.5: good"),
         (fair, "^", CONTRAST[0], "0.5 to 0.7: usable"),
@@ -118,11 +109,11 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: Panel = None) -
     ax.set(xlabel="training row (the first is 0)", ylabel="Pareto k", xlim=(-0.02 * end, 1.04 * end))
     ax.set_ylim(min(0, k[finite].min(initial=0.05) - 0.05), max(1.0, k[finite].max(initial=0) + 0.08))
     ax.set_title(f"largest k {k[finite].max(initial=0):.2f}; {bad.sum():,} of {len(k):,} rows above {BAD_K}")
-    return legend_below(ax, 3)
+    return layout.legend_below(ax, 3)
 
 
 @drawn
-def loo_pit(pit: ArrayLike, *, axes: Panels = None) -> np.ndarray:
+def loo_pit(pit: ArrayLike, *, axes: layout.Panels = None) -> np.ndarray:
     """Where each target lies in the prediction that did not see it: histogram, and ECDF minus the uniform; axes (2,).
 
     Uniform if calibrated: a U is too narrow, a hill too wide, a slope off to one side. The curve leaves the band
@@ -131,12 +122,12 @@ def loo_pit(pit: ArrayLike, *, axes: Panels = None) -> np.ndarray:
     pit = np.asarray(pit, dtype=float).ravel()
     if not len(pit) or not ((pit >= 0) & (pit <= 1)).all():
         raise UserError("the LOO-PIT takes numbers between 0 and 1, without gaps")
-    axes = panels(axes, 2, 2, (3.9, 3.1))
-    calibrated_histogram(axes[0], pit, xlabel="LOO-PIT: P(Y ≤ observed y)", ylabel="training rows")
+    axes = layout.panels(axes, 2, 2, (3.9, 3.1))
+    layout.calibrated_histogram(axes[0], pit, xlabel="LOO-PIT: P(Y ≤ observed y)", ylabel="training rows")
     ranks = np.minimum((PLACES + 1) * pit, PLACES).astype(int)
     leaves = draw_ecdf_difference(axes[1], ranks, PLACES, {0.05: "95 % band, all places at once"})
     axes[1].set(xlabel="LOO-PIT", ylabel="ECDF − uniform", title="leaves the band" if leaves else "stays in the band")
-    legend_below(axes[1], 3)
+    layout.legend_below(axes[1], 3)
     return axes
 
 
@@ -147,7 +138,7 @@ def posterior_predictive(
     *,
     classes: Sequence[str] = (),
     label: str = "target",
-    axes: Panels = None,
+    axes: layout.Panels = None,
 ) -> np.ndarray:
     """Data that the posterior would have made beside the data that there are; axes (1,), or (2,) for a regression.
 
@@ -162,7 +153,7 @@ def posterior_predictive(
         raise UserError(f"replicated data must be (draws, {len(observed)} rows), got the shape {replicated.shape}")
     if len(classes):
         return _class_counts(replicated.astype(int), observed.astype(int), classes, axes)
-    axes = panels(axes, 2, 2, (3.9, 3.2), width_ratios=(3, 2))
+    axes = layout.panels(axes, 2, 2, (3.9, 3.2), width_ratios=(3, 2))
     few = replicated[even(len(replicated), MAX_REPLICATED)]
     low, high = np.quantile(np.concatenate([few.ravel(), observed]), (0.002, 0.998))
     low, high = min(low, observed.min()), max(high, observed.max())
@@ -177,15 +168,17 @@ def posterior_predictive(
     axes[1].axvline(own, color=DATA, linewidth=1.8, label="observed")
     axes[1].set(xlabel=f"standard deviation of {label}", ylabel="replicated sets")
     axes[1].set_title(f"{100 * (spread >= own).mean():.0f} % of the replicated ones are larger")
-    return legend_below(axes, 2)
+    return layout.legend_below(axes, 2)
 
 
-def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str], axes: Panels) -> np.ndarray:
+def _class_counts(
+    replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str], axes: layout.Panels
+) -> np.ndarray:
     num = len(classes)
     counts = np.stack([np.bincount(row, minlength=num)[:num] for row in [observed, *replicated]])
     picks = np.sort(np.argsort(-counts[0], kind="stable")[:MAX_CLASSES])
     own, (low, middle, high) = counts[0, picks], np.quantile(counts[1:, picks], (0.025, 0.5, 0.975), axis=0)
-    axes = panels(axes, 1, 1, (max(4.4, 1.6 + 0.42 * len(picks)), 3.3))
+    axes = layout.panels(axes, 1, 1, (max(4.4, 1.6 + 0.42 * len(picks)), 3.3))
     ax, place = axes[0], np.arange(len(picks))
     ax.vlines(place, low, high, color=tint(BAYES, 0.55), linewidth=7, label="replicated, 95 %")
     ax.plot(place, middle, "_", color=BAYES, markersize=11, mew=1.8, label="replicated, median")
@@ -195,4 +188,4 @@ def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequenc
     ax.set(ylabel="training rows", xlim=(-0.6, len(picks) - 0.4), ylim=(0, 1.1 * max(high.max(), own.max())))
     more = f"{len(picks)} of {num} classes; " if len(picks) < num else ""
     ax.set_title(f"{more}{((own < low) | (own > high)).sum()} of {len(picks)} outside their 95 %")
-    return legend_below(axes, 3, below=60 if long else 34)
+    return layout.legend_below(axes, 3, below=60 if long else 34)

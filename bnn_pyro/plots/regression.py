@@ -111,11 +111,11 @@ def predicted_observed(
     hit = (low <= y) & (y <= high)
     picks = np.argsort(y, kind="stable")[even(len(y), MOST_POINTS)]
     ax = panel(ax, 4.6, 4.4)
-    for which, colour, marker, verb in ((hit, BAYES, "o", "covers"), (~hit, WRONG, "X", "misses")):
+    for which, colour, marker, size, place in ((hit, BAYES, "o", 4, "inside"), (~hit, WRONG, "X", 6, "outside")):
         if which.any():
             rows = picks[which[picks]]
             bars, look = [(middle - low)[rows], (high - middle)[rows]], dict(ecolor=tint(colour, 0.5), capsize=0)
-            look |= dict(ms=4 if verb == "covers" else 6, mec="white", mew=0.5, label=f"95% interval {verb} the target")
+            look |= dict(ms=size, mec="white", mew=0.5, label=f"target {place} its interval")
             ax.errorbar(y[rows], middle[rows], bars, fmt=marker, color=colour, **look)
     ends = y.min(), y.max()
     ax.plot(ends, ends, **DASHED, zorder=1)
@@ -153,7 +153,7 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     title += "" if half in ("about right", verdict) else f"; 50%: {half}"
     axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=title)
     axes[0].set(xlabel="nominal coverage of the central interval", ylabel="observed coverage")
-    axes[0].legend(loc="upper left")
+    axes[0].legend(loc="upper left" if observed.mean() <= nominal.mean() else "lower right")
     name = "P(Y ≤ observed y), the PIT" + (" (randomised)" if prediction.randomised else "")
     bins = calibrated_histogram(axes[1], pit, xlabel=name, ylabel="points")
     low, high = binom.ppf([0.025, 0.975], len(pit), 1 / bins)

@@ -112,6 +112,7 @@ def _curves(ax: Axes, table: pd.DataFrame, ylabel: str, title: str, first: int =
         if window >= 3:
             ax.plot(values.index, values, color=style["color"], alpha=0.3, linewidth=0.7)
         ax.plot(values.index, values.rolling(window, center=True, min_periods=1).median(), **style, label=label)
+    plain_numbers(ax)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set(xlabel="epoch", ylabel=ylabel, title=title)
     ax.grid(axis="y", color="0.9")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import io
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,22 +24,13 @@ from markupsafe import Markup
 
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS
+from bnn_pyro.reports import tables
 from bnn_pyro.reports.summary import summary
-from bnn_pyro.reports.tables import (
-    BOOSTING,
-    MEANING,
-    WORDS,
-    RunFacts,
-    as_text,
-    guarantees_section,
-    outside_table,
-    run_metrics,
-    target_table,
-)
 
 DOTS_PER_INCH = 144
-#: What stays on one line of a table's cell: a number with its unit, an error, an interval.
-UNBROKEN = {r" (%|±)": "\u00a0\\1", r"± ": "±\u00a0", r"\[(\S+), (\S+)\]": "[\\1,\u00a0\\2]"}
+#: What stays on one line of a cell: a number with its unit, an error, an interval; and minus signs, which end no line.
+UNBROKEN = {r"(?<![\w.])-(?=\d)": "−", r"(?<=\de)-(?=\d)": "−", r" (%|±)": "\u00a0\\1", r"± ": "±\u00a0",
+            r"\[(\S+), (\S+)\]": "[\\1,\u00a0\\2]", r"(\d) to ([−\d])": "\\1\u00a0to\u00a0\\2"}  # fmt: skip
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------
@@ -110,15 +102,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"version": __version__, "level_words": WORDS, "spoken": spoken}
-    environment.filters |= {"table": html_table, "markdown": functools.partial(as_text, form="markdown")}
+    environment.globals |= {"version": __version__, "level_words": tables.WORDS, "spoken": spoken}
+    environment.filters |= {"table": html_table, "markdown": functools.partial(tables.as_text, form="markdown")}
     return environment
 
 
 def html_table(rows: pd.DataFrame | Sequence[Mapping[str, str]]) -> Markup:
     """A table of texts, or of rows without names."""
     table = pd.DataFrame(rows, dtype=object).fillna("–").replace(UNBROKEN, regex=True)
-    if MEANING in table:
+    if tables.MEANING in table:
         table.index = table.index.str.replace("_", " ")
     with pd.option_context("display.max_colwidth", None):
         html = table.to_html(classes="metrics", border=0, justify="left", index=isinstance(rows, pd.DataFrame))
@@ -126,31 +118,32 @@ def html_table(rows: pd.DataFrame | Sequence[Mapping[str, str]]) -> Markup:
 
 
 def render(template: str, **context: Any) -> str:
-    """A page or card. Pages have title and subtitle; a verdict is {level, about, sentence}, the overall first."""
-    return _environment().get_template(template).render(**context)
+    """A page, which has title and subtitle, or card; a verdict is {level, about, sentence}, the overall first."""
+    page = _environment().get_template(template).render(**context)
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", page) if ".html" in template else page
 
 
-def run_html(run: RunFacts, pictures: Iterable[Picture]) -> str:
+def run_html(run: tables.RunFacts, pictures: Iterable[Picture]) -> str:
     """report.html of one run beside its baseline."""
-    return render("report.html.j2", **_context(run), outside=outside_table(run.runs), figures=list(pictures))
+    return render("report.html.j2", **_context(run), outside=tables.outside_table(run.runs), figures=list(pictures))
 
 
-def run_card(run: RunFacts) -> str:
+def run_card(run: tables.RunFacts) -> str:
     """README.md, the model card, with front matter that model hubs read."""
     values = {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics}
     return render("card.md.j2", **_context(run), values=values)
 
 
-def _context(run: RunFacts) -> dict[str, Any]:
+def _context(run: tables.RunFacts) -> dict[str, Any]:
     return {
         "run": run,
         "title": run.title,
         "subtitle": run.subtitle,
         "summary": summary(run),
-        "metrics": run_metrics(run),
-        "targets": target_table(run),
+        "metrics": tables.run_metrics(run),
+        "targets": tables.target_table(run),
         "facts": facts_of(run),
-        "guarantees": guarantees_section(run.guarantees).table if run.guarantees else None,
+        "guarantees": tables.guarantees_section(run.guarantees).table if run.guarantees else None,
         "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
     }
 
@@ -160,7 +153,7 @@ NO_FACTS = ("key", "entry", "entry_settings", "method", "method_settings", "auto
             "training_seconds", "stored_draws")  # fmt: skip
 
 
-def facts_of(run: RunFacts) -> list[tuple[str, str]]:
+def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
     """What was run, as pairs of words."""
     recipe, provenance = run.recipe, run.provenance
     facts = {
@@ -176,7 +169,7 @@ def facts_of(run: RunFacts) -> list[tuple[str, str]]:
         seconds = run.baseline.provenance["seconds"]
         facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; {seconds:.1f} s"
     if run.boosting:
-        facts[BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
+        facts[tables.BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
     module = {k: v for k, v in provenance.get("module", {}).items() if k != "parameters"}
     provenance = provenance | {"module": module}
     others = {key: value for key, value in {**provenance, **run.environment}.items() if value or value == 0}

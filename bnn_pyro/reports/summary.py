@@ -8,20 +8,7 @@ import textwrap
 from collections.abc import Iterator
 
 from bnn_pyro.metrics import interval_verdict
-from bnn_pyro.reports.tables import (
-    BOOSTING,
-    NOTHING,
-    RunFacts,
-    as_text,
-    difference,
-    estimate,
-    guarantees_section,
-    headline_differences,
-    outside_table,
-    run_metrics,
-    target_table,
-    verdict_lines,
-)
+from bnn_pyro.reports import tables
 
 #: Test rows below which the box says what so few can show, and rows of a class that say nothing of it.
 FEW_ROWS, FEW_OF_CLASS = 30, 5
@@ -29,12 +16,12 @@ FEW_ROWS, FEW_OF_CLASS = 30, 5
 MAX_NAMED = 5
 
 
-def summary(run: RunFacts) -> list[str]:
+def summary(run: tables.RunFacts) -> list[str]:
     """The sentences of the first box."""
     names, rows = [name for name in run.headline if name in run.metrics], run.provenance["rows"]["test"]
     if not names:
         return [] if run.failed else ["There are no test rows, so nothing was scored."]
-    scores = ", ".join(f"{name.replace('_', ' ')} {estimate(run.metrics, name)}" for name in names)
+    scores = ", ".join(f"{name.replace('_', ' ')} {tables.estimate(run.metrics, name)}" for name in names)
     sentences = [*_classes(run), f"On {rows:,} test rows: {scores}."]
     if rows < FEW_ROWS:
         sentences.append(
@@ -42,7 +29,7 @@ def summary(run: RunFacts) -> list[str]:
             "of them. These numbers may be far off; a sweep over --splits tests on other rows in turn."
         )
     for other, differences in _rivals(run):
-        sentences += headline_differences(run.label, other, differences, run.task, names)
+        sentences += tables.headline_differences(run.label, other, differences, run.task, names)
     if censored := run.metrics.get("censored_rows"):
         sentences.append(
             f"{censored:,} of the test rows are censored: where in its interval such a row lies is drawn from what is "
@@ -67,7 +54,7 @@ def summary(run: RunFacts) -> list[str]:
     return sentences + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
 
 
-def _classes(run: RunFacts) -> Iterator[str]:
+def _classes(run: tables.RunFacts) -> Iterator[str]:
     """Of classes: what is rare, and whether it is ever predicted."""
     rows, predicted = (run.metrics.get(f"class_{what}", {}) for what in ("rows", "predictions"))
     most, never = max(rows, key=rows.get, default=""), [name for name in rows if rows[name] and not predicted[name]]
@@ -88,19 +75,23 @@ def _named(rows: dict[str, int], names: list[str]) -> str:
     return ", ".join(parts) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
-def _rivals(run: RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
+def _rivals(run: tables.RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
     """(name, paired differences to it) of what a run is compared with, knowing nothing first."""
     alone = {"classification": "class frequencies", "ordinal": "class frequencies", "survival": "training times"}
-    yield f"the {alone.get(run.task, 'training mean')} alone", run.differences(NOTHING)
+    yield f"the {alone.get(run.task, 'training mean')} alone", run.differences(tables.NOTHING)
     if run.baseline is not None:
         yield run.baseline.label, run.differences()
     if run.boosting:
-        yield BOOSTING, run.boosting["differences"]
+        yield tables.BOOSTING, run.boosting["differences"]
 
 
-def _coverage(run: RunFacts) -> Iterator[str]:
+def _coverage(run: tables.RunFacts) -> Iterator[str]:
     """What intervals of 90 % hold; and of 50 %, where that is wrong and no count, of which steps hold more."""
     rows = run.provenance["rows"]["test"]
+    for name, metrics in run.metrics.get("targets", {}).items():
+        share = metrics.get("coverage_90")
+        if share is not None and (verdict := interval_verdict(0.9, share, rows)) != "about right":
+            yield f"90 % intervals of {name} hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
     for level in (90,) if run.task == "counts" else (90, 50):
         share = run.metrics.get(f"coverage_{level}")
         verdict = "" if share is None else interval_verdict(level / 100, share, rows)
@@ -108,42 +99,46 @@ def _coverage(run: RunFacts) -> Iterator[str]:
             yield f"{level} % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
 
 
-def _next_steps(run: RunFacts) -> Iterator[str]:
+def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     rows, folder = run.provenance["rows"]["test"], run.folder
     if run.worries or not rows:  # they say what to do
         return
-    others = run.differences(NOTHING), run.boosting["differences"] if run.boosting else {}
-    nothing, boosting = (difference(differences, "nll", run.task) for differences in others)
+    others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}
+    nothing, boosting = (tables.difference(differences, "nll", run.task) for differences in others)
     if nothing is not None and nothing.verdict != "better":
         yield "the inputs may say little of the target: more rows, or other columns"
     elif boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(not text.endswith("about right") for text in _coverage(run))
-    if off and run.task != "survival":
+    if off and run.task not in ("survival", "targets"):
         yield f"`calibrate {folder}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
         second = list(run.metrics["class_rows"])[1]
         yield f"a threshold on P({second}) (`predict --threshold`) finds more of the rare class; a figure says how many"
 
 
-def run_table(run: RunFacts) -> str:
+def run_table(run: tables.RunFacts) -> str:
     """For a terminal: the sentences, metrics of the run and its baselines, and of out-of-distribution inputs."""
-    metrics, targets, outside = run_metrics(run, differences=False), target_table(run), outside_table(run.runs)
+    metrics, targets, outside = (
+        tables.run_metrics(run, differences=False),
+        tables.target_table(run),
+        tables.outside_table(run.runs),
+    )
     parts = [f"\n{run.title}: {run.subtitle}\n"]
     if run.worries:
-        parts.append(verdict_lines(run.worries))
+        parts.append(tables.verdict_lines(run.worries))
         parts += [f"`diagnose {run.folder}` shows where, with figures."] if run.can_be_diagnosed else []
         parts.append("")
     parts += [textwrap.fill(sentence, 110, subsequent_indent="  ") for sentence in summary(run)]
     if len(metrics):
-        parts.append("\n" + as_text(metrics))
-        parts += ["\n" + as_text(targets)] if len(targets) else []
+        parts.append("\n" + tables.as_text(metrics))
+        parts += ["\n" + tables.as_text(targets)] if len(targets) else []
         parts.append("\n[…] 95 % intervals over the test rows: bootstrap, of shares exact binomial")
     if len(outside):
-        parts.append(f"\nOut-of-distribution inputs against the test rows\n{as_text(outside)}")
+        parts.append(f"\nOut-of-distribution inputs against the test rows\n{tables.as_text(outside)}")
     if run.guarantees:
-        parts.append(guarantees_section(run.guarantees).text())
+        parts.append(tables.guarantees_section(run.guarantees).text())
     if run.temperature != 1:
         parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
     return "\n".join(parts)

@@ -17,17 +17,9 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
+from bnn_pyro.reports import tables
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
 from bnn_pyro.reports.ranking import CLEAR, SOURCES, ranked, ranking_table
-from bnn_pyro.reports.tables import (
-    SHARES,
-    RunFacts,
-    Section,
-    difference,
-    headline_differences,
-    metric_table,
-    verdict_lines,
-)
 from bnn_pyro.runs.baselines import paired_differences, read_predictions
 from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
@@ -65,42 +57,44 @@ def compare_runs(
         predictions[str(path)] = made = read_predictions(path, truth)
         recipe = {"variant": path.stem, "inference": "predictions of a file"}
         scores, left_out[str(path)] = metrics.evaluate(made, truth.y_test).flat(), "is a file of predictions"
-        runs.append(RunFacts(str(path), "", runs[0].task, recipe, scores, {}, runs[0].provenance))
+        runs.append(tables.RunFacts(str(path), "", runs[0].task, recipe, scores, {}, runs[0].provenance))
     base, *others = predictions
     differences = {k: paired_differences(predictions[k], predictions[base], truth.y_test) for k in others}
     densities = {label: prediction.log_prob(truth.y_test).numpy() for label, prediction in predictions.items()}
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
     sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES, clear=CLEAR)
     notes = {run.label: "its fit failed" for run in runs if run.failed}
-    held_out = Section(title, sentence, ranking_table(ranked(densities, notes)))
+    held_out = tables.Section(title, sentence, ranking_table(ranked(densities, notes)))
     return show_comparison(runs, differences, [held_out, _loo_ranking(left_out, len(truth.x_train))], form)
 
 
 def show_comparison(
-    runs: Sequence[RunFacts],
+    runs: Sequence[tables.RunFacts],
     differences: Mapping[str, Mapping[str, float]],
-    rankings: Sequence[Section],
+    rankings: Sequence[tables.Section],
     form: str = "text",
 ) -> tuple[str, str]:
     """(text, HTML). differences: {label: {metric, metric_low, metric_high}} to the first run."""
     first, words = runs[0], read_texts("statistics")["comparison"]
     sections = [
         *rankings,
-        Section("Metrics on the same test rows", words["metrics"],
-                metric_table(first.task, {run.label: run.metrics for run in runs})),
-        Section(f"Paired differences to {first.label}", words["differences"],
-                metric_table(first.task, {}, differences)),
+        tables.Section("Metrics on the same test rows", words["metrics"],
+                tables.metric_table(first.task, {run.label: run.metrics for run in runs})),
+        tables.Section(f"Paired differences to {first.label}", words["differences"],
+                tables.metric_table(first.task, {}, differences)),
     ]  # fmt: skip
     failed = [{**run.worries[0], "about": run.label} for run in runs if run.failed]
     text = [
-        *("\n" + verdict_lines([{**one, "sentence": f"{one['about']}: {one['sentence']}"}]) for one in failed),
+        *("\n" + tables.verdict_lines([{**one, "sentence": f"{one['about']}: {one['sentence']}"}]) for one in failed),
         *(f"\n{section.text(form)}" for section in sections),
     ]
     html = render(
         "comparison.html.j2",
         title=f"Comparison on {first.provenance['data']}",
         subtitle=f"{first.task.capitalize()} · {first.provenance['rows']['test']:,} test rows · {len(runs)} runs",
-        summary=[line for k, d in differences.items() for line in headline_differences(k, first.label, d, first.task)],
+        summary=[
+            line for k, d in differences.items() for line in tables.headline_differences(k, first.label, d, first.task)
+        ],
         failed=failed,
         sections=sections,
         figures=draw_scores(runs, differences),
@@ -131,7 +125,7 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
     return leave_one_out(draws, data, log_weights)
 
 
-def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> Section:
+def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> tables.Section:
     """Over the rows that all who have a PSIS-LOO have in common: all of ``num``, or some of a large set."""
     reasons = [f"{label}: {reason}" for label, reason in results.items() if isinstance(reason, str)]
     estimates = {label: loo for label, loo in results.items() if isinstance(loo, Loo)}
@@ -144,7 +138,7 @@ def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> Section:
             notes[label] = f"{bad:,} row{'s' if bad > 1 else ''} with k above {GOOD_K}"
     title = f"Ranking by PSIS-LOO, {len(rows):,} of {num:,} training rows"
     sentence = read_texts("statistics")["rankings"]["left_out"]
-    return Section(title, sentence, ranking_table(ranked(points, notes)), reasons)
+    return tables.Section(title, sentence, ranking_table(ranked(points, notes)), reasons)
 
 
 def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunFolder) -> None:
@@ -159,7 +153,7 @@ def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunF
         raise UserError(f"{first.path} has no test rows to compare on")
 
 
-def draw_scores(runs: Sequence[RunFacts], differences: Mapping[str, Mapping[str, float]]) -> list[Picture]:
+def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mapping[str, float]]) -> list[Picture]:
     """A forest of the scores with their intervals; differences: see :func:`show_comparison`."""
     scores = {
         words: {
@@ -173,9 +167,11 @@ def draw_scores(runs: Sequence[RunFacts], differences: Mapping[str, Mapping[str,
     return draw_figures("compare", {"forest": lambda e: plots.sweep_points(scores)}, evidence)
 
 
-def _scores(run: RunFacts, metric: str, differences: Mapping[str, Mapping[str, float]]) -> plots.Scores:
+def _scores(run: tables.RunFacts, metric: str, differences: Mapping[str, Mapping[str, float]]) -> plots.Scores:
     """A metric with its 95 % interval over the test rows, and how it differs from the first run's in pairs."""
-    value, low, high = (run.metrics[metric + end] * (100 if metric in SHARES else 1) for end in ("", "_low", "_high"))
-    cell = difference(differences.get(run.label, {}), metric, run.task)
+    value, low, high = (
+        run.metrics[metric + end] * (100 if metric in tables.SHARES else 1) for end in ("", "_low", "_high")
+    )
+    cell = tables.difference(differences.get(run.label, {}), metric, run.task)
     kind = "first" if run.label not in differences else cell.verdict if cell else ""
     return plots.Scores([], value, (value - low, high - value), kind)
