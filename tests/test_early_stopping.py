@@ -128,6 +128,29 @@ def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path
     assert fit(data, out=tmp_path, resume=True, **how).trace == whole.trace
 
 
+def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path, monkeypatch):
+    """With the q of the best epoch, by draws; the rate falls from there on. The zoo's SVI goes to the highest ELBO."""
+    data, method = rows(3, num=60), dict(kind=bp.SVI, epochs=None, patience=None, lr=0.05, batch_size=20)
+    own = bp.Bayesian(
+        lambda schema: torch.nn.Sequential(torch.nn.Linear(3, 30), torch.nn.ReLU(), torch.nn.Linear(30, 3))
+    )
+    whole = fit(data, own, **method)
+    nll = whole.trace["validation_nll"]
+    drawn = bp.predict(whole, data.x_val, num_draws=8, seed=0).log_prob(data.y_val)
+    assert min(nll) == pytest.approx(-drawn.mean().item(), rel=1e-4) and min(nll) < nll[-1]
+    assert whole.provenance["early_stopping"] == {"rows": 20, "of": "validation rows", "patience": 100}
+    assert len(whole.rows) == 80 and "early_stopping" not in fit(data, bp.MeanField(hidden=(4,)), **method).provenance
+    rising = replace(whole, trace={"elbo": [100.0 * epoch for epoch in range(40)]})
+    verdicts = bp.diagnostics.diagnose(rising, data).verdicts
+    assert any("20 held-out rows stopped the training" in verdict.sentence for verdict in verdicts)
+    lines = 3 * len(nll)
+    for step in (lines // 3, lines // 2):
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(Checkpoint, "due", stop_at(step))
+            fit(data, own, out=tmp_path, resume=True, **method)
+    assert same(fit(data, own, out=tmp_path, resume=True, **method), whole)
+
+
 @pytest.mark.parametrize("num_val", [0, 20])
 def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num_val):
     """Targets are noise of sd 12, and 50 units learn 51 rows by heart."""
