@@ -1,6 +1,7 @@
 """Likelihoods of numbers with outliers and of counts, and their mixtures: against SciPy, sums and integrals."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,8 @@ from scipy import integrate, stats
 from test_parts import read
 
 import bnn_pyro as bp
+from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.run import main
@@ -20,7 +23,6 @@ F = torch.tensor([[-0.3], [0.0], [0.8]])
 MEAN = 5 * np.exp(F[:, 0].double().numpy())
 
 
-# -- densities ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("name", "own", "reference"),
     [
@@ -67,10 +69,12 @@ def test_information_is_the_expected_square_of_the_slope(name):
 
 
 def test_what_does_not_go_together_is_refused():
-    classes = bp.Schema("classification", (1,), classes=("a", "b"))
+    classes, ordinal = (bp.Schema(task, (1,), classes=("a", "b")) for task in ("classification", "ordinal"))
     for schema, noise, name, message in (
         (NUMBERS, "learned", "poisson", "poisson is for counts, and the task is regression"),
         (classes, "learned", "student-t", "student-t is for regression, and the task is classification"),
+        (classes, "learned", "ordinal", "is for ordinal, and the task is classification; leave"),
+        (ordinal, "learned", "normal", "for regression, and the task is ordinal; take ordinal"),
         (NUMBERS, "heteroscedastic", "laplace", "heteroscedastic goes with likelihood=normal"),
         (NUMBERS, "learned", "cauchy", "unknown likelihood 'cauchy'"),
     ):
@@ -82,10 +86,10 @@ def test_what_does_not_go_together_is_refused():
         make_likelihood(NUMBERS, "learned", "student-t").information(F, {})
 
 
-# -- mixtures ----------------------------------------------------------------------------------------------------
 RATES = np.array([[1.5, 40.0, 0.01], [3.0, 55.0, 2.0]])
 DISPERSION = np.array([[0.7], [8.0]])
 DF, LOCS, SCALES = np.array([[2.1], [9.0]]), np.array([[0.0, 5.0, -2.0], [1.0, 8.0, -2.0]]), np.array([[1.0], [0.3]])
+SHAPES = LOCS**2 + 0.5
 
 
 def tensors(*arrays):
@@ -125,136 +129,95 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
 
 
 @pytest.mark.parametrize(
-    ("prediction", "reference"),
+    ("prediction", "reference", "y", "lowest"),
     [
-        (Mixture(dist.StudentT(*tensors(DF, LOCS, SCALES))), stats.t(DF, LOCS, SCALES)),
-        (Mixture(dist.Laplace(*tensors(LOCS, SCALES))), stats.laplace(LOCS, np.broadcast_to(SCALES, LOCS.shape))),
+        (Mixture(dist.StudentT(*tensors(DF, LOCS, SCALES))), stats.t(DF, LOCS, SCALES), [0.7, 6.0, -9.0], -400),
+        (Mixture(dist.Laplace(*tensors(LOCS, SCALES))), stats.laplace(LOCS, SCALES + 0 * LOCS), [0.7, 6.0, -9.0], -400),
+        # Of which there is no class of its own, and whose cdf PyTorch has for positive numbers alone.
+        (Mixture(dist.Gamma(*tensors(SHAPES, DISPERSION))), stats.gamma(SHAPES, scale=1 / DISPERSION), [2.0, 44, 1], 0),
     ],
+    ids=["student-t", "laplace", "gamma"],
 )
-def test_mixtures_with_heavy_tails_are_integrals(prediction, reference):
-    y = np.array([0.7, 6.0, -9.0])
-    np.testing.assert_allclose(prediction.mean, LOCS.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(prediction.total, reference.var().mean(0) + LOCS.var(0), rtol=1e-4)
-    np.testing.assert_allclose(
-        prediction.log_prob(torch.tensor(y)), np.log(reference.pdf(y).mean(0)), rtol=1e-4, atol=1e-5
-    )
-    np.testing.assert_allclose(prediction.cdf(torch.tensor(y)), reference.cdf(y).mean(0), rtol=1e-5, atol=1e-9)
-    found = prediction.quantile((0.005, 0.5, 0.95)).double().numpy()
-    for level, values in zip((0.005, 0.5, 0.95), found, strict=True):
-        np.testing.assert_allclose(reference.cdf(values).mean(0), level, rtol=1e-4)
+def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
+    y = np.array(y)
+    np.testing.assert_allclose(prediction.mean, reference.mean().mean(0), rtol=1e-5)
+    np.testing.assert_allclose(prediction.total, reference.var().mean(0) + reference.mean().var(0), rtol=1e-4)
+    at = torch.tensor(y, dtype=torch.float32)
+    np.testing.assert_allclose(prediction.log_prob(at), np.log(reference.pdf(y).mean(0)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(prediction.cdf(at), reference.cdf(y).mean(0), rtol=1e-5, atol=1e-9)
+    assert lowest < 0 or (prediction.cdf(-at) == 0).all()
+    for level, values in zip((0.005, 0.5, 0.95), prediction.quantile((0.005, 0.5, 0.95)), strict=True):
+        np.testing.assert_allclose(reference.cdf(values.double().numpy()).mean(0), level, rtol=1e-4)
 
     def squared(t, point):
         return (reference.cdf(t).mean(0)[point] - (y[point] <= t)) ** 2
 
-    ends = ((-400.0, y[p], LOCS[0, p], 400.0) for p in range(3))
-    integrals = [
-        sum(
-            integrate.quad(squared, a, b, args=(p,), limit=400)[0]
-            for a, b in zip(sorted(e), sorted(e)[1:], strict=False)
-        )
-        for p, e in enumerate(ends)
-    ]
-    assert bp.metrics.crps(prediction, y) == pytest.approx(np.mean(integrals), rel=3e-3)
+    crps = []
+    for p in range(3):
+        ends = sorted((lowest, y[p], reference.mean()[0, p], 400.0))
+        crps += [integrate.quad(squared, a, b, args=(p,), limit=400)[0] for a, b in pairwise(ends)]
+    assert bp.metrics.crps(prediction, y) == pytest.approx(np.sum(crps) / 3, rel=3e-3)
 
 
-def test_a_mixture_of_positive_numbers_without_a_class_of_its_own_is_an_integral():
-    """A Gamma, whose cdf PyTorch has for positive numbers alone."""
-    shape, rate, y = np.array([[0.8, 3.0], [2.0, 5.0]]), np.array([[1.0, 0.5], [2.0, 1.0]]), np.array([0.1, 7.0])
-    prediction, reference = (
-        Mixture(dist.Gamma(*map(torch.from_numpy, (shape, rate)))),
-        stats.gamma(shape, scale=1 / rate),
-    )
-    np.testing.assert_allclose(
-        prediction.cdf(torch.tensor([[-1.0, 7.0]]))[0], [0, reference.cdf(7.0).mean(0)[1]], rtol=1e-6
-    )
-    t = np.linspace(0, 80, 400_001)[:, None, None]
-    crps = np.trapezoid((reference.cdf(t).mean(1) - (y <= t[:, 0])) ** 2, t[:, 0], axis=0).mean()
-    assert bp.metrics.crps(prediction, y) == pytest.approx(crps, rel=1e-2)
-
-
-# -- posteriors --------------------------------------------------------------------------------------------------------
-def constant(y, name, task="counts"):
-    """One number alone is learned: inputs of 0, a bias with a Normal prior of scale 1."""
-    data = bp.dataset(np.zeros((len(y), 1)), y, task=task, split=0, validation=0)
-    entry = bp.MeanField(hidden=(), prior="normal:1", likelihood=name)
-    return data, bp.fit(entry, data, bp.NUTS(chains=2, warmup=200, draws=500), seed=1, progress=False, device="cpu")
-
-
-def test_nuts_with_a_poisson_is_the_integral_over_the_one_weight():
-    y = np.array([3, 0, 4, 2, 6, 1, 2, 5])
-    data, posterior = constant(y, "poisson")
-    bias = posterior.draw(1000)["layers.0.bias"].flatten().double().numpy()
-    grid = np.linspace(-2, 2, 4001)
-    log_p = stats.poisson.logpmf(y[:, None], data.schema.y_shift * np.exp(grid)).sum(0) + stats.norm.logpdf(grid)
-    p = np.exp(log_p - log_p.max()) / np.exp(log_p - log_p.max()).sum()
-    mean = (p * grid).sum()
-    sd = np.sqrt((p * (grid - mean) ** 2).sum())
-    assert abs(bias.mean() - mean) < 5 * sd / np.sqrt(200) and bias.std() == pytest.approx(sd, rel=0.2)
-    exact = (p[:, None] * stats.poisson.pmf(np.arange(3), data.schema.y_shift * np.exp(grid)[:, None])).sum(0)
-    prediction = bp.predict(posterior, torch.zeros(3, 1), num_draws=1000)
-    np.testing.assert_allclose(prediction.log_prob(torch.arange(3.0)).exp(), exact, rtol=0.1)
-
-
-@pytest.mark.parametrize("name", ["student-t", "negative-binomial"])
-def test_own_sites_are_learned_with_the_weights(name):
-    """Against sums over a grid of the weight and of the likelihood's own one or two numbers."""
-    rng = np.random.default_rng(3)
-    y = rng.negative_binomial(2, 0.2, 25) if name == "negative-binomial" else rng.standard_t(2.5, 25)
-    data, posterior = constant(y, name, "counts" if name == "negative-binomial" else "regression")
-    schema, draws = data.schema, posterior.draw(1000)
-    bias, values = np.linspace(-1.5, 1.5, 61), np.asarray(y, dtype=float)[:, None]
-    if name == "negative-binomial":
-        b, log_r = (g.ravel() for g in np.meshgrid(bias, np.linspace(-4, 8, 121)))
-        r, mean = np.exp(log_r), schema.y_shift * np.exp(b)
-        log_p = stats.nbinom.logpmf(values, r, r / (r + mean)).sum(0) + stats.norm.logpdf(log_r, 2, 1.5)
-        grids = {"layers.0.bias": b, "log_dispersion": log_r}
+@pytest.mark.parametrize(
+    ("name", "priors"),
+    [
+        ("poisson", {}),
+        ("negative-binomial", {"log_dispersion": stats.norm(2, 1.5)}),
+        ("student-t", {"log_noise": stats.norm(-1, 1), "log_df": stats.norm(2, 1)}),
+        ("laplace", {"log_noise": stats.norm(-1, 1)}),
+    ],
+)
+def test_log_joints_have_the_priors_of_own_sites(name, priors):
+    """Inputs are 0, and of the weights a bias alone counts, of prior Normal(0, 1)."""
+    y, task = np.array([3.0, 0, 4, 2, 6, 1, 2, 5]), LIKELIHOODS[name][1]
+    data = bp.dataset(np.zeros((8, 1)), y, task=task, split=0, validation=0)
+    with isolated(0):
+        model = bp.MeanField(hidden=(), prior="normal:1", likelihood=name).model(data.schema)
+    log_joint, shift, scale = LogJoint(model, data.x_train, data.y_train), data.schema.y_shift, data.schema.y_scale
+    u = 0.5 * torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = {site: value.double().reshape(3, -1).numpy() for site, value in log_joint.sites(u).items()}
+    assert priors.keys() <= values.keys() and len(values) == 2 + len(priors)
+    own, f = {site: np.exp(values[site]) for site in priors}, values["layers.0.bias"]
+    if task == "counts":
+        mean, r = shift * np.exp(f), own.get("log_dispersion")
+        reference = stats.poisson(mean) if r is None else stats.nbinom(r, r / (r + mean))
+        log_p = reference.logpmf(y).sum(1)
     else:
-        b, s, d = (g.ravel() for g in np.meshgrid(bias, np.linspace(-4, 1.5, 56), np.linspace(-2, 6, 41)))
-        t = stats.t(2 + np.exp(d), schema.y_shift + schema.y_scale * b, schema.y_scale * np.exp(s))
-        log_p = t.logpdf(values).sum(0) + stats.norm.logpdf(s, -1, 1) + stats.norm.logpdf(d, 2, 1)
-        grids = {"layers.0.bias": b, "log_noise": s, "log_df": d}
-    p = np.exp(log_p + stats.norm.logpdf(b) - log_p.max())
-    p /= p.sum()
-    for site, grid in grids.items():
-        mean = (p * grid).sum()
-        sd = np.sqrt((p * (grid - mean) ** 2).sum())
-        found = draws[site].flatten().double().numpy()
-        assert abs(found.mean() - mean) < 5 * sd / np.sqrt(150), site
-        assert found.std() == pytest.approx(sd, rel=0.25), site
+        where = dict(loc=shift + scale * f, scale=scale * own["log_noise"])
+        reference = stats.t(2 + own["log_df"], **where) if "log_df" in own else stats.laplace(**where)
+        log_p = reference.logpdf(y).sum(1)
+    for site, value in values.items():
+        log_p = log_p + priors.get(site, stats.norm(0, 1)).logpdf(value)[:, 0]
+    np.testing.assert_allclose(log_joint.log_density(u), log_p, rtol=1e-5, atol=1e-3)
 
 
-# -- every command -----------------------------------------------------------------------------------------------------
-def test_commands_take_counts(tmp_path, capsys):
-    x = np.random.default_rng(0).uniform(-1, 1, 120)
-    table = pd.DataFrame({"x": x, "count": np.random.default_rng(1).negative_binomial(3, 3 / (3 + 4 * np.exp(x)))})
-    table.to_csv(tmp_path / "counts.csv", index=False)
-    file, run, predictions = (str(tmp_path / name) for name in ("counts.csv", "run", "p.csv"))
-    data = ["--data", file, "--target", "count", "--task", "counts"]
-    train = ["train", "hidden-layer", *data, "--epochs", "100", "--num-draws", "20", "--device", "cpu", "--quiet"]
-    assert main([*train, "--likelihood", "poisson", "--out", run]) == 0
-    assert json.loads((tmp_path / "run/config.json").read_text())["variant_settings"]["likelihood"] == "poisson"
-    assert main(["diagnose", run, "--quiet", "--no-netcdf"]) == 0
-    assert main(["evaluate", run, "--data", file, "--quiet"]) == 0
-    assert main(["predict", run, "--input", file, "--output", predictions, "--quiet"]) == 0
-    assert set(np.mod(pd.read_csv(predictions)["q97.5"], 1)) == {0.0}
+@pytest.mark.parametrize("task", ["counts", "ordinal"])
+def test_commands_take_every_task(task, tmp_path, capsys):
+    x, sizes = np.random.default_rng(0).uniform(-1, 1, 120), ["low", "middle", "high", "top"]
+    y = np.random.default_rng(1).negative_binomial(3, 3 / (3 + 4 * np.exp(x)))
+    y = y if task == "counts" else np.array(sizes)[np.searchsorted([1, 3, 6], y)]
+    pd.DataFrame({"x": x, "y": y}).to_csv(tmp_path / "t.csv", index=False)
+    file, run, predictions = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
+    train = ["train", "hidden-layer", "--data", file, "--target", "y", "--task", task, "--epochs", "100"]
+    train += ["--num-draws", "20", "--device", "cpu", "--quiet"]
+    own = ["--likelihood", "poisson"] if task == "counts" else ["--classes", ",".join(sizes)]
+    assert main([*train, *own, "--out", run]) == 0
+    for command in (
+        ["diagnose", run, "--no-netcdf"],
+        ["evaluate", run, "--data", file],
+        ["predict", run, "--input", file, "--output", predictions],
+    ):
+        assert main([*command, "--quiet"]) == 0, command
+    table, report = pd.read_csv(predictions), (tmp_path / "run/report.html").read_text()
     scores = json.loads((tmp_path / "run/metrics.json").read_text())
-    assert set(bp.metrics.METRICS["counts"]) <= set(scores) and scores["coverage_95"] > 0.5
-    report = (tmp_path / "run/report.html").read_text()
-    assert "Counts · inference by svi" in report and "coverage 95" in report
-    capsys.readouterr()
-    assert main([*train, "--likelihood", "student-t", "--task", "regression", "--set", "noise=heteroscedastic"]) == 2
-    assert "noise=heteroscedastic goes with likelihood=normal" in capsys.readouterr().err
-
-
-def test_outliers_do_not_move_a_students_t():
-    """The mean of data with a planted outlier: that of the others, where a Normal's is drawn away."""
-    y = np.random.default_rng(0).normal(10, 1, 60)
-    y[7] = 100.0
-    means = {}
-    for name in ("normal", "student-t", "laplace"):
-        entry = bp.MeanField(hidden=(), likelihood=name)
-        posterior = bp.fit(
-            entry, (np.zeros((60, 1)), y), bp.MAP(epochs=150, batch_size=0, lr=0.1, patience=0), progress=False
-        )
-        means[name] = bp.predict(posterior, np.zeros((1, 1))).mean.item()
-    assert abs(means["student-t"] - 10) < 0.5 and abs(means["laplace"] - 10) < 0.5 and means["normal"] > 11
+    assert f"{task.title()} · inference by svi" in report
+    if task == "counts":
+        assert set(bp.metrics.METRICS[task]) <= set(scores) and scores["coverage_95"] > 0.5
+        assert set(np.mod(table["q97.5"], 1)) == {0.0}
+    else:
+        assert set(table["y"]) <= set(sizes) and [*table.filter(like="p(")] == [f"p({name})" for name in sizes]
+        boosted = json.loads((tmp_path / "run/boosting.json").read_text())
+        assert "rps" in boosted["differences"] and "rps_minus_baseline" in scores
+        assert (tmp_path / "run/figures/softmax-draws.png").is_file()
+        assert main([*train, "--out", str(tmp_path / "new")]) == 2 and "--classes" in capsys.readouterr().err

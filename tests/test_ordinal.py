@@ -1,7 +1,5 @@
 """Classes in an order: the cumulative logit against SciPy's logistic distribution, sums, and models written by hand."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pyro
@@ -9,7 +7,7 @@ import pyro.distributions as dist
 import pyro.poutine as poutine
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import stats
 from test_parts import read
 
 import bnn_pyro as bp
@@ -17,7 +15,6 @@ from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.observed import Ordinal, OrdinalMixture
-from bnn_pyro.run import main
 
 SIZES = ("low", "middle", "high", "top")
 SCHEMA = bp.Schema("ordinal", (1,), classes=SIZES)
@@ -30,7 +27,6 @@ def ratings(num=240, seed=0):
     return x[:, None], np.searchsorted([-1.5, 0.0, 2.0], 2 * x + rng.logistic(size=num))
 
 
-# -- the likelihood ----------------------------------------------------------------------------------------------------
 def test_probabilities_are_differences_of_scipys_logistic_cdf():
     f, own = torch.tensor([[-1.0], [0.3], [2.5]]), torch.tensor([-0.7, 0.2, -3.0])
     cuts = np.array([-0.7, -0.7 + np.exp(0.2), -0.7 + np.exp(0.2) + np.exp(-3.0)])
@@ -81,24 +77,6 @@ def test_the_log_joint_is_that_of_a_model_written_by_hand():
     torch.testing.assert_close(log_joint.log_density(u), expected, rtol=1e-5, atol=1e-3)
 
 
-def test_nuts_finds_the_cut_of_two_classes():
-    """Against the integral over the two latent numbers: the bias less the cut is all that the data speak of."""
-    y = np.array([0] * 6 + [1] * 2)
-    data = bp.dataset(np.zeros((8, 1)), y, task="ordinal", split=0, validation=0)
-    method = bp.NUTS(chains=2, warmup=200, draws=500)
-    posterior = bp.fit(bp.MeanField(hidden=(), prior="normal:1"), data, method, progress=False, device="cpu")
-    found = bp.predict(posterior, torch.zeros(1, 1), num_draws=1000).mean[0, 1].item()
-    scale = np.hypot(1.0, 1.5)  # of bias − cut, whose prior is Normal(0, scale)
-
-    def weigh(power):
-        return integrate.quad(
-            lambda z: stats.norm.pdf(z, 0, scale) * stats.logistic.cdf(z) ** power * stats.logistic.cdf(-z) ** 6, -9, 9
-        )[0]
-
-    assert found == pytest.approx(weigh(3) / weigh(2), abs=0.025)  # sd of the probability 0.13, 200 independent draws
-
-
-# -- scores ------------------------------------------------------------------------------------------------------------
 def test_the_ranked_probability_score_is_the_crps_of_the_classes():
     rng = np.random.default_rng(0)
     logits, y = rng.normal(size=(5, 30, 4)), rng.integers(0, 4, 30)
@@ -108,26 +86,9 @@ def test_the_ranked_probability_score_is_the_crps_of_the_classes():
     distance = (p * np.abs(k - y[:, None])).sum(1)  # E|Y − y| − ½ E|Y − Y'|
     pairs = np.einsum("bi,bj,ij->b", p, p, np.abs(k[:, None] - k))
     assert bp.metrics.rps(prediction, y) == pytest.approx((distance - pairs / 2).mean(), rel=1e-6)
-    assert "rps" in bp.metrics.evaluate(prediction, y)
     assert len(prediction[:3].set(0.9).members) == 3  # as of other classes
 
 
-def test_with_an_order_few_rows_say_more():
-    """Ten classes, 80 rows: on new rows the ordinal likelihood is sharper than one without an order."""
-    rng = np.random.default_rng(1)
-    x = rng.uniform(-2, 2, (2080, 1))
-    y = np.searchsorted(np.linspace(-4, 4, 9), 2 * x[:, 0] + rng.logistic(size=2080)).clip(0, 9)
-    scores = {}
-    for task in ("ordinal", "classification"):
-        names = list("abcdefghij")
-        options = dict(task=task, classes=names, x_test=x[80:], y_test=[names[k] for k in y[80:]])
-        data = bp.dataset(x[:80], y[:80], validation=0, **options)
-        posterior = bp.fit(bp.MeanField(hidden=()), data, bp.SVI(epochs=300), progress=False, device="cpu")
-        scores[task] = bp.metrics.nll(bp.predict(posterior, data.x_test), data.y_test)
-    assert scores["ordinal"] < scores["classification"] - 0.05
-
-
-# -- data --------------------------------------------------------------------------------------------------------------
 def test_the_order_is_that_of_numbers_of_categories_or_of_what_is_given():
     x, y = ratings()
     frame = pd.DataFrame({"x": x[:, 0], "size": np.array(SIZES)[y], "stars": y + 9})
@@ -158,45 +119,3 @@ def test_orders_that_are_refused(options, message):
     x, y = ratings()
     with pytest.raises(bp.UserError, match=message):
         bp.dataset(x, np.array(SIZES)[y], **{"task": "ordinal", **options})
-
-
-def test_what_does_not_go_together_is_refused():
-    for schema, name, message in (
-        (
-            bp.Schema("classification", (1,), classes=SIZES),
-            "ordinal",
-            "is for ordinal, and the task is classification; leave",
-        ),
-        (SCHEMA, "normal", "for regression, and the task is ordinal; take ordinal"),
-    ):
-        with pytest.raises(bp.UserError, match=message):
-            make_likelihood(schema, "learned", name)
-    with pytest.raises(bp.UserError, match="Ordinal defines no 'information'"):
-        make_likelihood(SCHEMA).information(torch.zeros(1, 1), {})
-
-
-# -- every command -----------------------------------------------------------------------------------------------------
-def test_commands_take_classes_in_an_order(tmp_path, capsys):
-    x, y = ratings()
-    pd.DataFrame({"x": x[:, 0], "size": np.array(SIZES)[y]}).to_csv(tmp_path / "sizes.csv", index=False)
-    file, run, predictions = (str(tmp_path / name) for name in ("sizes.csv", "run", "p.csv"))
-    data = ["--data", file, "--target", "size", "--task", "ordinal"]
-    train = ["train", "hidden-layer", *data, "--epochs", "100", "--num-draws", "20", "--device", "cpu", "--quiet"]
-    assert main([*train, "--out", run]) == 2 and "--classes" in capsys.readouterr().err
-    assert main([*train, "--classes", "low,middle,high,top", "--likelihood", "ordinal", "--out", run]) == 0
-    for command in (
-        ["diagnose", run, "--no-netcdf"],
-        ["evaluate", run, "--data", file],
-        ["predict", run, "--input", file, "--output", predictions],
-    ):
-        assert main([*command, "--quiet"]) == 0, command
-    table = pd.read_csv(predictions)
-    assert set(table["size"]) <= set(SIZES) and [*table.filter(like="p(")] == [f"p({name})" for name in SIZES]
-    scores = json.loads((tmp_path / "run/metrics.json").read_text())
-    boosted = json.loads((tmp_path / "run/boosting.json").read_text())
-    assert scores["rps"] < 0.5 and "rps" in boosted["differences"] and "rps_minus_baseline" in scores
-    report = (tmp_path / "run/report.html").read_text()
-    assert "Ordinal · inference by svi" in report and "RPS" in report
-    assert (tmp_path / "run/figures/softmax-draws.png").is_file()
-    again = bp.load(run)
-    assert again.schema.task == "ordinal" and again.draw(3, seed=0)["cuts"].shape == (3, 3)
