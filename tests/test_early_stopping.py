@@ -140,6 +140,9 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path, monkeypatch):
     assert min(nll) == pytest.approx(-drawn.mean().item(), rel=1e-4) and min(nll) < nll[-1]
     assert whole.provenance["early_stopping"] == {"rows": 20, "of": "validation rows", "patience": 100}
     assert len(whole.rows) == 80 and "early_stopping" not in fit(data, bp.MeanField(hidden=(4,)), **method).provenance
+    epochs, best = whole.trace["epoch"], [min(nll[: i + 1]) for i in range(len(nll))]
+    over = next(i for i, epoch in enumerate(epochs) if epoch - epochs[nll.index(best[i])] >= 100)
+    assert abs(nll[over + 1] - best[over]) < 0.3 * (nll[over] - best[over])
     rising = replace(whole, trace={"elbo": [100.0 * epoch for epoch in range(40)]})
     verdicts = bp.diagnostics.diagnose(rising, data).verdicts
     assert any("20 held-out rows stopped the training" in verdict.sentence for verdict in verdicts)
