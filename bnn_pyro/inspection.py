@@ -211,21 +211,12 @@ def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: boo
         way = "a code is a category: --categorical" if few else "a code is no quantity: --exclude"
         way = "its classes lose them" if is_target else way
         yield f"has leading zeros, such as '{codes.iloc[0]}'; {way}", False, False
-    far = _outlier(values)
-    if far is not None:
-        at, distance = far
-        yield (f"{cells.iloc[at]} in row {cells.index[at]} is {distance:,.0f} standard deviations of the others from "
-               f"their mean{'' if is_target else ': correct it, or --scale robust'}"), False, False  # fmt: skip
-
-
-def _outlier(values: np.ndarray) -> tuple[int, float] | None:
-    """(place, distance in standard deviations) of the value that is furthest from the mean of the others."""
     at = int(np.abs(values - np.median(values)).argmax())
     others = np.delete(values, at)
-    if len(others) < 10 or not (spread := others.std()) > 0:
-        return None
-    distance = abs(values[at] - others.mean()) / spread
-    return (at, float(distance)) if distance > OUTLIER else None
+    distance = abs(values[at] - others.mean()) / (others.std() or np.inf)
+    if len(others) >= 10 and distance > OUTLIER:
+        yield (f"{cells.iloc[at]} in row {cells.index[at]} is {distance:,.0f} standard deviations of the others from "
+               f"their mean{'' if is_target else ': correct it, or --scale robust'}"), False, False  # fmt: skip
 
 
 def _target(cells: pd.Series, task: str) -> Iterator[str]:

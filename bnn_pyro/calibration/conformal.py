@@ -127,9 +127,7 @@ SCORES: Mapping[str, Score] = {
     # share of the smallest central predictive interval with y in it (Chernozhukov et al. 2021, arXiv:1909.07889)
     "pit": Score("regression", _central, _central_ends),
     # |y − mean|: intervals of one width
-    "absolute": Score(
-        "regression", lambda p, y, level: (y - p.mean).abs(), lambda p, t, level: (p.mean - t, p.mean + t)
-    ),
+    "absolute": Score("regression", lambda p, y, _: (y - p.mean).abs(), lambda p, t, _: (p.mean - t, p.mean + t)),
     # 1 − p(y): the smallest sets (Sadinle et al. 2019)
     "lac": Score("classification", lambda p: 1 - _probs(p)),
     # probability of the classes before y and of a random part of y (Romano et al. 2020, arXiv:2006.02544)

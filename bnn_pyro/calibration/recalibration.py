@@ -195,10 +195,6 @@ class _Corrected(Distribution):
         self.base, self.map = base, map
         super().__init__(torch.Size((1, len(base))), validate_args=False)
 
-    @property
-    def support(self) -> Any:
-        return self.base.components.support
-
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and variance by ∫ P(Y ≤ t) dt between the quantiles of 10⁻⁵ and 1 − 10⁻⁵."""
@@ -214,6 +210,7 @@ class _Corrected(Distribution):
             moments.append(torch.stack([low[rows] + first, second - first.square()]))
         return tuple(torch.cat(moments, 1).float()[:, None])
 
+    support = property(lambda self: self.base.components.support)
     mean = property(lambda self: self._moments[0])
     variance = property(lambda self: self._moments[1])
 

@@ -86,9 +86,7 @@ def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
     """Raises UserError for dates, unless they may be there, and for values of several types."""
     kind, gaps = pd.api.types.infer_dtype(cells, skipna=True), cells.isna()
     if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
-        return pd.Series(
-            pd.to_numeric(cells).to_numpy(dtype=np.float64, na_value=math.nan), cells.index, name=cells.name
-        )
+        return pd.Series(pd.to_numeric(cells).to_numpy(np.float64, na_value=math.nan), cells.index, name=cells.name)
     if kind in ("string", "boolean", "categorical"):
         text = cells.astype(object).where(~gaps, "").map(lambda cell: " ".join(str(cell).split()))
         if not getattr(cells.dtype, "ordered", False):

@@ -268,12 +268,7 @@ def _parts_of(x: Any) -> dict[str, Any]:
 
 
 def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -> tuple[np.ndarray, list[InputPart]]:
-    """(float32 (N, F), what is where), of arrays (N, …) by their names.
-
-    like: the parts that a model was trained on.
-
-    Raises UserError for numbers of rows, names or shapes that differ, and whole numbers too large for 32-bit floats.
-    """
+    """(float32 (N, F), what is where), of arrays (N, …) by their names; like: the parts that a model has."""
     arrays = {name: as_array(f"{what}['{name}']", part, text=True) for name, part in parts.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or not array.ndim:
@@ -285,9 +280,7 @@ def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"'{name}' {num}" for name, num in rows.items())
         raise UserError(f"{what}: its inputs have different numbers of rows ({lengths}); give one of each for each row")
-    inputs = [
-        InputPart(n, tuple(a.shape[1:]), bool(a.dtype.kind in "iu" and a.itemsize > 1)) for n, a in arrays.items()
-    ]
+    inputs = [InputPart(n, a.shape[1:], a.dtype.kind in "iu" and a.itemsize > 1) for n, a in arrays.items()]
     if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
         here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
         given = f"has the inputs {here}" if here else "is no tuple or dict of arrays (N, …)"

@@ -247,10 +247,8 @@ def read_items(what: str, items: Any, rows: int | None = None) -> tuple[np.ndarr
 def _takes_each_once(loader: DataLoader) -> bool:
     """Whether a loader of a map-style data set changes nothing but the order of the rows."""
     sampler = loader.sampler
-    whole = isinstance(sampler, SequentialSampler) or (
-        isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(loader.dataset)
-    )
-    return whole and loader.collate_fn is default_collate
+    at_random = isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(loader.dataset)
+    return (at_random or isinstance(sampler, SequentialSampler)) and loader.collate_fn is default_collate
 
 
 def _pairs(what: str, items: Any, batches: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -184,9 +184,7 @@ def confusion_matrix(prediction: Prediction, y: Targets) -> np.ndarray:
     return sklearn_metrics.confusion_matrix(y, probs.argmax(1), labels=range(probs.shape[1]))
 
 
-error = Metric(
-    lambda p, y: 1.0 - _right(p, y), mean_of, "share of points whose most probable class is wrong", share=True
-)
+error = Metric(lambda p, y: 1 - _right(p, y), mean_of, "share of points whose most probable class is wrong", share=True)
 accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher", share=True)
 brier = Metric(_brier, mean_of, "squared error of the probabilities, summed over the classes (0 to 2)")
 _RPS = "ranked probability score: Σ_k (P(Y ≤ k) − 1{y ≤ k})², the CRPS in steps of one class"
@@ -200,9 +198,7 @@ adaptive_ece = Metric(_top_label, _equal_mass_ece, f"{_ECE}, top label, {BINS} e
 classwise_ece = Metric(_class_gaps, _sum_of_absolute_means, f"{_ECE}, mean over the classes, {_WIDTH}", biased=True)
 auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
 _AURC = "area under the risk-coverage curve, ordered by total entropy"
-aurc = Metric(
-    lambda p, y: np.stack([_entropy(p), 1.0 - _right(p, y)], 1), lambda w, counts: _risks(w, counts).mean(1), _AURC
-)
+aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda w, n: _risks(w, n).mean(1), _AURC)
 
 
 # -- out-of-distribution points ---------------------------------------------------------------------------------------

@@ -71,13 +71,14 @@ def _covered(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return (np.maximum(lower - 0.5, 0.5 - upper) <= share / 2).astype(np.float64)
 
 
-def _coverage(share: float) -> Metric:
-    text = f"share of targets inside the central {share:.0%} interval"
-    return Metric(partial(_covered, share), mean_of, text, "nominal", nominal=share, share=True)
-
-
-def _drawn_coverage(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
+def _covered_by_lot(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return (np.abs(pit(prediction, y, seed=0) - 0.5) <= share / 2).astype(np.float64)
+
+
+def _coverage(
+    share: float, of: Callable = _covered, text: str = "targets inside the central {:.0%} interval"
+) -> Metric:
+    return Metric(partial(of, share), mean_of, f"share of {text}".format(share), "nominal", nominal=share, share=True)
 
 
 def interval_verdict(share: float, observed: float, num: int) -> str:
@@ -98,7 +99,7 @@ _RMSE = "root mean squared error of the predictive mean, target units"
 rmse = Metric(_squared_error, lambda points, counts: np.sqrt(mean_of(points, counts)), _RMSE)
 crps = Metric(_crps, mean_of, "continuous ranked probability score of the mixture, target units")
 coverage_50, coverage_90, coverage_95 = _coverage(0.50), _coverage(0.90), _coverage(0.95)
-_DRAWN = "share of times inside the central {:.0%} interval; of a censored row drawn from what is predicted beyond it"
+_DRAWN = "times inside the central {:.0%} interval; of a censored row drawn from what is predicted beyond it"
 width_95 = Metric(_width, mean_of, "mean width of the central 95% interval, target units")
 
 
@@ -108,8 +109,7 @@ nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mea
 
 _NUMBERS = dict(rmse=rmse, nll=nll, crps=crps)
 _NUMBERS |= dict(coverage_50=coverage_50, coverage_90=coverage_90, coverage_95=coverage_95, width_95=width_95)
-_TIMES = {f"coverage_{share}": Metric(partial(_drawn_coverage, share / 100), mean_of, _DRAWN.format(share / 100),
-                                      "nominal", nominal=share / 100, share=True) for share in (50, 90)}  # fmt: skip
+_TIMES = {f"coverage_{share}": _coverage(share / 100, _covered_by_lot, _DRAWN) for share in (50, 90)}
 _CLASSES = dict(error=classification.error, accuracy=classification.accuracy, nll=nll, brier=classification.brier)
 _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece", "classwise_ece", "auroc", "aurc")}
 _CLASSES |= dict(average_precision=average_precision)

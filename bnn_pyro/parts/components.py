@@ -95,10 +95,7 @@ class LeastExtreme(dist.Gumbel):
         """Draws: a Gumbel's, mirrored at loc."""
         return 2 * self.loc - super().rsample(torch.Size(sample_shape))
 
-    @torch.no_grad()
-    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """See ``rsample``."""
-        return self.rsample(sample_shape)
+    sample = torch.no_grad()(rsample)
 
 
 class Times(dist.TransformedDistribution):

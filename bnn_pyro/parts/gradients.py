@@ -86,25 +86,15 @@ class FreeLinear(torch.autograd.Function):
     def backward(ctx, G: Tensor, g: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients for X, M, L."""
         X, M, L, ratio, precision = ctx.saved_tensors
-        rows, G, R = _by_row(X, G, ratio)
+        shape, weights = X.shape[:-1] + G.shape[-1:], slice(len(M) - ctx.bias)
+        rows = X.reshape(-1, X.shape[-1])  # many draws of one input add up
+        G, R = (t.sum_to_size(shape).reshape(-1, shape[-1]) for t in (G, G * ratio))
         V = L.exp() if ctx.needs_input_grad[0] else None
-        d_X = None if V is None else _to_inputs(rows, G, R, M, V, ctx.bias).view(X.shape)
+        d_X = None if V is None else (R @ V[weights].mT).mul_(rows).mul_(2).addmm_(G, M[weights].mT).view(X.shape)
         d_M = _to_weights(rows, G, M * (g * precision), ctx.bias, add=True)
         d_L = _to_weights(rows.square(), R, torch.empty_like(L), ctx.bias)
         V = L.exp() if V is None else V  # not before X² has gone again: the first layer's is large
         return d_X, d_M, d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g), None, None, None
-
-
-def _by_row(X: Tensor, G: Tensor, ratio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """X, G and R as matrices of a row each; many draws of one input add up."""
-    shape = X.shape[:-1] + G.shape[-1:]
-    return X.reshape(-1, X.shape[-1]), *(t.sum_to_size(shape).reshape(-1, shape[-1]) for t in (G, G * ratio))
-
-
-def _to_inputs(rows: Tensor, G: Tensor, R: Tensor, M: Tensor, V: Tensor, bias: bool) -> Tensor:
-    """dX, a row each."""
-    weights = slice(len(M) - bias)
-    return (R @ V[weights].mT).mul_(rows).mul_(2).addmm_(G, M[weights].mT)
 
 
 def _moments(X: Tensor, M: Tensor, V: Tensor, bias: bool) -> tuple[Tensor, Tensor]:

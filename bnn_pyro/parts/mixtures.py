@@ -268,9 +268,6 @@ class ClassMixture(Mixture):
         others = [torch.cat([logits[..., :k], logits[..., k + 1 :]], -1).logsumexp(-1) for k in range(logits.shape[-1])]
         return logits - torch.stack(others, -1)
 
-    #: Whether the PIT of a target is drawn from a range of values; see ``metrics.pit``.
-    randomised = property(lambda self: self.is_discrete)
-
     def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
         """How badly y (B,) and the points before, (S,), fit: the sum of −log p_s(y)."""
         return so_far - self.log_probs(y).double().sum(1).float()

@@ -36,7 +36,7 @@ class GammaNormal(ArrayDistribution):
     """
 
     def __init__(self, shape: Tensor, rate: Tensor, event_shape: torch.Size) -> None:
-        self.shape_, self.rate = shape, rate
+        self.shape_, self.rate, self._size = shape, rate, event_shape.numel()
         super().__init__(event_shape)
 
     def _draw(self, shape: torch.Size) -> Tensor:
@@ -55,10 +55,6 @@ class GammaNormal(ArrayDistribution):
     def precision_given(self, value: Tensor) -> Tensor:
         """E[τ | w] = (shape + P/2)/(rate + ½ Σ w²), for values (…, *event_shape) of batch shape (…)."""
         return (self.shape_ + 0.5 * self._size) / (self.rate + 0.5 * self._squares(value))
-
-    @property
-    def _size(self) -> int:
-        return self.event_shape.numel()
 
     def _squares(self, value: Tensor) -> Tensor:
         return self._flat(value.square()).sum(-1)

@@ -140,25 +140,18 @@ class AutoregressiveNormal(dist.TorchDistribution):
         return self.root.square().sum(-1)
 
     @property
-    def _eye(self) -> Tensor:
-        return torch.eye(self.loc.shape[-1], dtype=self.loc.dtype, device=self.loc.device)
-
-    @property
     def root(self) -> Tensor:
         """A⁻¹ (…, T, T), a root of the covariance."""
-        return torch.linalg.solve_triangular(self.rows, self._eye, upper=False)
+        return torch.linalg.solve_triangular(self.rows, torch.eye(self.rows.shape[-1]).to(self.rows), upper=False)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log p(y_t | y_1 … y_{t−1}), (…, T), nats."""
         z = (self.rows * (value - self.loc).unsqueeze(-2)).sum(-1)
-        diagonal = (self.rows * self._eye).sum(-1)
-        return diagonal.log() - 0.5 * (z.square() + math.log(2 * math.pi))
+        return self.rows.diagonal(dim1=-2, dim2=-1).log() - 0.5 * (z.square() + math.log(2 * math.pi))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (*sample_shape, …, T)."""
-        noise = torch.randn(
-            self._extended_shape(torch.Size(sample_shape)), dtype=self.loc.dtype, device=self.loc.device
-        )
+        noise = self.loc.new_empty(self._extended_shape(torch.Size(sample_shape))).normal_()
         return self.loc + (self.root @ noise.unsqueeze(-1)).squeeze(-1)
 
     def expand(self, batch_shape: torch.Size, _instance: Any = None) -> AutoregressiveNormal:

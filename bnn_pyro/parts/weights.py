@@ -72,9 +72,7 @@ class _NormalArray(ArrayDistribution):
     variance: Tensor
     prior_scale: Tensor | None = None
 
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
+    mean = property(lambda self: self.loc)
 
     @cached_property
     def scale(self) -> Tensor:

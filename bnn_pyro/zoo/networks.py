@@ -114,9 +114,7 @@ class MLP(MeanField):
     paper: ClassVar[str] = "Rumelhart, Hinton & Williams 1986, doi:10.1038/323533a0"
     has: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
 
-    def guide(self, model: nn.Module) -> None:
-        """None: a point estimate needs no q."""
-        return None
+    guide = Network.guide
 
 
 @dataclass(frozen=True)
