@@ -95,17 +95,13 @@ def _central_ends(prediction: Mixture, share: Tensor, level: float) -> tuple[Ten
     return low, high
 
 
-def _probs(prediction: Mixture) -> Tensor:
-    return prediction.probs.mean(0, dtype=torch.float64)
-
-
 def _cumulative(prediction: Mixture, penalty: float = 0.0) -> Tensor:
     """Mass of the classes before k, the most probable first, and a part u of k's own.
 
     u, the same for all classes of a row, is made of the digits of its probabilities: a score of x and y alone, as
     good as at random, without which all rows whose class is the last one would tie.
     """
-    probs, order = _probs(prediction).sort(dim=-1, descending=True, stable=True)
+    probs, order = prediction.probs.mean(0, dtype=torch.float64).sort(dim=-1, descending=True, stable=True)
     share = (probs @ (1e6 * torch.arange(2, probs.shape[-1] + 2, dtype=torch.float64).sqrt()))[:, None] % 1
     rank = torch.arange(1, probs.shape[-1] + 1)
     scores = probs.cumsum(-1) - share * probs + penalty * (rank - FREE).clamp_min(0)
@@ -129,7 +125,7 @@ SCORES: Mapping[str, Score] = {
     # |y − mean|: intervals of one width
     "absolute": Score("regression", lambda p, y, _: (y - p.mean).abs(), lambda p, t, _: (p.mean - t, p.mean + t)),
     # 1 − p(y): the smallest sets (Sadinle et al. 2019)
-    "lac": Score("classification", lambda p: 1 - _probs(p)),
+    "lac": Score("classification", lambda p: 1 - p.probs.mean(0, dtype=torch.float64)),
     # probability of the classes before y and of a random part of y (Romano et al. 2020, arXiv:2006.02544)
     "aps": Score("classification", _cumulative),
     # aps + PENALTY for each class down to y beyond the first FREE (Angelopoulos et al. 2021, arXiv:2009.14193)

@@ -110,8 +110,7 @@ def raw_arrays(
             x, y, rows = x[keep], y[keep], torch.from_numpy(np.flatnonzero(keep))
     x, white = image_arrays(path, x)
     refuse_gaps(path, y, gaps_in(y), WAY)
-    labels = classes is not None and y.shape[1] == 1 and y.iloc[:, 0].dtype.kind in "iuf"
-    if labels:
+    if classes is not None and y.shape[1] == 1 and y.iloc[:, 0].dtype.kind in "iuf":
         task, values, classes = numbered(path, y.iloc[:, 0], task, classes)
         fields = dict(task=task, y=torch.from_numpy(values), classes=classes, target=y.columns[0])
     else:

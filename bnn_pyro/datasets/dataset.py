@@ -183,10 +183,8 @@ class Schema:
     def from_dict(cls, plain: Mapping[str, Any]) -> Schema:
         """The inverse of :meth:`to_dict`."""
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
-        fields["columns"] = tuple(
-            Column(name, None if categories is None else tuple(categories), *fill)
-            for name, categories, *fill in plain.get("columns", ())
-        )
+        columns = plain.get("columns", ())
+        fields["columns"] = tuple(Column(n, None if c is None else tuple(c), *fill) for n, c, *fill in columns)
         parts = plain.get("input_parts", ())
         fields["input_parts"] = tuple(InputPart(name, tuple(shape), is_whole) for name, shape, is_whole in parts)
         if plain.get("dates"):

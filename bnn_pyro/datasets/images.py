@@ -49,7 +49,6 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
         raise UserError(f"{path}: no picture of class '{classes[empty[0]]}'; add some, or remove its folder")
     channels, height, width = shape or _shape(file for file, _ in train + test)
     (x, y), tested = (_decoded(part, (channels, height, width), drop_damaged) for part in (train, test))
-    dropped = len(train) + len(test) - len(y) - len(tested[1])
     return Raw(
         name=path.name,
         task="classification",
@@ -60,7 +59,7 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
         source=f"{path}, pictures of {width} × {height}",
         test=tested if tests else None,
         white=255.0,
-        dropped=dropped,
+        dropped=len(train) + len(test) - len(y) - len(tested[1]),
     )
 
 

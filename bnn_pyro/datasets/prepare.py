@@ -185,10 +185,7 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
 
 
 def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each feature, or robust ones where the range is not 0; 0 and mean of an exposure.
-
-    Features of 0 and 1 stay as they are, and whole numbers among several inputs.
-    """
+    """Mean and standard deviation of each feature, or robust ones where the range is not 0; 0, mean of an exposure."""
     mean, scale = mean_and_scale(taken(raw.x, rows))
     shift = mean.clone()
     if robust:

@@ -69,7 +69,7 @@ def _class_gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return (_in_bins(probs, probs - np.eye(classes)[y]) / classes).reshape(len(y), -1)
 
 
-def _sum_of_absolute_means(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _sum_of_gaps(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.abs(mean_of(points, counts)).sum(1)
 
 
@@ -191,11 +191,9 @@ _RPS = "ranked probability score: Σ_k (P(Y ≤ k) − 1{y ≤ k})², the CRPS i
 rps = Metric(_ranked_probability, mean_of, _RPS)
 _ECE, _WIDTH = "expected calibration error", f"{BINS} equal-width bins"
 # confidence − correct of the top label, in its bin: (B, bins). The ECE is Σ_bins |mean over points|.
-ece = Metric(
-    lambda p, y: _in_bins(*_top_label(p, y).T), _sum_of_absolute_means, f"{_ECE}, top label, {_WIDTH}", biased=True
-)
+ece = Metric(lambda p, y: _in_bins(*_top_label(p, y).T), _sum_of_gaps, f"{_ECE}, top label, {_WIDTH}", biased=True)
 adaptive_ece = Metric(_top_label, _equal_mass_ece, f"{_ECE}, top label, {BINS} equal-mass bins", biased=True)
-classwise_ece = Metric(_class_gaps, _sum_of_absolute_means, f"{_ECE}, mean over the classes, {_WIDTH}", biased=True)
+classwise_ece = Metric(_class_gaps, _sum_of_gaps, f"{_ECE}, mean over the classes, {_WIDTH}", biased=True)
 auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
 _AURC = "area under the risk-coverage curve, ordered by total entropy"
 aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda w, n: _risks(w, n).mean(1), _AURC)

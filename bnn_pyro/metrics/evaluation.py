@@ -18,23 +18,9 @@ from scipy.stats import binom
 
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics import classification
+from bnn_pyro.metrics import metric as base
 from bnn_pyro.metrics.classification import mean_probs
-from bnn_pyro.metrics.metric import (
-    Estimate,
-    Evaluation,
-    Metric,
-    Targets,
-    Undefined,
-    average_precision,
-    concordance,
-    intervals,
-    label_brier,
-    label_error,
-    mean_of,
-    nrmse,
-    share_of,
-    targets,
-)
+from bnn_pyro.metrics.metric import Estimate, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets
 from bnn_pyro.parts.mixtures import BLOCK, GRID
 from bnn_pyro.predictive import Prediction
 
@@ -112,16 +98,17 @@ _NUMBERS |= dict(coverage_50=coverage_50, coverage_90=coverage_90, coverage_95=c
 _TIMES = {f"coverage_{share}": _coverage(share / 100, _covered_by_lot, _DRAWN) for share in (50, 90)}
 _CLASSES = dict(error=classification.error, accuracy=classification.accuracy, nll=nll, brier=classification.brier)
 _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece", "classwise_ece", "auroc", "aurc")}
-_CLASSES |= dict(average_precision=average_precision)
-_LABELS = dict(label_error=label_error, nll=nll, label_brier=label_brier, average_precision=average_precision)
+_CLASSES |= dict(average_precision=base.average_precision)
+_LABELS = dict(label_error=base.label_error, nll=nll, label_brier=base.label_brier)
+_LABELS |= dict(average_precision=base.average_precision)
 #: Every metric by its name, by task; of several targets those of all together.
 METRICS: dict[str, dict[str, Metric]] = {
     "classification": _CLASSES,
     "ordinal": {"rps": classification.rps, **_CLASSES},
     "regression": _NUMBERS,
     "counts": _NUMBERS,
-    "survival": {"concordance": concordance, "nll": nll, **_TIMES},
-    "targets": dict(nrmse=nrmse, nll=nll),
+    "survival": {"concordance": base.concordance, "nll": nll, **_TIMES},
+    "targets": dict(nrmse=base.nrmse, nll=nll),
     "labels": _LABELS,
 }
 
@@ -148,7 +135,7 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
     evaluation = intervals(reductions, (len(y),), biased=biased, **resampling)
     evaluation.notes.update(notes)
     confidence = resampling.get("confidence", 0.95)
-    evaluation.update({name: share_of(p, confidence) for name, p in points.items() if table[name].share})
+    evaluation.update({name: base.share_of(p, confidence) for name, p in points.items() if table[name].share})
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
     evaluation.update({name: evaluation[name]._replace(low=max(evaluation[name].low, 0.0)) for name in biased})
     return evaluation

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, first_line, unknown
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.nets import described, in_mode, weights_digest
+from bnn_pyro.parts.nets import in_mode, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 
 #: Input numbers, and rows, that one call of the network takes at most: bounds the memory of its activations.
@@ -101,19 +101,15 @@ class Backbone(nn.Module):
                 report(min(part.stop, len(x)), len(x))
         return whole
 
-    def _enter(self, x: Tensor) -> Tensor:
-        """Inputs standardised as the data's are -> those that the network takes."""
-        schema, own = self._schema, self._own
-        if own is not None and (schema.x_shift, schema.x_scale) == (own.x_shift, own.x_scale):
-            return x
-        return schema.unstandardise(x) if own is None else own.standardise(schema.unstandardise(x))
-
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
-        name = f"the backbone ({in_words(self.description)})"
+        name, schema, own = f"the backbone ({in_words(self.description)})", self._schema, self._own
         try:
+            if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
+                raw = schema.unstandardise(x)
+                x = raw if own is None else own.standardise(raw)
             with in_mode(self.net, training=False):
-                features = self.net(self._enter(x))
+                features = self.net(x)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # whatever a user's own network raises
@@ -163,11 +159,6 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
 
 
 # -- a user's own network ----------------------------------------------------------------------------------------
-def from_module(module: nn.Module) -> Pretrained:
-    """A module whose output is the features; its inputs are standardised."""
-    return Pretrained(module, described(module)).taking("standardised")
-
-
 def from_text(text: str) -> Pretrained:
     """The network that ``text`` names.
 

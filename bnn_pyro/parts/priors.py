@@ -117,10 +117,7 @@ def _log_uniform() -> Maker:
 
 
 def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
-    """gamma:SHAPE,RATE — Normal(0, 1/√τ), each parameter with its own τ ~ Gamma(SHAPE, RATE); both > 0.
-
-    τ is integrated out.
-    """
+    """gamma:SHAPE,RATE — Normal(0, 1/√τ), each parameter with its own τ ~ Gamma(SHAPE, RATE); both > 0."""
     return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
 
 

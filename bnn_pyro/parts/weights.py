@@ -73,14 +73,8 @@ class _NormalArray(ArrayDistribution):
     prior_scale: Tensor | None = None
 
     mean = property(lambda self: self.loc)
-
-    @cached_property
-    def scale(self) -> Tensor:
-        return self.variance.sqrt()
-
-    @cached_property
-    def log_variance(self) -> Tensor:
-        return self.variance.log()
+    scale = cached_property(lambda self: self.variance.sqrt())
+    log_variance = cached_property(lambda self: self.variance.log())
 
     def _draw(self, shape: torch.Size) -> Tensor:
         noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)

@@ -164,14 +164,11 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
     entry = Bayesian(variant) if isinstance(variant, nn.Module) else variant
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
-    kind = ZOO[entry] if isinstance(entry, str) else entry  # settings may decide what a variant has
-    name = entry if isinstance(entry, str) else name_of(entry, ZOO)
-    inference = method if isinstance(method, str) else name_of(method, METHODS) if method else methods_for(kind)[0]
-    if (isinstance(method, str) or inference in METHODS) and inference not in methods_for(kind):
-        raise unsuitable(inference, name, kind)  # a method of the user's own suits any variant
-    return Setup(
-        kind() if isinstance(entry, str) else entry, METHODS[inference]() if isinstance(method, str | None) else method
-    )
+    entry = ZOO[entry]() if isinstance(entry, str) else entry  # settings may decide what a variant has
+    inference = method if isinstance(method, str) else name_of(method, METHODS) if method else methods_for(entry)[0]
+    if (isinstance(method, str) or inference in METHODS) and inference not in methods_for(entry):
+        raise unsuitable(inference, name_of(entry, ZOO), entry)  # a method of the user's own suits any variant
+    return Setup(entry, METHODS[inference]() if isinstance(method, str | None) else method)
 
 
 def name_of(settings: object, table: Mapping[str, type]) -> str:

@@ -26,7 +26,7 @@ from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
 from bnn_pyro.parts.nets import MLP as Net
-from bnn_pyro.parts.nets import weights_digest
+from bnn_pyro.parts.nets import described, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, build, setting
@@ -77,7 +77,7 @@ class LastLayer(Settings):
         elif isinstance(backbone, Posterior):
             backbone = _trained(backbone)
         elif isinstance(backbone, nn.Module):
-            backbone = backbones.from_module(backbone)
+            backbone = Pretrained(backbone, described(backbone)).taking("standardised")
         elif not isinstance(backbone, str | Mapping | Pretrained):
             raise UserError(f"a backbone is a text, a module or a posterior, not {backbone!r}")
         if self.inputs is not None and backbone in ("auto", *BACKBONE_VARIANTS):

@@ -235,10 +235,7 @@ def _unstandardise(schema: Schema, _: nn.Module, inputs: tuple[Tensor, ...]) -> 
 
 
 def _unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
-    """A forward pre-hook: the module's own arguments, by position where they are numbered, else by name.
-
-    x (B, F) -> (B, *shape) each, int64 where they were whole numbers.
-    """
+    """A forward pre-hook: the module's own arguments, by position where they are numbered, else by name."""
     own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
     for part, piece in zip(parts, pieces, strict=True):
         value = piece.reshape(*piece.shape[:-1], *part.shape)
