@@ -13,7 +13,7 @@ from scipy.special import entr
 from sklearn import metrics as sklearn_metrics
 
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets
+from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets, ties
 from bnn_pyro.predictive import Prediction
 
 #: Calibration bins, as in Guo et al. 2017.
@@ -36,16 +36,6 @@ def _entropy(prediction: Prediction) -> np.ndarray:
 
 def _right(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return (mean_probs(prediction).argmax(1) == y).astype(np.float64)
-
-
-def _brier(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    probs = mean_probs(prediction)
-    return np.square(probs - np.eye(probs.shape[1])[y]).sum(1)
-
-
-def _ranked_probability(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    below, classes = mean_probs(prediction).cumsum(1), np.arange(prediction.mean.shape[1])
-    return np.square(below - (y[:, None] <= classes)).sum(1)
 
 
 # -- calibration -------------------------------------------------------------------------------------------------------
@@ -134,7 +124,7 @@ def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     saturated network has thousands of ties, and the file's order must not matter.
     """
     key, value = points.T
-    order, starts = _ties(key)
+    order, starts = ties(key)
     size = np.add.reduceat(counts[:, order], starts, axis=1)
     total = np.add.reduceat(counts[:, order] * value[order], starts, axis=1)
     shared = np.divide(total, size, out=np.zeros_like(total), where=size > 0)
@@ -144,18 +134,12 @@ def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def auroc_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """points (B, 2) = (score, 1 if positive): P(a positive scores above a negative), ties counting ½; (R,)."""
     score, positive = points.T
-    order, starts = _ties(score)
+    order, starts = ties(score)
     above = np.add.reduceat((counts * positive)[:, order], starts, axis=1)
     below = np.add.reduceat((counts * (1 - positive))[:, order], starts, axis=1)
     wins = (above * (np.cumsum(below, 1) - below / 2)).sum(1)
     pairs = above.sum(1) * below.sum(1)
     return np.divide(wins, pairs, out=np.full_like(wins, np.nan), where=pairs > 0)
-
-
-def _ties(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ascending order of the keys, and where in it each group of equal keys begins."""
-    order = np.argsort(key, kind="stable")
-    return order, np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
 
 
 def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
@@ -186,9 +170,12 @@ def confusion_matrix(prediction: Prediction, y: Targets) -> np.ndarray:
 
 error = Metric(lambda p, y: 1 - _right(p, y), mean_of, "share of points whose most probable class is wrong", share=True)
 accuracy = Metric(_right, mean_of, "share of points whose most probable class is right", "higher", share=True)
-brier = Metric(_brier, mean_of, "squared error of the probabilities, summed over the classes (0 to 2)")
+_BRIER = "squared error of the probabilities, summed over the classes (0 to 2)"
+brier = Metric(lambda p, y: np.square(mean_probs(p) - np.eye(p.mean.shape[1])[y]).sum(1), mean_of, _BRIER)
 _RPS = "ranked probability score: Σ_k (P(Y ≤ k) − 1{y ≤ k})², the CRPS in steps of one class"
-rps = Metric(_ranked_probability, mean_of, _RPS)
+rps = Metric(
+    lambda p, y: np.square(mean_probs(p).cumsum(1) - (y[:, None] <= np.arange(p.mean.shape[1]))).sum(1), mean_of, _RPS
+)
 _ECE, _WIDTH = "expected calibration error", f"{BINS} equal-width bins"
 # confidence − correct of the top label, in its bin: (B, bins). The ECE is Σ_bins |mean over points|.
 ece = Metric(lambda p, y: _in_bins(*_top_label(p, y).T), _sum_of_gaps, f"{_ECE}, top label, {_WIDTH}", biased=True)

@@ -26,10 +26,6 @@ from bnn_pyro.predictive import Prediction
 
 
 # -- real targets ------------------------------------------------------------------------------------------------------
-def _squared_error(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return np.square(prediction.locs.mean(0, dtype=torch.float64).numpy() - y)
-
-
 def _crps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     some = torch.arange(len(y)).split(max(1, 16 * BLOCK // (GRID * prediction.num_draws)))
     return torch.cat([prediction[rows].crps(torch.from_numpy(y)[rows]) for rows in some]).numpy()
@@ -61,10 +57,9 @@ def _covered_by_lot(share: float, prediction: Prediction, y: np.ndarray) -> np.n
     return (np.abs(pit(prediction, y, seed=0) - 0.5) <= share / 2).astype(np.float64)
 
 
-def _coverage(
-    share: float, of: Callable = _covered, text: str = "targets inside the central {:.0%} interval"
-) -> Metric:
-    return Metric(partial(of, share), mean_of, f"share of {text}".format(share), "nominal", nominal=share, share=True)
+def _coverage(share: float, of: Callable = _covered, what: str = "targets", more: str = "") -> Metric:
+    text = f"share of {what} inside the central {share:.0%} interval{more}"
+    return Metric(partial(of, share), mean_of, text, "nominal", nominal=share, share=True)
 
 
 def interval_verdict(share: float, observed: float, num: int) -> str:
@@ -76,17 +71,15 @@ def interval_verdict(share: float, observed: float, num: int) -> str:
     return "too narrow" if count < low else "too wide" if count > high else "about right"
 
 
-def _width(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    low, high = prediction.quantile([0.025, 0.975]).double().numpy()
-    return high - low
-
-
 _RMSE = "root mean squared error of the predictive mean, target units"
-rmse = Metric(_squared_error, lambda points, counts: np.sqrt(mean_of(points, counts)), _RMSE)
+rmse = Metric(
+    lambda p, y: np.square(p.locs.mean(0, dtype=torch.float64).numpy() - y), lambda w, n: np.sqrt(mean_of(w, n)), _RMSE
+)
 crps = Metric(_crps, mean_of, "continuous ranked probability score of the mixture, target units")
 coverage_50, coverage_90, coverage_95 = _coverage(0.50), _coverage(0.90), _coverage(0.95)
-_DRAWN = "times inside the central {:.0%} interval; of a censored row drawn from what is predicted beyond it"
-width_95 = Metric(_width, mean_of, "mean width of the central 95% interval, target units")
+_DRAWN = "; of a censored row drawn from what is predicted beyond it"
+_WIDTH = "mean width of the central 95% interval, target units"
+width_95 = Metric(lambda p, y: p.quantile([0.025, 0.975]).double().diff(dim=0)[0].numpy(), mean_of, _WIDTH)
 
 
 # -- all metrics -------------------------------------------------------------------------------------------------------
@@ -95,7 +88,7 @@ nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mea
 
 _NUMBERS = dict(rmse=rmse, nll=nll, crps=crps)
 _NUMBERS |= dict(coverage_50=coverage_50, coverage_90=coverage_90, coverage_95=coverage_95, width_95=width_95)
-_TIMES = {f"coverage_{share}": _coverage(share / 100, _covered_by_lot, _DRAWN) for share in (50, 90)}
+_TIMES = {f"coverage_{share}": _coverage(share / 100, _covered_by_lot, "times", _DRAWN) for share in (50, 90)}
 _CLASSES = dict(error=classification.error, accuracy=classification.accuracy, nll=nll, brier=classification.brier)
 _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece", "classwise_ece", "auroc", "aurc")}
 _CLASSES |= dict(average_precision=base.average_precision)

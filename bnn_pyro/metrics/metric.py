@@ -130,6 +130,12 @@ def mean_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return counts @ points / len(points)
 
 
+def ties(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ascending order of the keys, and where in it each group of equal keys begins."""
+    order = np.argsort(key, kind="stable")
+    return order, np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
+
+
 def share_of(points: np.ndarray, confidence: float = 0.95) -> Estimate:
     """The mean of points (B,) that are 0 or 1 with its exact binomial interval.
 
@@ -179,8 +185,7 @@ def mean_average_precision(points: np.ndarray, counts: np.ndarray) -> np.ndarray
     """
     values = []
     for score, positive in np.moveaxis(points, (1, 2), (0, 1)):
-        order = np.argsort(-score, kind="stable")
-        starts = np.flatnonzero(np.r_[True, score[order][1:] != score[order][:-1]])
+        order, starts = ties(-score)
         hits = np.add.reduceat((counts * positive)[:, order], starts, axis=1)
         recalled, taken = hits.cumsum(1), np.add.reduceat(counts[:, order], starts, axis=1).cumsum(1)
         found = (hits * recalled / np.maximum(taken, 1)).sum(1)

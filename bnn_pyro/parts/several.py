@@ -129,15 +129,9 @@ class AutoregressiveNormal(dist.TorchDistribution):
         self.loc, self.rows = loc.expand(shape), rows.expand(*shape, loc.shape[-1])
         super().__init__(shape, validate_args=False)
 
-    @property
-    def mean(self) -> Tensor:
-        """(…, T)."""
-        return self.loc
-
-    @property
-    def variance(self) -> Tensor:
-        """Of each number by itself, (…, T)."""
-        return self.root.square().sum(-1)
+    #: Of each number by itself, (…, T).
+    mean = property(lambda self: self.loc)
+    variance = property(lambda self: self.root.square().sum(-1))
 
     @property
     def root(self) -> Tensor:
