@@ -18,14 +18,7 @@ from bnn_pyro.reports.summary import run_table
 from bnn_pyro.reports.tables import guarantees_section
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
-from bnn_pyro.runs.train import (
-    calibrate_set_aside,
-    environment,
-    fit_run,
-    load_together,
-    prepare_run,
-    typed_command,
-)
+from bnn_pyro.runs.train import calibrate_set_aside, environment, fit_run, load_together, prepare_run, typed_command
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import say

@@ -117,10 +117,7 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
 
 
 def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bool = False) -> tuple[Tensor, float]:
-    """(N, F) of the inputs, from the cache where they are there, and what they were divided by.
-
-    unit: divide them by their root mean square.
-    """
+    """(N, F) of the inputs, cached or new, and what they were divided by (``unit``: their root mean square)."""
     ranks, name = here(), f"the backbone ({in_words(backbone.description)})"
     probe, path = backbone(x[:PROBE]), None
     if 4 * len(x) * backbone.num_features >= SMALL:

@@ -219,5 +219,5 @@ def test_commands_take_every_task(task, tmp_path, capsys):
         assert set(table["y"]) <= set(sizes) and [*table.filter(like="p(")] == [f"p({name})" for name in sizes]
         boosted = json.loads((tmp_path / "run/boosting.json").read_text())
         assert "rps" in boosted["differences"] and "rps_minus_baseline" in scores
-        assert (tmp_path / "run/figures/softmax-draws.png").is_file()
+        assert (tmp_path / "run/figures/confusion-matrix.png").is_file()
         assert main([*train, "--out", str(tmp_path / "new")]) == 2 and "--classes" in capsys.readouterr().err

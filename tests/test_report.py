@@ -145,7 +145,7 @@ REPORTS = {
     ),
     "maps": (
         ["mean-field", "--data=breast-cancer", "--features=mean radius,mean texture", *NUTS],
-        f"decision-boundary epistemic-map softmax-draws {SURE} threshold-curves {EFFECTS} growing-ensemble transitions",
+        f"decision-boundary epistemic-map {SURE} threshold-curves {EFFECTS} growing-ensemble transitions",
     ),
     "curve": (
         ["mean-field", "--data=toy-curve", "--no-baseline", "--inference=sghmc", "--epochs=60", "--set=chains=2"],

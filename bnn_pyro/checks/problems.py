@@ -92,14 +92,10 @@ class Problem:
     def log_probs(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p(y_b | x_b, w) (S, B), nats, of targets y (B,)."""
         if self.classes > 2:
-            return self._every_class(w, x)[:, torch.arange(len(x)), y.long()]
+            weight, bias = w[:, : -self.classes].unflatten(1, (self.classes, -1)), w[:, None, -self.classes :]
+            return (x @ weight.mT + bias).log_softmax(-1)[:, torch.arange(len(x)), y.long()]
         f = self.output(w, x)
         return F.logsigmoid((2 * y - 1) * f) if self.noise is None else Normal(f, self.noise).log_prob(y)
-
-    def _every_class(self, w: Tensor, x: Tensor) -> Tensor:
-        """Log-probabilities (S, B, K) of K > 2 classes."""
-        weight, bias = w[:, : -self.classes].unflatten(1, (self.classes, -1)), w[:, None, -self.classes :]
-        return (x @ weight.mT + bias).log_softmax(-1)
 
     def log_joint(self, w: Tensor, prior_weight: float = 1.0) -> Tensor:
         """log p(y | x, w)/T + prior_weight · log p(w), (S,), nats, of w (S, P) in float64."""

@@ -75,7 +75,8 @@ class StepSize(Check):
             excess.append(torch.einsum("cdi,ij,cdj->c", off, precision, off).numpy() / w[0].numel() - 1)
             report(i + 1, len(rates), {"lr": lr})
         order, error = order_of(Estimate.of_independent(np.stack(excess, 1)))
-        at_own = _bias(shares * own.lr)
+        shares = shares * own.lr  # the relative excess of the variances; infinite where the recursion explodes
+        at_own = (shares / (1 - shares)).mean().item() if shares.max() < 1 else math.inf
         sentence = _sentence(findings, order, error, own.lr, at_own)
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
         findings.append(Finding(f"excess variance at lr {own.lr:g}, by the recursion", at_own, level=level))
@@ -97,11 +98,6 @@ def order_of(bias: Estimate) -> tuple[float, float]:
     if not (bias.mean > 0).all():
         return math.nan, math.inf
     return math.log2(bias.mean[0] / bias.mean[1]), float(np.hypot(*(bias.error / bias.mean)) / math.log(2))
-
-
-def _bias(shares: Tensor) -> float:
-    """Relative excess of the variances, mean over directions; infinite where the recursion explodes."""
-    return (shares / (1 - shares)).mean().item() if shares.max() < 1 else math.inf
 
 
 def _sentence(findings: list[Finding], order: float, error: float, lr: float, at_own: float) -> str:

@@ -155,10 +155,7 @@ def _split(values: np.ndarray) -> np.ndarray:
 
 
 def _normal_scores(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The normal quantiles of the ranks over all chains, of the shape of ``values`` (M, C, D): (its own, folded ones).
-
-    Folded: of |value − median|, which tells chains apart that have one centre and different spreads.
-    """
+    """Normal quantiles of the ranks over all chains, (M, C, D): of ``values``, and folded, of |value − median|."""
     flat = values.reshape(len(values), -1)
     both, size = (flat, np.abs(flat - np.median(flat, 1, keepdims=True))), flat.shape[1]
     return tuple(ndtri((rankdata(v, axis=1) - 0.375) / (size + 0.25)).reshape(values.shape) for v in both)

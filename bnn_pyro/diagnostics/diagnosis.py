@@ -260,10 +260,7 @@ class _Work:
 
 
 def _worst(statistics: ChainStatistics) -> dict[str, float]:
-    """The statistics of all series together, those that there are.
-
-    rhat_p, where rhat_max is too large: how often the largest of as many would be by chance (Bonferroni).
-    """
+    """The statistics of all series together, those that there are; the p-value of the largest R-hat by Bonferroni."""
     numbers, finite = {}, np.isfinite(statistics.rhat)
     if finite.any():
         large = finite & (statistics.rhat > RHAT)

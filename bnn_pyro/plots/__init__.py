@@ -16,7 +16,7 @@ _NAMES = {
     ),
     "diagnostics": "convergence loo_pit pareto_k posterior_predictive",
     "effects": "partial_dependence permutation_importance",
-    "points": "method_predictions ood_bars softmax_draws uncertain_images",
+    "points": "method_predictions ood_bars uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
     "sweep": "Scores sweep_points",

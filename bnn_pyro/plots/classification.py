@@ -98,7 +98,11 @@ def reliability(prediction: Prediction, y: Targets, schema: Schema | None = None
     axes[0].set_title(f"ECE {metrics.ece(prediction, y):.4f}, noise floor {floor:.4f}")
     axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel=f"share of {two}" if two else "accuracy (share right)")
     axes[1].set(xlabel=f"P({two})" if two else "confidence: largest class probability")
-    return _points_per_bin(axes, left, width, count, colours)
+    bars = axes[1].bar(left, count, width, align="edge", color=colours, edgecolor="white")
+    axes[1].bar_label(bars, fmt="{:,.0f}", size=6.5, padding=1.5)
+    _log_counts(axes[1], count.max() * 4)  # room for the numbers
+    legend_below(axes[1], 2, handles=axes[0].get_legend_handles_labels()[0])
+    return axes
 
 
 @drawn
@@ -208,17 +212,6 @@ def _wilson(hits: np.ndarray, count: np.ndarray) -> np.ndarray:
     """(2, bins) ends of the 95 % Wilson intervals of hits / count."""
     tests = (stats.binomtest(int(k), int(n)) for k, n in zip(hits.round(), count, strict=True))
     return np.array([test.proportion_ci(method="wilson") for test in tests]).T
-
-
-def _points_per_bin(
-    axes: np.ndarray, left: np.ndarray, width: object, count: np.ndarray, colours: object
-) -> np.ndarray:
-    """The lower panel, with the number on every bar, and the legend of the upper one below it."""
-    bars = axes[1].bar(left, count, width, align="edge", color=colours, edgecolor="white")
-    axes[1].bar_label(bars, fmt="{:,.0f}", size=6.5, padding=1.5)
-    _log_counts(axes[1], count.max() * 4)  # room for the numbers
-    legend_below(axes[1], 2, handles=axes[0].get_legend_handles_labels()[0])
-    return axes
 
 
 def _log_counts(ax: Axes, top: float) -> None:

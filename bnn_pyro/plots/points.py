@@ -26,34 +26,6 @@ PROBABILITY = "class probability\n(bar: mean, box: draws)"
 
 
 @drawn
-def softmax_draws(
-    prediction: Prediction,
-    points: int | Sequence[int] | Tensor,
-    y: Targets | None = None,
-    schema: Schema | None = None,
-    *,
-    index: Tensor | None = None,
-    axes: Panels = None,
-) -> np.ndarray:
-    """Probabilities of the ten most probable classes of some points, one panel each; axes (len(points),).
-
-    points: which rows of the prediction.   index: (B,) their numbers in the file, by which titles name them.
-    """
-    rows = np.atleast_1d(np.asarray(points)).astype(int)
-    if len(rows) == 0 or rows.min() < -len(prediction) or rows.max() >= len(prediction):
-        raise UserError(f"points must be rows 0 to {len(prediction) - 1} of the prediction, got {rows.tolist()}")
-    y = None if y is None else targets(prediction, y)
-    names = class_names(prediction, schema)
-    axes = panels(axes, len(rows), 3, (3.1, 3.0), (0.4, 0), sharey=True)
-    for ax, row in zip(axes, rows, strict=True):
-        _boxes(ax, prediction, row, _most_probable(prediction.mean[row]), names, y)
-        label = f"point {row}" if index is None else f"row {index[row]}"
-        ax.set_title(f"{label}{_true(names, y, row)}\n{_split(prediction, row)}")
-    axes[0].figure.supylabel(PROBABILITY)
-    return axes
-
-
-@drawn
 def method_predictions(
     predictions: Mapping[str, Prediction],
     row: int,

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike
 from scipy.stats import binom
 from torch import Tensor
 
@@ -62,7 +61,9 @@ def predictive_band(
         ax.fill_between(x, low, high, color=tint(BAYES, strength), linewidth=0, label=f"{share:.0%} of new y (total)")
     if prediction.num_draws > 1:
         low, high = np.quantile(prediction.locs.double().numpy(), [0.025, 0.975], axis=0)
-        _hatched(ax, x, low, high, EPISTEMIC, "95% of mean curves (epistemic)")
+        hatched = dict(facecolor="none", edgecolor=EPISTEMIC, hatch=HATCH, linewidth=0)
+        ax.fill_between(x, low, high, **hatched, label="95% of mean curves (epistemic)")
+        ax.plot(x, low, x, high, color=EPISTEMIC, linewidth=1, linestyle="--")
     ax.plot(x, prediction.quantile(0.5)[0], color=BAYES, label="median")
     if truth is not None:
         limits = ax.get_ylim()  # those of the prediction: the truth may run off
@@ -85,11 +86,6 @@ def predictive_band(
                 ax.axvline(edge, color="0.55", linestyle=":", linewidth=1)
                 label = None
     return legend_below(ax, 2) if legend else ax
-
-
-def _hatched(ax: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, colour: str, label: str) -> None:
-    ax.fill_between(x, low, high, facecolor="none", edgecolor=colour, hatch=HATCH, linewidth=0, label=label)
-    ax.plot(x, low, x, high, color=colour, linewidth=1, linestyle="--")
 
 
 @drawn

@@ -68,17 +68,13 @@ def weight_posteriors(
 
 def _unlike(a: Posterior, b: Posterior) -> str | None:
     """Why a weight of one does not mean the same in the other; None where it does."""
-    one, two = _shapes(a), _shapes(b)
+    one, two = ({site: tuple(value.shape) for site, value in p.model.initial.items()} for p in (a, b))
     for site in [*one, *two]:
         if one.get(site) != two.get(site):
             return f"'{site}' has shape {one.get(site, 'none')} in one and {two.get(site, 'none')} in the other"
     backbones = [getattr(p.model, "backbone", None) for p in (a, b)]
     digests = [None if net is None else weights_digest(net) for net in backbones]
     return None if digests[0] == digests[1] else "they stand on different backbones"
-
-
-def _shapes(posterior: Posterior) -> dict[str, tuple[int, ...]]:
-    return {site: tuple(value.shape) for site, value in posterior.model.initial.items()}
 
 
 def _disagreement(

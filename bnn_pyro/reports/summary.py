@@ -120,11 +120,8 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
 
 def run_table(run: tables.RunFacts) -> str:
     """For a terminal: the sentences, metrics of the run and its baselines, and of out-of-distribution inputs."""
-    metrics, targets, outside = (
-        tables.run_metrics(run, differences=False),
-        tables.target_table(run),
-        tables.outside_table(run.runs),
-    )
+    metrics, targets = tables.run_metrics(run, differences=False), tables.target_table(run)
+    outside = tables.outside_table(run.runs)
     parts = [f"\n{run.title}: {run.subtitle}\n"]
     if run.worries:
         parts.append(tables.verdict_lines(run.worries))

@@ -90,9 +90,6 @@ def figures_of(
     if prediction is not None and schema.has_classes:
         if schema.is_image:
             figures["uncertain-images"] = lambda: plots.uncertain_images(prediction, data.x_test, y, schema)
-        elif prediction.num_draws > 1:
-            rows = prediction.epistemic.argsort(descending=True)[:6]
-            figures["softmax-draws"] = lambda: plots.softmax_draws(prediction, rows, y, schema, index=data.index_test)
         figures["reliability"] = lambda: plots.reliability(prediction, y, schema)
         figures["confidence-histogram"] = lambda: plots.confidence_histogram(prediction, y)
         figures["selective-risk"] = lambda: plots.selective_risk(prediction, y, baseline=beside)
