@@ -114,15 +114,11 @@ def explain(
         effects[column.name] = Dependence(values, prediction.transform(outputs).numpy())
     classes = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
     log = of_times or schema.target_scale == "log"
-    outputs = [f"P({schema.target} = {name})" for name in classes] or [
-        f"{'geometric mean' if of_times else 'median' if log else 'mean'} of {schema.target}"
-    ]
+    centre = "geometric mean" if of_times else "median" if log else "mean"
+    outputs = [f"P({schema.target} = {name})" for name in classes] or [f"{centre} of {schema.target}"]
     words = f"{len(x):,} {'test' if which == 'test' else 'training'} rows{' that are not censored' * of_times}"
-    loss = (
-        "−log p, nats per row"
-        if schema.has_classes
-        else f"squared error, in variances of {'log ' * log}{schema.target}"
-    )
+    errors = f"squared error, in variances of {'log ' * log}{schema.target}"
+    loss = "−log p, nats per row" if schema.has_classes else errors
     return Explanation(table.iloc[first], effects, outputs, words, loss)
 
 

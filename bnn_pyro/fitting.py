@@ -80,8 +80,7 @@ def fit(
         if not isinstance(data, tuple) or len(data) != 2:
             raise UserError(f"a fit takes a data set (bp.load_data, bp.dataset) or (X, y), not a {type(data).__name__}")
         data = dataset(*data, split=0.0, validation=0)
-    made = isinstance(entry, Setup)
-    setup = entry if made else set_up(entry, method, lambda: data, minutes=minutes)
+    setup = entry if isinstance(entry, Setup) else set_up(entry, method, lambda: data, minutes=minutes)
     if setup.auto and progress and here().first:
         say(setup)
     setup = check_setup(setup, data, max_minutes)
@@ -231,10 +230,7 @@ def fit_setup(
 
 
 def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
-    """Whether training rows that are in a file must be read into memory: for a step of all of them, or a backbone.
-
-    Raises UserError where they are too large for that.
-    """
+    """Whether training rows in a file must be read into memory; UserError where they are too large for that."""
     num, size = len(data.x_train), getattr(setup.method, "batch_size", 0)
     whole = getattr(setup.entry, "backbone", None) is not None or setup.backbone_variant(data.schema) is not None
     streams = getattr(setup.method, "streams", False) and not whole and (size is None or 0 < size < num)

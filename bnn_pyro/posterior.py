@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -173,9 +173,7 @@ class Posterior:
             raise UserError(f"{type(self.guide).__name__} has no mean of every weight; use its draws") from None
         # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
         provenance = {k: v for k, v in self.provenance.items() if k != "key"} | {"draws": "mean weights"}
-        return Posterior(
-            self.model, self.schema, chains=chains, trace=self.trace, provenance=provenance, rows=self.rows
-        )
+        return replace(self, guide=None, chains=chains, stats={}, provenance=provenance)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""

@@ -70,21 +70,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             words = str(error).split()  # of one line, whatever a file is called
             option = f"--{words[0].replace('_', '-')}" if words[1:2] and words[1] in ("must", "takes", "is") else ""
             typed = option in [text.partition("=")[0] for text in argv]  # a setting is then called as it was typed
-            _tell(" ".join(["error:", option, *words[1:]] if option and typed else ["error:", *words]))
+            # In one piece: the processes that torchrun starts are unbuffered, and have one terminal.
+            told = ["error:", option, *words[1:]] if option and typed else ["error:", *words]
+            sys.stderr.write(" ".join(told) + "\n")
         return 3 if isinstance(error, FitFailed) else 2
     except KeyboardInterrupt as stopped:
         if rank == 0:
-            _tell(f"\n{stopped or 'stopped'}")
+            sys.stderr.write(f"\n{stopped or 'stopped'}\n")
         return 130
     finally:
         warnings.formatwarning = format_before
         if former is not None:
             signal.signal(signal.SIGTERM, former)
-
-
-def _tell(line: str) -> None:
-    """In one piece: the processes that torchrun starts are unbuffered, and have one terminal."""
-    sys.stderr.write(f"{line}\n")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

@@ -94,8 +94,7 @@ class _Bayesian(BaseEstimator):
     # -- prediction ----------------------------------------------------------------------------------------------------
     def _prediction(self, x: Any) -> Prediction:
         check_is_fitted(self)
-        x = self._checked(x)
-        return predict(self.posterior_, x, num_draws=self.num_draws)
+        return predict(self.posterior_, self._checked(x), num_draws=self.num_draws)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> np.ndarray:
         """Draws from the posterior predictive, (N, n_samples)."""

@@ -90,9 +90,8 @@ def _all_at_once(method: Any, joint: "JointChains", w: Weights, steps: int) -> T
 
 def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
     """On all rows at a constant step size, ``steps`` of them a transition; momenta are kept."""
-    total = joint.check.sweeps * steps
-    whole = dict(epochs=total, burn_in=0, batch_size=0, max_draws=1)
-    whole["chains"] = joint.check.chains
+    chains, total = joint.check.chains, joint.check.sweeps * steps
+    whole = dict(chains=chains, epochs=total, burn_in=0, batch_size=0, max_draws=1)
     run = StochasticChains(replace(method, **whole), joint.simulator.model, joint.data, joint.seed)
     run.w = run.log_joint.flat(w)
 
@@ -147,7 +146,8 @@ class JointChains:
         self.names, values = self.quantities(w, y)
         self.slopes = [i for i, name in enumerate(self.names) if name.startswith("slope along")]
         self.sample = np.sort(values, 0)
-        self.expected = self._moments(normal_scores(self.sample, values))  # (S, M, 2)
+        scores = normal_scores(self.sample, values)
+        self.expected = np.stack([scores, scores**2], 2)  # (S, M, 2)
         # The targets that a warm-up is given: none out of the ordinary.
         likelihood = values[:, self.names.index("log-likelihood of the data")]
         middle = int(np.argsort(likelihood)[len(likelihood) // 2])
@@ -195,7 +195,7 @@ class JointChains:
             after = scores[:, self.slopes]  # with means of 0, as before
             norms = np.sqrt((before**2).mean(0) * (after**2).mean(0)).clip(1e-300)
             renewed.append(1 - ((before * after).mean(0) / norms).clip(0, 1))
-            total = total + self._moments(scores) / sweeps
+            total = total + np.stack([scores, scores**2], 2) / sweeps
             y = simulator.targets(w)
             report(k + 1, sweeps, {})
         shift = total.mean(0) - self.expected.mean(0)
@@ -203,10 +203,6 @@ class JointChains:
         evidence = {"quantities": self.names, "shift": shift, "error": error}
         bound = float(norm.isf(ALPHA / (2 * shift.size)))
         return evidence | {"bound": bound, "renewed": float(np.median(np.mean(renewed, 0)))}
-
-    def _moments(self, scores: np.ndarray) -> np.ndarray:
-        """Normal scores and their squares, (S, M) -> (S, M, 2)."""
-        return np.stack([scores, scores**2], 2)
 
 
 def normal_scores(sample: np.ndarray, values: np.ndarray) -> np.ndarray:

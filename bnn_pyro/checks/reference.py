@@ -21,7 +21,7 @@ import bnn_pyro.checks.reference_posterior as reference_posterior
 from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst, z_scores
 from bnn_pyro.checks.reference_posterior import Outputs, ReferencePosterior
 from bnn_pyro.checks.sbc_ranks import LEVELS
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.progress import Report
@@ -80,7 +80,16 @@ class Reference(Check):
         off = not point and p < ALPHA
         level = "bad" if off and exact else "caution" if off or point else "good"
         few = not off and visible >= BLIND
-        covered, evidence = coverage(outputs, reference), _evidence(reference, data.schema, outputs)
+        covered, number = coverage(outputs, reference), 1 / outputs.effective + 1 / reference.about["draws"]
+        evidence = {
+            "unit": "log-odds" if data.schema.has_classes else f"mean of {data.schema.target}",
+            "reference_mean": reference.centre,
+            "reference_sd": reference.spread,
+            "mean": outputs.flat.mean(0, dtype=np.float64),
+            "sd": outputs.flat.std(0, dtype=np.float64),
+            "mean_floor": 2 * reference.spread * number**0.5,
+            "sd_floor": 2 * reference.spread * (number / 2) ** 0.5,
+        }
         shift = float(np.sqrt(np.square((evidence["mean"] - reference.centre) / reference.spread).mean()))
         ratio = float(np.median(evidence["sd"] / reference.spread))
         about = "largest difference of an output's mean or width from the reference's, in standard errors"
@@ -129,19 +138,6 @@ class Reference(Check):
         else:
             settings = lengthened(tiny, epochs=EPOCHS)
         return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
-
-
-def _evidence(reference: ReferencePosterior, schema: Schema, outputs: Outputs) -> dict[str, Any]:
-    number = 1 / outputs.effective + 1 / reference.about["draws"]
-    return {
-        "unit": "log-odds" if schema.has_classes else f"mean of {schema.target}",
-        "reference_mean": reference.centre,
-        "reference_sd": reference.spread,
-        "mean": outputs.flat.mean(0, dtype=np.float64),
-        "sd": outputs.flat.std(0, dtype=np.float64),
-        "mean_floor": 2 * reference.spread * number**0.5,
-        "sd_floor": 2 * reference.spread * (number / 2) ** 0.5,
-    }
 
 
 # -- the comparison ----------------------------------------------------------------------------------------------------

@@ -101,11 +101,7 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
 
 
 def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[str, np.ndarray]]:
-    """({site: names of its dimensions}, {dimension: labels}).
-
-    "layers.0.weight" has the dimensions ("layers.0.out", "layers.0.in"). Inputs of the first layer are the features by
-    name, outputs of the last one the classes (of two, the second: its log-odds); everything else is numbered.
-    """
+    """({site: names of its dimensions}, {dimension: labels}): features and classes by name, all else by numbers."""
     schema, model = posterior.schema, posterior.model
     names: dict[str, tuple[str, ...]] = {}
     coords: dict[str, np.ndarray] = {}

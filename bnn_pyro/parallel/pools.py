@@ -115,10 +115,7 @@ def _worker() -> ProcessPoolExecutor:
 
 
 def _file_channel(folder: Path, number: int, parent: int) -> Channel:
-    """To the parent on the same machine, by a file for each task; all of them are to end once ``WANTED`` is gone.
-
-    A task whose parent was killed ends its process: a resumed run may be at this very task.
-    """
+    """To the parent on the same machine, by a file for each task; all of them are to end once ``WANTED`` is gone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # signals are the parent's to answer
     file, wanted = folder / str(number), folder / WANTED
 
@@ -127,7 +124,7 @@ def _file_channel(folder: Path, number: int, parent: int) -> Channel:
             file.write_text(json.dumps([share, dict(figures)], default=float))
 
     def unwanted() -> bool:
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it was killed: a resumed run may be at this very task
             os._exit(1)
         return not wanted.exists()
 

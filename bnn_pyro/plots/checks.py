@@ -10,7 +10,7 @@ from scipy.stats import norm
 from bnn_pyro.checks.check import ALPHA, Finding
 from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
 from bnn_pyro.diagnostics.draws import even
-from bnn_pyro.plots.layout import Panel, Panels, floats, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, Panels, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, REFERENCE, drawn, look, tint
 
 #: What a check leaves for its figures, by name.
@@ -64,7 +64,7 @@ def reference_outputs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     reference_mean, mean, mean_floor, reference_sd, sd, sd_floor: all of one shape.   unit: of the outputs.
     """
     names = ("reference_mean", "mean", "mean_floor", "reference_sd", "sd", "sd_floor")
-    arrays = floats(*(evidence[name] for name in names))
+    arrays = [np.asarray(evidence[name], dtype=float) for name in names]
     picks = np.argsort(arrays[0], axis=None, kind="stable")[even(arrays[0].size, MAX_OUTPUTS)]
     arrays = [a.ravel()[picks] for a in arrays]
     axes = panels(axes, 2, 2, (3.9, 3.7))

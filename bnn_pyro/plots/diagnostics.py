@@ -45,7 +45,8 @@ def convergence(
     rhat, ess_bulk, ess_tail: any shape, NaN where an output never varies.   draws: C·D, the effective draws of an
     ideal sampler.   nested: R-hat is the nested one (Margossian et al. 2022, arXiv:2110.13017), for many short chains.
     """
-    rhat, *effective = (v[np.isfinite(v)] for v in layout.floats(rhat, ess_bulk, ess_tail))
+    arrays = (np.asarray(v, dtype=float) for v in (rhat, ess_bulk, ess_tail))
+    rhat, *effective = (v[np.isfinite(v)] for v in arrays)
     if not len(rhat):
         raise UserError("no output varies between draws, so there is no R-hat to draw")
     axes = layout.panels(axes, 2, 2, (3.9, 3.2))

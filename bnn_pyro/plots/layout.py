@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from matplotlib.transforms import ScaledTranslation
-from numpy.typing import ArrayLike
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.style import BAYES, DASHED, tint
@@ -98,11 +97,6 @@ def plain_numbers(ax: Axes) -> None:
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_minor_formatter(NullFormatter())
         axis.set_major_formatter("{x:,.10g}")
-
-
-def floats(*values: ArrayLike) -> list[np.ndarray]:
-    """The values as arrays of double precision."""
-    return [np.asarray(v, dtype=float) for v in values]
 
 
 def class_names(prediction: Prediction, schema: object | None = None) -> list[str]:

@@ -53,9 +53,9 @@ def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None
     axes = panels(axes, num, 2 if num == 4 else 3, (3.4, 2.7))
     for k, (ax, column) in enumerate(zip(axes, order, strict=False)):
         title = f"{labels[column]}{' (higher is better)' if k == 0 else ''}: {readable(table[column].iloc[-1])} at last"
-        _curves(ax, table[[column]], "nats, all training rows", title, first=k)
+        _curve(ax, table[column], "nats, all training rows", title, k)
     if nll is not None:
-        _curves(axes[-1], nll.to_frame("validation rows"), "NLL, nats per validation row", "NLL of validation rows")
+        _curve(axes[-1], nll.rename("validation rows"), "NLL, nats per validation row", "NLL of validation rows")
         best = nll.idxmin()  # the first of equals
         label = f"lowest: epoch {best:g}, {nll[best]:.4f} nats"
         axes[-1].plot(best, nll[best], "D", color=DATA, zorder=4, label=label)
@@ -86,7 +86,7 @@ def sampler_trace(trace: Mapping[str, Sequence[float]], *, axes: Panels = None) 
             title = f"mean {values[stored].mean():.3f} while draws are stored"
         elif name == "validation_nll":
             title = f"{title}: {values[np.isfinite(values)].iloc[-1]:.4f} at last"
-        _curves(ax, values.to_frame(label), label, title)
+        _curve(ax, values, label, title)
         if name == "kinetic_temperature":
             ax.axhline(1, **DASHED)
         elif name == "step_size":
@@ -104,29 +104,27 @@ def _by_epoch(trace: Mapping[str, Sequence[float]]) -> pd.DataFrame:
     return table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
 
 
-def _curves(ax: Axes, table: pd.DataFrame, ylabel: str, title: str, first: int = 0) -> None:
-    """Curves with their running medians where they are noisy, and a steep start cut off."""
-    window, marker = len(table) // 40 | 1, "o" if len(table) <= 20 else None  # odd
-    for k, (label, values) in enumerate(table.items(), first):
-        style = look(k, marker=marker)
-        if window >= 3:
-            ax.plot(values.index, values, color=style["color"], alpha=0.3, linewidth=0.7)
-        ax.plot(values.index, values.rolling(window, center=True, min_periods=1).median(), **style, label=label)
+def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> None:
+    """A curve with its running median where it is noisy, and a steep start cut off."""
+    window = len(values) // 40 | 1  # odd
+    style = look(k, marker="o" if len(values) <= 20 else None)
+    if window >= 3:
+        ax.plot(values.index, values, color=style["color"], alpha=0.3, linewidth=0.7)
+    ax.plot(values.index, values.rolling(window, center=True, min_periods=1).median(), **style, label=values.name)
     plain_numbers(ax)
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set(xlabel="epoch", ylabel=ylabel, title=title)
     ax.grid(axis="y", color="0.9")
     # Limits that show the last 90 % of the epochs, where the first ones would squeeze them into a third or less.
-    curves = [values[np.isfinite(values)].to_numpy() for _, values in table.items()]
-    late = np.concatenate([c[len(c) // 10 :] for c in curves])
+    finite = values[np.isfinite(values)].to_numpy()
+    late = finite[len(finite) // 10 :]
     margin = 0.06 * (np.ptp(late) or 1.0)
     low, high = late.min() - margin, late.max() + margin
-    if np.ptp(np.concatenate(curves)) > 3 * (high - low):
+    if np.ptp(finite) > 3 * (high - low):
         ax.set_ylim(low, high)
-        starts = [c[0] for c in curves]
-        start, y, va = (min(starts), 0.03, "bottom") if min(starts) < low else (max(starts), 0.97, "top")
+        y, va = (0.03, "bottom") if finite[0] < low else (0.97, "top")
         place = dict(xycoords="axes fraction", ha="right", va=va)  # where the cut curve is not
-        ax.annotate(f"starts at {readable(start)}", (0.98, y), color="0.35", size=8, **place)
+        ax.annotate(f"starts at {readable(finite[0])}", (0.98, y), color="0.35", size=8, **place)
 
 
 # -- the growing ensemble ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro import diagnostics, metrics
+from bnn_pyro.calibration.calibrated import with_calibration
 from bnn_pyro.datasets import DATASETS, TABLES, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -85,8 +86,7 @@ def evaluate_run(
     scored = _score(posterior, data, inputs, num)
     beside = None if baseline is None else _score(baseline, data, inputs, num)
     (folder.path / CONVERGENCE).unlink(missing_ok=True)
-    chains = None if posterior.chains is None else diagnostics.diagnose_chains(posterior, data)
-    if chains is not None:
+    if (chains := diagnostics.diagnose_chains(posterior, data)) is not None:
         folder.write(CONVERGENCE, chains.to_dict())
     if beside is not None:
         _write_scores(folder.baseline, beside)
@@ -103,11 +103,7 @@ def evaluate_run(
     _write_scores(folder, scored)  # last: where it is, all scores are
     run = folder.facts()
     if report:
-        calibrated = posterior
-        if (folder.path / "calibration.json").is_file():
-            from bnn_pyro.calibration.calibrated import with_calibration
-
-            calibrated = with_calibration(posterior, folder.path)
+        calibrated = with_calibration(posterior, folder.path)
         changed = scored.prediction is not None and getattr(calibrated, "maps", ())
         after = calibrated.predict(data.x_test) if changed else None
         beside = beside if beside and beside.finite else None
@@ -211,10 +207,8 @@ def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bo
     """{name: standardised inputs} for the --ood arguments."""
     if names and not schema.has_classes:
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
-    inputs = {}
-    for text in (text for name in names for text in NOISE.get(name, (name,))):
-        inputs[Path(text).stem] = load_inputs(text, schema, num=num, invert=invert)
-    return inputs
+    texts = (text for name in names for text in NOISE.get(name, (name,)))
+    return {Path(text).stem: load_inputs(text, schema, num=num, invert=invert) for text in texts}
 
 
 def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]:

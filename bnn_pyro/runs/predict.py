@@ -175,11 +175,7 @@ def predict_file(
 
 
 def _columns(prediction: Prediction, schema: Schema, threshold: float | None) -> dict[str, Any]:
-    """Of each row: class, probabilities and entropies in nats; or mean, standard deviations and quantiles, of times
-    the former of log t.
-
-    Of several targets: of each by itself, with its name before; of labels the probabilities and their epistemic part.
-    """
+    """What is said of each row, by names of columns; of several targets of each by itself, with its name before."""
     if schema.task == "labels":
         columns = {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.targets)}
         parts = prediction.epistemic.unbind(1)

@@ -65,9 +65,6 @@ class RunTask:
         """The name of its folder."""
         return f"{_folder_name(self.recipe_name)}-{_folder_name(self.data)}-seed{self.seed}-split{self.split}"
 
-    def __repr__(self) -> str:
-        return self.name
-
 
 @dataclass(frozen=True)
 class SweepConfig:

@@ -107,10 +107,8 @@ class DatasetSummary:
         each = f", each the mean of its {self.seeds} seeds" if self.seeds > 1 else ""
         over, rows = f"{self.splits} divisions into training and validation rows{each}", SHARED_ROWS
         if self.splits == 1:
-            over, rows = (
-                f"{self.seeds} seeds on one split",
-                f"{rows} It says nothing of other training rows: add splits.",
-            )
+            over = f"{self.seeds} seeds on one split"
+            rows += " It says nothing of other training rows: add splits."
         elif self.share:
             over, rows = f"{self.splits} {self.kind} splits of the same rows{each}", OVERLAP.format(self=self)
         return f"± is the standard error of the mean over {over}. {rows}"
@@ -197,8 +195,7 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
     scores, names = pd.DataFrame(list(done["metrics"]), done.index), done["name"].unstack()
 
     def over_rows(metric: str, values: pd.DataFrame) -> float:
-        """The variance over test rows of a recipe's mean, or of the paired difference of two; 0 where splits have test
-        rows of their own."""
+        """The variance over test rows of a recipe's mean, or of a paired difference; 0 where each split has its own."""
         units = values.dropna().index
         if kind in RESAMPLED and units.get_level_values(0).nunique() > 1:
             return 0.0
