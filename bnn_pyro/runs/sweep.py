@@ -22,7 +22,6 @@ from bnn_pyro.progress import progress_bar, quiet, report_progress
 from bnn_pyro.reports.tables import as_text
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
-from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
@@ -229,24 +228,19 @@ def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool =
     try:
         with lock_folder(folder.path, wait=MAX_WAIT):
             begun = SweepFolder(sweep).status(task)[0] == BEGUN
-            return _fit_and_score(folder, task.recipe, command, keep=begun and not overwrite)
+            (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
+            recipe, keep, data = task.recipe, begun and not overwrite, task.recipe.load()
+            ready, beside = prepare_run(recipe, data)
+            with folder.begun(recipe, keep=keep):
+                posterior, baseline = fit_run(folder, ready, data, beside, resume=keep)
+                calibrate_set_aside(folder, recipe, data, posterior)
+                folder.write("environment.json", folder.read("environment.json") | {"command": command})
+                baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
+                return evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False).failed
     except UserError as error:
         return _in_a_line(error)
     except Exception as error:
         return f"{type(error).__name__}: {_in_a_line(error)}"
-
-
-def _fit_and_score(folder: RunFolder, recipe: Recipe, command: str, *, keep: bool) -> str:
-    """Why the fit failed; "" where it did not."""
-    (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
-    data = recipe.load()
-    ready, beside = prepare_run(recipe, data)
-    with folder.begun(recipe, keep=keep):
-        posterior, baseline = fit_run(folder, ready, data, beside, resume=keep)
-        calibrate_set_aside(folder, recipe, data, posterior)
-        folder.write("environment.json", folder.read("environment.json") | {"command": command})
-        baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
-        return evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False).failed
 
 
 def _in_a_line(error: Exception) -> str:
