@@ -148,9 +148,8 @@ def compare(args: Namespace) -> None:
     out = Path(args.out) if args.out else folders[0].path / "comparison.html"
     if args.out and out.exists():
         raise UserError(f"--out {out} exists; choose another name")
-    text, html = compare_runs(
-        {folder: _with_flags(folder.recipe, args) for folder in folders}, args.module, files, args.form
-    )
+    recipes = {folder: _with_flags(folder.recipe, args) for folder in folders}
+    text, html = compare_runs(recipes, args.module, files, args.form)
     write_whole(out, html.encode())
     print(f"{text}\n\ncomparison: {out}")
 

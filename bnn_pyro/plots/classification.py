@@ -169,9 +169,8 @@ def threshold_curves(
         axes[1].plot((flagged & ~positive).sum() / (~positive).sum(), hits / positive.sum(), **look)
     ap, about = metrics.average_precision(prediction, y), dict(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     about["title"] = f"average precision {ap:.3f}\n{base:.3f} in a random order"
-    axes[0].set(
-        xlabel=f"recall: share of {names[rare]} that is found", ylabel="precision: share of it that is", **about
-    )
+    labels = dict(xlabel=f"recall: share of {names[rare]} that is found", ylabel="precision: share of it that is")
+    axes[0].set(**labels, **about)
     about["title"] = f"AUROC {area:.3f}\n0.500 in a random order"
     axes[1].set(xlabel=f"false alarms: share of {names[1 - rare]}", ylabel=f"share of {names[rare]} found", **about)
     legend = axes[1].get_legend_handles_labels()

@@ -85,9 +85,8 @@ def sweep_points(
                 beside = row + 0.24 + 0.1 * ((np.arange(len(one.points)) % 3) - 1)  # under the mean, few cover others
                 ax.plot(one.points, beside, "|", color=tint(colour, 0.75), markersize=6, zorder=2, label="one fit")
             error, style = np.array([one.error], dtype=float).T, dict(mfc=filling, markersize=6, label=words)
-            ax.errorbar(
-                one.mean, row - 0.12, xerr=None if np.isnan(error).any() else error, fmt=marker, color=colour, **style
-            )
+            bars = None if np.isnan(error).any() else error
+            ax.errorbar(one.mean, row - 0.12, xerr=bars, fmt=marker, color=colour, **style)
         _scaled(ax, [value for one in by.values() for value in one.points or (one.mean,)])
         if nominal is not None:
             ax.axvline(nominal, **DASHED, zorder=0, label="where it should be")

@@ -79,8 +79,7 @@ def draw_figures(
     for figure, draw in figures.items():
         words = read_texts("figures")[section][figure]
         complete = all(_has_number(evidence.get(key)) for key in words["needs"])
-        axes = draw(evidence) if complete else None
-        if axes is not None:
+        if complete and (axes := draw(evidence)) is not None:
             about = (words["title"], words["sentence"].format_map(evidence), words.get("wide", True))
             pictures.append(Picture.of(prefix + figure, axes, *about))
     return pictures
@@ -178,10 +177,8 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
 
 def spoken(settings: Mapping[str, Any]) -> str:
     """ "hidden 50/50, lr 0.01", a mapping in brackets."""
-    parts = {
-        key.replace("_", " "): f"({_text(v)})" if isinstance(v, Mapping) else _text(v) for key, v in settings.items()
-    }
-    return ", ".join(f"{key} {text}" for key, text in parts.items())
+    texts = {key: f"({_text(v)})" if isinstance(v, Mapping) else _text(v) for key, v in settings.items()}
+    return ", ".join(f"{key.replace('_', ' ')} {text}" for key, text in texts.items())
 
 
 def _text(value: Any) -> str:

@@ -23,9 +23,8 @@ def ranking_table(standings: pd.DataFrame) -> pd.DataFrame:
     texts = standings.drop(columns="note").map("{:,.1f}".format).replace("nan", "–")
     texts["difference"] = ["best", *map("{:+,.1f}".format, standings["difference"][1:])]
     texts.iloc[0, -1] = ""
-    return texts.assign(note=standings["note"]).set_axis(
-        ["log density, nats", "se", "difference to the best", "se of the difference", ""], axis=1
-    )
+    heads = ["log density, nats", "se", "difference to the best", "se of the difference", ""]
+    return texts.assign(note=standings["note"]).set_axis(heads, axis=1)
 
 
 def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> pd.DataFrame:

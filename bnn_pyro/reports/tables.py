@@ -132,9 +132,8 @@ class RunFacts:
                             f"{self.metrics[key]:.2f}): the entropy does not tell such inputs apart.")  # fmt: skip
                 failed.append({"level": "caution", "about": "out-of-distribution inputs", "sentence": sentence})
         if (low := self.metrics.get("nll_over_mean_weights_low", 0.0)) > MARGIN:
-            figures = [
-                f"the NLL is lower by {self.metrics['nll_over_mean_weights']:.3g} nats a row, at least {low:.2g}"
-            ]
+            lower = self.metrics["nll_over_mean_weights"]
+            figures = [f"the NLL is lower by {lower:.3g} nats a row, at least {low:.2g}"]
             forms = {"kl_share": "the KL is {:.0%} of −ELBO", "signal_to_noise": "the median |μ|/σ is {:.2g}"}
             figures += [form.format(self.metrics[key]) for key, form in forms.items() if key in self.metrics]
             sentence = (f"The network at the mean weights predicts better than the draws ({', '.join(figures)}): q is "
@@ -213,9 +212,8 @@ def estimate(metrics: Mapping[str, float], name: str, sign: str = "") -> Cell | 
     """The value of a metric with its interval, where it has one."""
     if name not in metrics:
         return None
-    ends = [
-        _number(name, metrics[key], sign).split(" ")[0] for key in (f"{name}_low", f"{name}_high") if key in metrics
-    ]
+    known = (metrics[key] for key in (f"{name}_low", f"{name}_high") if key in metrics)
+    ends = [_number(name, end, sign).split(" ")[0] for end in known]
     return Cell(_number(name, metrics[name], sign), f"[{', '.join(ends)}]" if ends else "")
 
 

@@ -169,9 +169,8 @@ def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mappi
 
 def _scores(run: tables.RunFacts, metric: str, differences: Mapping[str, Mapping[str, float]]) -> plots.Scores:
     """A metric with its 95 % interval over the test rows, and how it differs from the first run's in pairs."""
-    value, low, high = (
-        run.metrics[metric + end] * (100 if metric in tables.SHARES else 1) for end in ("", "_low", "_high")
-    )
+    unit = 100 if metric in tables.SHARES else 1
+    value, low, high = (unit * run.metrics[metric + end] for end in ("", "_low", "_high"))
     cell = tables.difference(differences.get(run.label, {}), metric, run.task)
     kind = "first" if run.label not in differences else cell.verdict if cell else ""
     return plots.Scores([], value, (value - low, high - value), kind)

@@ -137,9 +137,8 @@ class Recipe(Setup, Settings):
             setup = make_setup(*self.own_baseline).changed(decay)
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
             setup = setup.changed({}, length, shared)
-        return dataclasses.replace(
-            self, entry=setup.entry, method=setup.method, auto={}, baseline=False, boosting=False
-        )
+        alone = dict(auto={}, baseline=False, boosting=False)
+        return dataclasses.replace(self, entry=setup.entry, method=setup.method, **alone)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -220,9 +219,8 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     others.setdefault("boosting", others.get("baseline", True))
     recipe = Recipe(setup.entry, setup.method, setup.auto, data, **others)
     choose_device(recipe.device)
-    return dataclasses.replace(
-        recipe, baseline=recipe.baseline and (recipe.variant, recipe.inference) != recipe.own_baseline
-    )
+    baseline = recipe.baseline and (recipe.variant, recipe.inference) != recipe.own_baseline
+    return dataclasses.replace(recipe, baseline=baseline)
 
 
 def _load(data: Mapping[str, Any]) -> Dataset:
