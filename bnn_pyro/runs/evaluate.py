@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bnn_pyro import diagnostics, metrics
-from bnn_pyro.calibration.calibrated import with_calibration
 from bnn_pyro.datasets import DATASETS, TABLES, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -103,7 +102,11 @@ def evaluate_run(
     _write_scores(folder, scored)  # last: where it is, all scores are
     run = folder.facts()
     if report:
-        calibrated = with_calibration(posterior, folder.path)
+        calibrated = posterior
+        if (folder.path / "calibration.json").is_file():
+            from bnn_pyro.calibration.calibrated import with_calibration
+
+            calibrated = with_calibration(posterior, folder.path)
         changed = scored.prediction is not None and getattr(calibrated, "maps", ())
         after = calibrated.predict(data.x_test) if changed else None
         beside = beside if beside and beside.finite else None
