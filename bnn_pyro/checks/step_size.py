@@ -21,6 +21,7 @@ from bnn_pyro.checks.problems import Problem, linear_regression
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
+from bnn_pyro.inference.sg_chains import EXCESS
 from bnn_pyro.progress import Report
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import MeanField
@@ -28,7 +29,7 @@ from bnn_pyro.zoo import MeanField
 #: Of the momentum's share in a step, ηλ/(4 − 2α) in the narrowest direction: the largest step that is run.
 LARGEST = 0.25
 #: A share of the variances by which a bias need not be mentioned, and one above which a step is too large.
-SMALL, TOO_LARGE = 0.01, 0.2
+SMALL, TOO_LARGE = 0.02, 0.2
 #: An order that is known no better than this is not known.
 PRECISE = 0.3
 
@@ -75,11 +76,12 @@ class StepSize(Check):
             excess.append(torch.einsum("cdi,ij,cdj->c", off, precision, off).numpy() / w[0].numel() - 1)
             report(i + 1, len(rates), {"lr": lr})
         order, error = order_of(Estimate.of_independent(np.stack(excess, 1)))
-        shares = shares * own.lr  # the relative excess of the variances; infinite where the recursion explodes
+        lr = own.lr or EXCESS / shares.max().item()  # what a fit with all rows in every step finds
+        shares = shares * lr  # the relative excess of the variances; infinite where the recursion explodes
         at_own = (shares / (1 - shares)).mean().item() if shares.max() < 1 else math.inf
-        sentence = _sentence(findings, order, error, own.lr, at_own)
+        sentence = _sentence(findings, order, error, lr, at_own)
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
-        findings.append(Finding(f"excess variance at lr {own.lr:g}, by the recursion", at_own, level=level))
+        findings.append(Finding(f"excess variance at lr {lr:g}, by the recursion", at_own, level=level))
         level = worst([*(f.level for f in findings), "good" if error < PRECISE else "caution"])
         return Outcome("step-size", level, sentence, subject.settings(own), findings)
 

@@ -14,7 +14,7 @@ from bnn_pyro.inference.log_joint import LogJoint
 #: Power iterations, and the half distance of the gradients whose difference is a curvature.
 ITERATIONS, REACH = 20, 1e-2
 #: By how much a step size that is found makes the largest variance too large, with all rows in every step.
-EXCESS = 0.05
+EXCESS = 0.03
 
 
 def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:
@@ -40,7 +40,7 @@ def stiffest(log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def stable_step(
     log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor, friction: float, per_epoch: int, share: float
 ) -> float:
-    """η = min(0.05·(4 − 2α), 4α·share·B/N where there are mini-batches) / max λ over the chains.
+    """η = min(0.03·(4 − 2α), 4α·share·B/N where there are mini-batches) / max λ over the chains.
 
     x, y: all rows (per_epoch 1), or a mini-batch of per_epoch = N/B.   share: of SGLD a half, of SGHMC 1.
     """

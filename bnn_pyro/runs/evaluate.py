@@ -85,7 +85,7 @@ def evaluate_run(
     scored = _score(posterior, data, inputs, num)
     beside = None if baseline is None else _score(baseline, data, inputs, num)
     (folder.path / CONVERGENCE).unlink(missing_ok=True)
-    if (chains := diagnostics.diagnose_chains(posterior, data)) is not None:
+    if posterior.chains is not None and (chains := diagnostics.diagnose_chains(posterior, data)) is not None:
         folder.write(CONVERGENCE, chains.to_dict())
     if beside is not None:
         _write_scores(folder.baseline, beside)
