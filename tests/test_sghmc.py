@@ -157,7 +157,7 @@ def test_a_run_that_diverges_or_has_no_proper_prior_says_so():
 def test_the_step_size_that_is_found_is_that_of_the_rule(kind):
     """With the exact curvature of the stiffest direction, whose variance is then too large by 1/(1 − 0.03)."""
     alpha, share = (0.05, 1.0) if kind is bp.SGHMC else (1.0, 0.5)
-    posterior = sample(PROBLEM, kind(chains=CHAINS, epochs=2500, burn_in=1000, jitter=0.3))
+    posterior = sample(PROBLEM, kind(chains=CHAINS, epochs=3600, burn_in=1200, jitter=0.3))
     eta = share * posterior.trace["step_size"][-1] / 60
     largest = torch.linalg.eigvalsh(PROBLEM.precision).max().item()
     assert eta * largest == pytest.approx(0.03 * (4 - 2 * alpha), rel=0.02)
