@@ -32,7 +32,8 @@ def fields(kind):
 
 
 def quick(method):
-    return METHODS[method](**{k: v for k, v in QUICK.items() if k in fields(METHODS[method])})
+    settings = QUICK | ({"lr": 1e-3} if method in ("sghmc", "sgld") else {})  # the noise of 5 rows is large
+    return METHODS[method](**{k: v for k, v in settings.items() if k in fields(METHODS[method])})
 
 
 @lru_cache
