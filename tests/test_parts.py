@@ -1,6 +1,7 @@
 """What variants are made of, against densities written out, libraries' and quadrature."""
 
 import math
+from functools import partial
 
 import pyro.poutine as poutine
 import pytest
@@ -13,13 +14,22 @@ from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.gradients import kl_log_uniform
+from bnn_pyro.parts import gradients
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP
 from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import GammaNormal, ScaleMixture, parse_prior
-from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, LogUniform, NormalWeights, log_alpha
+from bnn_pyro.parts.weights import (
+    CentredNormal,
+    DropoutWeights,
+    FlatNormals,
+    FreeWeights,
+    LogUniform,
+    NormalWeights,
+    cut,
+    log_alpha,
+)
 
 
 def randn(*shape, seed=0):
@@ -42,12 +52,37 @@ def test_scales():
         )
 
 
-@pytest.mark.parametrize("shape", [(4,), (3, 2)])
-def test_kl_to_an_isotropic_normal_is_torchs(shape):
-    mine = CentredNormal(torch.tensor(0.7), torch.Size(shape))
-    theirs = Independent(Normal(torch.zeros(shape), 0.7), len(shape))
-    q = Independent(Normal(randn(6, *shape), randn(*shape, seed=2).exp().expand(6, *shape)), len(shape))
-    torch.testing.assert_close(kl_divergence(q, mine), kl_divergence(q, theirs))
+def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch):
+    """Values and gradients, in pieces that do not divide the arrays; a second draw has noise of its own."""
+    monkeypatch.setattr(gradients, "PIECE", 5)
+    shapes = {"a": torch.Size([4, 3]), "b": torch.Size([]), "c": torch.Size([7])}
+    loc, rho = (randn(20, seed=i).double().requires_grad_() for i in (1, 2))
+    slopes, scale = cut(randn(20, seed=3).double(), shapes), torch.tensor(0.7, dtype=torch.float64)
+
+    def objective(arrays, prior):
+        total = 0.0
+        for i, (name, q) in enumerate(arrays):
+            total = total + (slopes[name] * q.rsample()).sum()
+            centre = Independent(Normal(slopes[name], scale), len(q.event_shape)) if name == "c" else None
+            total = total + (i + 1) * kl_divergence(q, centre or prior(q.event_shape))
+        return total
+
+    def plain():
+        for name, mean in cut(loc, shapes).items():
+            normal = Normal(mean, F.softplus(cut(rho, shapes)[name]))
+            yield name, Independent(normal, mean.dim())
+
+    results = []
+    mine = FlatNormals(loc, rho, shapes, [torch.full((20,), math.nan).double()]).arrays()
+    centred = partial(CentredNormal, scale)
+    for arrays, prior in ((mine, centred), (plain(), lambda s: Independent(Normal(torch.zeros(s), scale), len(s)))):
+        with isolated(0):
+            value = objective(arrays, prior)
+        results.append((value, *torch.autograd.grad(value, [loc, rho])))
+    torch.testing.assert_close(*results)
+    ((_, q), *_) = FlatNormals(loc, rho, shapes, []).arrays()
+    with isolated(0):
+        assert (q.rsample() != q.rsample()).any()
 
 
 MIXTURE = ScaleMixture(torch.tensor(1.3), torch.tensor(0.04), 0.3, torch.Size())
@@ -223,19 +258,19 @@ def test_the_log_uniform_kl_against_its_integral(alpha):
     expected = quad(density, -12, 12, points=[-1 / scale] if scale > 1 / 12 else None, limit=500)[0]
     limit = -0.5 * (0.5772156649015329 + math.log(2))  # E log|z| of a standard Normal
     exact = expected - 0.5 * math.log(alpha) - limit
-    assert kl_log_uniform(torch.tensor(alpha).log()).item() == pytest.approx(exact, abs=0.008)
+    assert gradients.kl_log_uniform(torch.tensor(alpha).log()).item() == pytest.approx(exact, abs=0.008)
 
 
 def test_the_log_uniform_kl_knows_only_alpha():
     a = torch.linspace(-9, 9, 13, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(kl_log_uniform, a)
+    assert torch.autograd.gradcheck(gradients.kl_log_uniform, a)
     p = LogUniform(LOC.shape)
     for alpha in ALPHAS.values():
         q = DropoutWeights(LOC, alpha)
         free = NormalWeights(LOC, q.scale)  # the same weights by their scale have the same α, and the same KL
         torch.testing.assert_close(log_alpha(free), alpha.log().expand(3, 5))
         for one in (q, DropoutWeights(-7 * LOC, alpha), free):
-            torch.testing.assert_close(kl_divergence(one, p), kl_log_uniform(alpha.log()).expand(3, 5).sum())
+            torch.testing.assert_close(kl_divergence(one, p), gradients.kl_log_uniform(alpha.log()).expand(3, 5).sum())
 
 
 def test_the_log_uniform_prior_is_improper():

@@ -34,6 +34,7 @@ from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.schedule import schedule, settled
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
+from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import model_buffers
 from bnn_pyro.settings import Settings, plain, setting
@@ -185,6 +186,9 @@ class Training:
         decay = settings.final_lr + (1 - settings.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in self.optimiser.param_groups:
             group["lr"] = settings.lr * decay
+        for part in self.guide.modules():
+            if isinstance(part, MeanFieldNormal):
+                part.clear_gradients()
         self.optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
         # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)

@@ -3,6 +3,7 @@
     local_linear     A ~ Normal(M, V)
     FreeLinear       A ~ Normal(M, exp L)     and, with the layer's output, KL(A ‖ Normal(0, s)) at next to no cost
     local_conv2d     A ~ Normal(M, V)         X ∗ A, a convolution with A as its kernels
+    DrawNormals      A ~ Normal(M, softplus ρ)    A itself, of many layers at once, and what its KL takes
 
 With G the gradient of the output, std its standard deviation and R = G·ε / (2·std) the gradient of its variance (0
 where that is 0, its symmetric derivative: there the output does not depend on V, or ε averages it away):
@@ -14,14 +15,13 @@ Output sample_shape + (…, B, H). ``FreeLinear`` has gradients of its own: a la
 activations of a mini-batch, so V is computed again for them, and they are added to within the product that makes them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributions import Normal
 from torch.overrides import TorchFunctionMode
 
 
@@ -140,6 +140,8 @@ def _kernel(A: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
     return weight, A[fan_in] if len(A) > fan_in else None
 
 
+#: Numbers of a piece of an array that stays in the processor's cache.
+PIECE = 1 << 16
 #: What :class:`RowNoise` samples by row.
 LAYERS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
@@ -150,8 +152,8 @@ class RowNoise(TorchFunctionMode):
     def __init__(self, w: Mapping[str, Tensor], sampling: Mapping[str, str]) -> None:
         super().__init__()
         self.w = w  # whose ids stay theirs
-        q = {id(v): getattr(getattr(v, "drawn_from", None), "base_dist", None) for k, v in w.items() if k in sampling}
-        self.q = {key: own for key, own in q.items() if isinstance(own, Normal)}
+        q = {id(v): getattr(v, "drawn_from", None) for k, v in w.items() if k in sampling}
+        self.q = {key: own for key, own in q.items() if hasattr(own, "loc")}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         """A layer's outputs, or what the function gives."""
@@ -169,6 +171,55 @@ class RowNoise(TorchFunctionMode):
         extra = (slice(None), *(None,) * (x.dim() - 2))
         s, r = (sign[extra] if func is F.linear else sign[(..., *extra[1:])] for sign in signs)
         return mean + r * func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest)
+
+
+class DrawNormals(torch.autograd.Function):
+    """w = μ + σ ε, σ = softplus(ρ), of many arrays; and Σ log σ and Σ (μ² + σ²) of each, for KL(w ‖ Normal(0, s)).
+
+        dμ = dw + 2 b μ        dρ = (dw ε + a/σ + 2 b σ) · sigmoid(ρ)        a, b: the gradients of the two sums
+
+    In pieces that stay in the processor's cache: a network has many more weights than fit there. ``spare`` are tensors
+    (P,) that nobody needs, for the gradients: millions of numbers in memory that is new to a process are slow.
+    """
+
+    @staticmethod
+    def forward(ctx, loc: Tensor, rho: Tensor, sizes: list[int], spare: list[Tensor]) -> tuple[Tensor, ...]:
+        """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw (its size,)). loc, rho: (P,)."""
+        ctx.sizes, ctx.spare = sizes, spare
+        sums = loc.new_empty(2, len(sizes))
+        scales, noises, draws = ([torch.empty_like(part) for part in loc.split(sizes)] for _ in range(3))
+        arrays = zip(loc.split(sizes), rho.split(sizes), scales, noises, draws, sums.T, strict=True)
+        for *array, total in arrays:
+            array[3].normal_()
+            total[0], total[1] = 0.0, array[0].dot(array[0])
+            for m, r, s, e, w in _pieces(*array):
+                s.copy_(F.softplus(r))
+                total[0] += torch.log(s, out=w).sum()
+                total[1] += s.dot(s)
+                torch.addcmul(m, s, e, out=w)
+        ctx.save_for_backward(loc, rho, *scales, *noises)
+        return (*sums, *draws)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, of_logs: Tensor, of_squares: Tensor, *of_draws: Tensor) -> tuple[Tensor | None, ...]:
+        """Those of loc and rho."""
+        loc, rho, *rest = ctx.saved_tensors
+        gradients = [ctx.spare.pop() if ctx.spare else torch.empty_like(loc) for _ in range(2)]
+        flats, count = (flat.split(ctx.sizes) for flat in (loc, rho, *gradients)), len(ctx.sizes)
+        arrays = zip(*flats, rest[:count], rest[count:], of_draws, strict=True)
+        for a, b, array in zip(of_logs, of_squares, arrays, strict=True):
+            for m, r, dm, dr, s, e, g in _pieces(*array):
+                torch.addcmul(g, m, b, value=2, out=dm)
+                slope = (g * e).addcmul_(s, b, value=2).addcdiv_(a, s)
+                torch.sigmoid(r, out=dr).mul_(slope)
+        return *(gradients.pop(0) for _ in range(2)), None, None
+
+
+def _pieces(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of at most PIECE numbers of arrays (P,) of one size; on a GPU, the whole."""
+    size = PIECE if flats[0].device.type == "cpu" else max(1, len(flats[0]))
+    return zip(*(flat.split(size) for flat in flats), strict=True)
 
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695  # fitted by Molchanov et al. 2017

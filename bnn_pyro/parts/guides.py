@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 
-from bnn_pyro.parts.weights import ArrayDistribution, cut
+from bnn_pyro.parts.weights import ArrayDistribution, FlatNormals, cut
 
 _numbers = itertools.count()
 
@@ -72,6 +72,7 @@ class NormalGuide(_Flat):
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
         super().__init__(initial)
         self.rho = nn.Parameter(torch.full_like(self.loc, init_scale + math.log(-math.expm1(-init_scale))))
+        self._spare: list[Tensor] = []
 
     @property
     def scale(self) -> Tensor:
@@ -93,9 +94,14 @@ class MeanFieldNormal(NormalGuide):
     """
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
-        scales = cut(self.scale, self.shapes)
-        for name, loc in self.sites().items():
-            yield name, dist.Normal(loc, scales[name], validate_args=False).to_event(loc.dim())
+        return FlatNormals(self.loc, self.rho, self.shapes, self._spare).arrays()
+
+    def clear_gradients(self) -> None:
+        """Forget the gradients of the last step, whose memory the next one takes where no allocator keeps it."""
+        parts = [p for p in (self.loc, self.rho) if p.grad is not None and not p.is_cuda]
+        self._spare[:] = [p.grad for p in parts]
+        for p in parts:
+            p.grad = None
 
 
 class PointMass(_Flat):

@@ -1,6 +1,7 @@
 """Distributions of one layer's weights, each a whole array at once, and the KLs between them.
 
     NormalWeights    wᵢ ~ Normal(μᵢ, σᵢ)        a free σ for every weight, given as σ
+    JointlyDrawn     the same, σ = softplus(ρ)   many arrays, of which a training step draws all in one pass
     FreeWeights      the same, given as log σ²   a parameter on the whole real line
     DropoutWeights   wᵢ ~ Normal(μᵢ, α μᵢ²)     Gaussian dropout of variance α (Kingma et al. 2015, arXiv:1506.02557)
     CentredNormal    wᵢ ~ Normal(0, s)          a prior, s one number or one a row
@@ -14,11 +15,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from pyro.distributions import constraints
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence, register_kl
@@ -96,6 +98,47 @@ class NormalWeights(_NormalArray):
     def variance(self) -> Tensor:
         """The variances, (*shape)."""
         return self.scale.square()
+
+
+class FlatNormals:
+    """Independent Normals of many arrays. loc, rho: (P,), σ = softplus(ρ).   shapes: {array: its shape}, in order.
+
+    spare: see ``gradients.DrawNormals``.
+    """
+
+    def __init__(self, loc: Tensor, rho: Tensor, shapes: Mapping[str, torch.Size], spare: list[Tensor]) -> None:
+        self.loc, self.rho, self.shapes, self.spare = loc, rho, shapes, spare
+
+    scale = cached_property(lambda self: F.softplus(self.rho))
+
+    @cached_property
+    def drawn(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+        """{array: (Σ log σ, Σ (μ² + σ²), a draw (*shape))}, with gradients."""
+        logs, squares, *draws = gradients.DrawNormals.apply(
+            self.loc, self.rho, [shape.numel() for shape in self.shapes.values()], self.spare
+        )
+        arrays = zip(self.shapes.items(), logs, squares, draws, strict=True)
+        return {name: (a, b, draw.view(shape)) for (name, shape), a, b, draw in arrays}
+
+    def arrays(self) -> Iterator[tuple[str, JointlyDrawn]]:
+        """(array, its distribution) of each."""
+        return ((name, JointlyDrawn(self, name, loc)) for name, loc in cut(self.loc, self.shapes).items())
+
+
+class JointlyDrawn(NormalWeights):
+    """One array of :class:`FlatNormals`: where gradients are wanted, its first draw is that of the common pass."""
+
+    def __init__(self, whole: FlatNormals, name: str, loc: Tensor) -> None:
+        self.whole, self.name, self.loc, self.is_drawn = whole, name, loc, False
+        ArrayDistribution.__init__(self, loc.shape)
+
+    scale = cached_property(lambda self: cut(self.whole.scale, self.whole.shapes)[self.name])
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        if self.is_drawn or shape != self.event_shape or not torch.is_grad_enabled():
+            return super()._draw(shape)
+        self.is_drawn = True
+        return self.whole.drawn[self.name][2]
 
 
 class FreeWeights(_NormalArray):
@@ -201,12 +244,18 @@ def log_alpha(q: _NormalArray) -> Tensor:
 
 @register_kl(_NormalArray, _NormalArray)
 @register_kl(_NormalArray, CentredNormal)
-def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal) -> Tensor:
+@register_kl(_NormalArray, Independent)
+@register_kl(_NormalArray, Normal)
+def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal | Independent | Normal) -> Tensor:
     if q.event_shape != p.event_shape:
         raise ValueError(f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
                          f"{tuple(p.event_shape)}")  # fmt: skip
-    pair = (Normal(one.mean, one.scale, validate_args=False) for one in (q, p))
-    return kl_divergence(*pair).sum()
+    p = p.base_dist if isinstance(p, Independent) else p
+    if not isinstance(p, _NormalArray | CentredNormal | Normal):
+        raise NotImplementedError
+    pair, dims = (Normal(one.mean, one.scale, validate_args=False) for one in (q, p)), len(q.event_shape)
+    each = kl_divergence(*pair)
+    return (each.sum(tuple(range(-dims, 0))) if dims else each).expand(q.batch_shape)
 
 
 @register_kl(FreeWeights, CentredNormal)
@@ -217,15 +266,13 @@ def _kl_known(q: FreeWeights, p: CentredNormal) -> Tensor:
     return _kl_normals(q, p)
 
 
-@register_kl(Independent, CentredNormal)
-def _kl_independent_centred(q: Independent, p: CentredNormal) -> Tensor:
+@register_kl(JointlyDrawn, CentredNormal)
+def _kl_jointly_drawn(q: JointlyDrawn, p: CentredNormal) -> Tensor:
     """KL(∏ Normal(μᵢ, σᵢ) ‖ Normal(0, s²I)) = ½ Σ(μ² + σ²)/s² − Σ log σ + n (log s − ½), in nats."""
-    if not isinstance(q.base_dist, Normal) or q.event_shape != p.event_shape or p.scale.dim():
-        raise NotImplementedError
-    dims, sigma = len(p.event_shape), q.base_dist.scale
-    squares = p.sum_of_squares(q.base_dist.loc) + p.sum_of_squares(sigma)
-    log_sigma = sigma.log().sum(tuple(range(-dims, 0))) if dims else sigma.log()
-    return 0.5 * squares / p.scale.square() - log_sigma + p.event_shape.numel() * (p.scale.log() - 0.5)
+    if not q.is_drawn or q.event_shape != p.event_shape or p.scale.dim():
+        return _kl_normals(q, p)
+    logs, squares, _ = q.whole.drawn[q.name]
+    return 0.5 * squares / p.scale.square() - logs + p.event_shape.numel() * (p.scale.log() - 0.5)
 
 
 @register_kl(_NormalArray, LogUniform)
