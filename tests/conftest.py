@@ -36,6 +36,13 @@ def no_residue():
     assert torch.equal(torch.get_rng_state(), states[2]), "torch's generator moved: use isolated(seed)"
 
 
+@pytest.fixture
+def seeded():
+    """Modules draw their initial weights."""
+    with bp.isolated(0):
+        yield
+
+
 #: Where the commands ask whether a fit failed.
 JUDGES = ("runs.evaluate", "runs.compare", "runs.predict", "diagnostics.diagnosis")
 

@@ -10,7 +10,6 @@ from pyro.distributions import Categorical
 
 import bnn_pyro as bp
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
 from bnn_pyro.plots import layout
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
@@ -68,8 +67,3 @@ def heights(container):
 
 def line_of(ax, label):
     return next(line for line in ax.lines if line.get_label().startswith(label))
-
-
-def refuses(words, draw, *args, **options):
-    with pytest.raises(UserError, match=words):
-        draw(*args, **options)

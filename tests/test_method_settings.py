@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from refused import refuses
 
 import bnn_pyro as bp
 from bnn_pyro.fitting import provenance_of
@@ -45,8 +46,7 @@ REFUSED = [
 @pytest.mark.parametrize(("methods", "settings", "message"), REFUSED, ids=str)
 def test_a_value_out_of_bounds(methods, settings, message):
     for method in methods:
-        with pytest.raises(bp.UserError, match=message):
-            method(**settings)
+        refuses(message, method, **settings)
 
 
 @pytest.mark.parametrize("method", [bp.NUTS, bp.MILE, bp.SGHMC, bp.SGLD, bp.SVI, bp.Ensemble, bp.Laplace])
@@ -58,8 +58,7 @@ def test_settings_of_earlier_versions_have_one_value(method):
     written = plain(method()) | method.former
     assert build(method, written) == method()
     for name, value in method.former.items():
-        with pytest.raises(bp.UserError, match=rf"takes {name}={value} alone, not other; leave '{name}' out"):
-            build(method, written | {name: "other"})
+        refuses(rf"takes {name}={value} alone, not other; leave '{name}' out", build, method, written | {name: "other"})
 
 
 def test_a_run_of_earlier_settings_is_read_but_not_fitted_again(tmp_path):

@@ -1,4 +1,4 @@
-"""Classes in an order: the cumulative logit against SciPy's logistic distribution, sums, and models written by hand."""
+"""Classes in an order: the cumulative logit against a model written by hand and SciPy; sums; orders that are given."""
 
 import numpy as np
 import pandas as pd
@@ -7,6 +7,7 @@ import pyro.distributions as dist
 import pyro.poutine as poutine
 import pytest
 import torch
+from refused import refuses
 from scipy import stats
 from test_parts import read
 
@@ -14,7 +15,7 @@ import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import make_likelihood
-from bnn_pyro.parts.observed import Ordinal, OrdinalMixture
+from bnn_pyro.parts.observed import OrdinalMixture
 
 SIZES = ("low", "middle", "high", "top")
 SCHEMA = bp.Schema("ordinal", (1,), classes=SIZES)
@@ -27,17 +28,6 @@ def ratings(num=240, seed=0):
     return x[:, None], np.searchsorted([-1.5, 0.0, 2.0], 2 * x + rng.logistic(size=num))
 
 
-def test_probabilities_are_differences_of_scipys_logistic_cdf():
-    f, own = torch.tensor([[-1.0], [0.3], [2.5]]), torch.tensor([-0.7, 0.2, -3.0])
-    cuts = np.array([-0.7, -0.7 + np.exp(0.2), -0.7 + np.exp(0.2) + np.exp(-3.0)])
-    cdf = np.concatenate([np.zeros((3, 1)), stats.logistic.cdf(cuts - f.double().numpy()), np.ones((3, 1))], 1)
-    likelihood = make_likelihood(SCHEMA)
-    assert type(likelihood) is Ordinal and likelihood.outputs == 1
-    np.testing.assert_allclose(read(likelihood, f, cuts=own).probs, np.diff(cdf), rtol=1e-5)
-    draws = read(likelihood, f.expand(5, 3, 1), cuts=own.expand(5, 3))  # five draws of the weights
-    np.testing.assert_allclose(draws.probs[4], np.diff(cdf), rtol=1e-5)
-
-
 def test_far_from_every_cut_no_digits_are_lost():
     """log P(y = k) to 1e-5 where probabilities are 1e-30 and where two cuts are 1e-6 apart."""
     own = torch.tensor([0.0, np.log(1e-6), 1.0])
@@ -45,13 +35,6 @@ def test_far_from_every_cut_no_digits_are_lost():
     gap = stats.logistic.logpdf(70.0) + np.log(1e-6)  # density times width
     np.testing.assert_allclose(found[0, :2], [-70.0, gap], rtol=1e-5)
     np.testing.assert_allclose(found[1, [1, 3]], [gap, -70.0 - np.e], rtol=1e-5)
-
-
-def test_the_prior_of_the_cuts_makes_classes_equally_probable_at_its_median():
-    for classes in (2, 3, 7):
-        likelihood = Ordinal(classes)
-        probs = read(likelihood, torch.zeros(1, 1), **likelihood.initial).probs
-        np.testing.assert_allclose(probs, np.full((1, classes), 1 / classes), rtol=1e-5)
 
 
 def test_the_log_joint_is_that_of_a_model_written_by_hand():
@@ -117,5 +100,4 @@ def test_the_order_is_that_of_numbers_of_categories_or_of_what_is_given():
 )
 def test_orders_that_are_refused(options, message):
     x, y = ratings()
-    with pytest.raises(bp.UserError, match=message):
-        bp.dataset(x, np.array(SIZES)[y], **{"task": "ordinal", **options})
+    refuses(message, bp.dataset, x, np.array(SIZES)[y], **{"task": "ordinal", **options})

@@ -1,19 +1,22 @@
-"""Networks of one's own, fitted: as the zoo's of the same layers, by samplers; saved, resumed, from a command."""
+"""Networks of one's own, fitted: as the zoo's of the same layers, by samplers, of several inputs; saved, resumed."""
 
 import functools
 import json
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from conjugate import correlated
 from monte_carlo import stop_at
 from own_networks import convnet
+from refused import refuses
 from run_folders import reseal
-from test_own_network import fit, rows, seeded
+from test_own_network import fit, rows
 from torch import nn
 from torch.distributions import Normal
+from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -26,7 +29,7 @@ from bnn_pyro.posterior import read_archive
 from bnn_pyro.run import main
 from bnn_pyro.settings import plain
 
-__all__ = ["seeded"]  # a fixture
+pytestmark = pytest.mark.usefixtures("seeded")
 SMALL = dict(prior="normal:1", noise=0.5, init_scale=1e-3)
 
 
@@ -41,10 +44,8 @@ def regression():
 
 METHODS = {
     "svi": bp.SVI(epochs=30, batch_size=7, lr=0.02),
-    "map": bp.MAP(epochs=20),
     "nuts": bp.NUTS(draws=3, warmup=3, chains=2, compiled="no", max_tree_depth=3),
-    "chees": bp.ChEES(draws=4, warmup=4, chains=4, superchains=2, compiled="no"),
-    "sghmc": bp.SGHMC(epochs=6, batch_size=5, chains=2, lr=1e-3),
+    "sghmc": bp.SGHMC(start="jitter", epochs=6, batch_size=5, chains=2, lr=1e-3),
 }
 
 
@@ -74,12 +75,12 @@ def test_samplers_follow_the_gradient_of_the_network_in_torchs_training_mode():
         net, flat = normed(data.schema).train(), u[chain].float().requires_grad_()
         pieces = flat.split([p.numel() for p in model.net.parameters()])
         w = {n: v.view_as(p) for (n, p), v in zip(model.net.named_parameters(), pieces, strict=True)}
-        f = torch.func.functional_call(net, w, (data.x_train,)).squeeze(1)
+        f = functional_call(net, w, (data.x_train,)).squeeze(1)
         joint = Normal(f, 0.7).log_prob(data.y_train).sum() + Normal(0, 0.5).log_prob(flat).sum()
         torch.testing.assert_close(density[chain], joint.double().detach(), rtol=1e-5, atol=1e-4)
         (slope,) = torch.autograd.grad(joint, flat)
         torch.testing.assert_close(gradient[chain], slope.double(), rtol=1e-3, atol=1e-3)
-    sampled = fit(entry, bp.SGHMC(epochs=6, batch_size=5, chains=2, lr=1e-3), data)
+    sampled = fit(entry, bp.SGHMC(start="jitter", epochs=6, batch_size=5, chains=2, lr=1e-3), data)
     assert bp.predict(sampled, data.x_train, num_draws=4).epistemic.min() > 0
 
 
@@ -94,13 +95,10 @@ def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tm
         assert torch.equal(again.model.centre, posterior.model.centre)
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(24, 6, bias=False), nn.Tanh(), nn.Linear(6, 3))
     named = r"missing: 1.bias; of another shape: 1.weight \(6, 24\), not \(5, 24\), 3.weight \(3, 6\), not \(3, 5\)"
-    with pytest.raises(bp.UserError, match=named):
-        bp.load(tmp_path, module=wrong)
-    with pytest.raises(bp.UserError, match=r"a module of your own \(Sequential\).*load\(folder, module=…\)"):
-        bp.load(tmp_path)
+    refuses(named, bp.load, tmp_path, module=wrong)
+    refuses(r"a module of your own \(Sequential\).*load\(folder, module=…\)", bp.load, tmp_path)
     fit(bp.MLP(hidden=(3,)), bp.MAP(epochs=2), out=tmp_path / "mlp")
-    with pytest.raises(bp.UserError, match="is not of a module of your own"):
-        bp.load(tmp_path / "mlp", module=net)
+    refuses("is not of a module of your own", bp.load, tmp_path / "mlp", module=net)
     text = (tmp_path / "posterior.json").read_text()
     assert json.loads(text)["provenance"]["entry"] == "my-network" and "Sequential" in text
 
@@ -152,8 +150,7 @@ def test_statistics_of_a_variant_of_ones_own_are_kept_with_the_posterior(tmp_pat
     assert (bp.load(tmp_path, Own()).model.net[2].running_mean == 0).all()
     fit(Own(normalised=False), METHODS[method], out=tmp_path / "plain")
     assert "buffers" not in read_archive(tmp_path / "plain")[0]
-    with pytest.raises(bp.UserError, match="layer or group normalisation instead of batch"):
-        fit(Own(), bp.Ensemble(members=2, epochs=3))
+    refuses("layer or group normalisation instead of batch", fit, Own(), bp.Ensemble(members=2, epochs=3))
 
 
 def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path, monkeypatch):
@@ -166,18 +163,11 @@ def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path, monkeypa
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
-class Looks(nn.Linear):
-    seen: ClassVar[list] = []
-
-    def forward(self, x):
-        self.seen.append(x.detach())
-        return super().forward(x)
-
-
 def test_raw_inputs_are_those_in_their_own_units():
-    data = bp.load_data("breast-cancer", features=["mean radius", "mean texture"])
-    bp.Bayesian(Looks(2, 1), inputs="raw").model(data.schema)(data.x_train[:5])
-    torch.testing.assert_close(Looks.seen[-1], data.schema.unstandardise(data.x_train[:5]))
+    data, net, seen = bp.load_data("breast-cancer", features=["mean radius", "mean texture"]), nn.Linear(2, 1), []
+    net.register_forward_hook(lambda layer, inputs, _: seen.append(inputs[0].detach()))
+    bp.Bayesian(net, inputs="raw").model(data.schema)(data.x_train[:5])
+    torch.testing.assert_close(seen[-1], data.schema.unstandardise(data.x_train[:5]))
 
 
 def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
@@ -197,3 +187,95 @@ def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
     assert main(["evaluate", out, "--quiet", *own]) == 0
     assert main(["train", "my-network", *short, "--overwrite"]) == 2
     assert "there is no module: give bp.Bayesian(module)" in capsys.readouterr().err
+
+
+# -- several inputs -------------------------------------------------------------------------------------------------
+RNG = np.random.default_rng(0)
+NUM = 60
+IMAGE, META = RNG.normal(5, 2, (NUM, 1, 3, 3)).astype(np.float32), RNG.normal(size=(NUM, 2)).astype(np.float32)
+WORDS = RNG.integers(0, 7, (NUM, 4))
+Y = META[:, 0] + IMAGE[:, 0, 0, 0] + 0.1 * RNG.normal(size=NUM)
+
+
+class Two(nn.Linear):
+    def forward(self, image, meta):
+        return super().forward(torch.cat([image.flatten(1), meta], 1))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, 3), nn.Linear(5, 1)
+
+    def forward(self, words, meta):
+        assert words.dtype == torch.int64 and words.shape[1:] == (4,)
+        return self.head(torch.cat([self.words(words).mean(1), meta], 1))
+
+
+def test_two_inputs_are_fitted_as_one_that_joins_them():
+    """Nothing but the way in is another: the same draws, to the bit."""
+    one, two = nn.Linear(11, 1), Two(11, 1)
+    two.load_state_dict(one.state_dict())
+    joined = np.concatenate([IMAGE.reshape(NUM, -1), META], 1)
+    method = bp.SVI(epochs=5)
+    sets = bp.dataset(joined, Y), bp.dataset((IMAGE, META), Y), bp.dataset({"meta": META, "image": IMAGE}, Y)
+    assert torch.equal(sets[0].x_train, sets[1].x_train)
+    first, second = (bp.fit(bp.Bayesian(net), data, method) for net, data in zip((one, two), sets, strict=False))
+    for site, draws in first.draw(4, seed=0).items():
+        assert torch.equal(draws, second.draw(4, seed=0)[site])
+    by_name = bp.fit(bp.Bayesian(two), sets[2], method)
+    x = sets[2].schema.unstandardise(sets[2].x_test)
+    given = {"image": x[:, 2:].reshape(-1, 1, 3, 3).numpy(), "meta": x[:, :2].numpy()}  # in another order
+    torch.testing.assert_close(bp.predict(by_name, given).mean, bp.predict(by_name, sets[2].x_test).mean)
+
+
+def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path):
+    data = bp.dataset({"words": WORDS, "meta": META}, Y, task="regression")
+    pixels = bp.dataset({"image": IMAGE.astype(np.uint8), "meta": META}, Y, task="regression")
+    assert pixels.schema.x_scale[0] != 1 and not pixels.schema.input_parts[0].is_whole
+    assert data.schema.x_scale[:4] == (1.0,) * 4
+    net = Words()
+    posterior = bp.fit(bp.Bayesian(net), data, bp.SVI(epochs=3))
+    prediction, draws = bp.predict(posterior, data.x_test, num_draws=5), posterior.draw(5, seed=0)
+    words, meta = data.x_test[:, :4].long(), data.x_test[:, 4:]
+    for s in range(5):  # plain passes of the user's own module
+        plain = functional_call(net, {name: value[s] for name, value in draws.items()}, (words, meta)).squeeze(-1)
+        expected = data.schema.y_shift + data.schema.y_scale * plain
+        torch.testing.assert_close(prediction.components.loc[s], expected, rtol=1e-4, atol=1e-4)
+    posterior.save(tmp_path / "posterior")
+    loaded = bp.load(tmp_path / "posterior", module=Words())
+    again = bp.predict(loaded, {"words": WORDS[:3], "meta": META[:3]}, num_draws=5)
+    same = bp.predict(posterior, {"meta": META[:3], "words": WORDS[:3]}, num_draws=5)
+    assert torch.equal(again.components.loc, same.components.loc)
+
+
+GAP = np.where(np.arange(NUM)[:, None] == 2, np.float32("nan"), META)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        ({"words": WORDS[:9], "meta": META}, "different numbers of rows ('words' 9, 'meta' 60)"),
+        ({"words": WORDS.astype(str), "meta": META}, "X['words'] is no array of numbers"),
+        ({"words": WORDS + 2**25, "meta": META}, "X['words'] has whole numbers above 2^24"),
+        (({"words": WORDS}, META), "X['0'] is no array of numbers"),
+        ({"words": WORDS + 7, "meta": META}, "index that it has not"),
+        ({"words": WORDS[:, :2], "meta": META}, "'words': (2, 2)"),
+    ],
+)
+def test_inputs_that_cannot_be_fitted_are_refused_in_a_line(x, words):
+    with pytest.raises(bp.UserError) as error:
+        bp.fit(bp.Bayesian(Words()), bp.dataset(x, Y), bp.SVI(epochs=1))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_new_rows_that_training_did_not_have_are_refused():
+    posterior = bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS, "meta": META}, Y), bp.SVI(epochs=1))
+    for x, words in (
+        ({"meta": META}, r"X has the inputs 'meta' \(N, 2\); this model takes 'words' \(N, 4\)"),
+        ({"words": WORDS, "meta": GAP}, r"X\[2, 4\] is nan|x\[2, 4\] is nan"),
+        ({"words": WORDS + 0.5, "meta": META}, r"X\['words'\] must be whole numbers"),
+        ({"words": WORDS + 7, "meta": META}, "index that it has not"),
+        ([WORDS, META], "is no tuple or dict"),
+    ):
+        refuses(words, bp.predict, posterior, x)

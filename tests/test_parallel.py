@@ -19,6 +19,7 @@ import torch
 from conjugate import correlated
 from monte_carlo import same
 from plain_tasks import die, die_once, free_port, refuse
+from refused import refuses
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -156,22 +157,12 @@ def test_a_task_that_ends_its_process_is_an_error_and_does_not_end_the_caller(at
 def test_an_error_names_its_task_and_may_be_collected(at, place):
     before = torch.get_num_threads()
     with at(place):
-        with pytest.raises(UserError, match=r"^the third: three is refused$"):
-            map_tasks(refuse, [1, 3], names=["the first", "the third"])
+        refuses(r"^the third: three is refused$", map_tasks, refuse, [1, 3], names=["the first", "the third"])
         with pytest.raises(ValueError, match="four") as error:  # a fault of the program's is not the user's to collect
             map_tasks(refuse, [1, 2, 4], failed=lambda task, error: None)
         assert "in task 3 of 3 (4)" in error.value.__notes__ and torch.get_num_threads() == before
         found = map_tasks(refuse, [1, 3, 2], failed=lambda task, error: (task, str(error)))
     assert found == [1, (3, "task 2 of 3 (3): three is refused"), 2]
-
-
-def warned(task):
-    from bnn_pyro.checkpoint import Run
-    from bnn_pyro.inference import cost
-    from bnn_pyro.inference.sampler import Sampler
-
-    cost.Forecast(Sampler(), Run())._say(1e6)
-    return task
 
 
 def test_chains_that_are_finished_on_a_cluster_are_kept(at, tmp_path, monkeypatch):

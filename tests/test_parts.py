@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from scipy.integrate import quad
 from scipy.stats import gamma, kstest, norm
-from torch.distributions import Independent, Normal, kl_divergence
+from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
 import bnn_pyro as bp
@@ -125,17 +125,6 @@ def read(likelihood, f, **latent):
 
 
 SCHEMA = bp.Schema("regression", (1,), y_shift=100.0, y_scale=20.0)
-
-
-def test_learned_noise_has_a_prior_in_standardised_units():
-    likelihood, f = make_likelihood(SCHEMA), torch.zeros(4, 1)
-    d = read(likelihood, f, log_noise=torch.tensor(-1.0))
-    assert d.stddev.tolist() == pytest.approx([20 / math.e] * 4)
-    with isolated(0):
-        trace = poutine.trace(likelihood).get_trace(f)
-    prior = trace.nodes["log_noise"]["fn"]
-    assert (prior.mean.item(), prior.stddev.item()) == (-1.0, 1.0)
-    assert not trace.nodes["log_noise"]["cond_indep_stack"]
 
 
 def test_heteroscedastic_noise():

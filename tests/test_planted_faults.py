@@ -36,24 +36,17 @@ kl, log_joints, cut = log_joint._kl, log_joint.log_joints, guides.cut
 log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
 
 
-class Unscaled(Rescale):
-    def __init__(self, likelihood=1.0, latent=1.0):
-        super().__init__(1.0, latent)
+def rescale_neither(likelihood=1.0, latent=1.0):
+    return Rescale(1.0, latent)
 
 
-class PerBatch(Rescale):
+def rescale_both(likelihood=1.0, latent=1.0):
     """Latent sites are scaled with the likelihood: with it, all of the KL in each of the N/B batches of an epoch."""
-
-    def __init__(self, likelihood=1.0, latent=1.0):
-        super().__init__(likelihood, latent * likelihood)
+    return Rescale(likelihood, latent * likelihood)
 
 
 def unscaled(model, w, x, y, likelihood=1.0):
     return log_joints(model, w, x, y, 1.0)
-
-
-def mean_of_logs(self):
-    return self.probs.log().mean(0).exp()
 
 
 def log_of_draws(self, y):
@@ -101,15 +94,18 @@ def old_momentum(w, v, *rest):
 WIDE = [(weights.CentredNormal, "log_prob", wide), (linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
 HOT, WARM = [(sghmc, "step", noisier(math.sqrt(2)))], [(sghmc, "step", noisier(1.1))]
 OLD = [(sghmc, "step", old_momentum)]
-PER_BATCH = [(log_joint, "Rescale", PerBatch), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
+PER_BATCH = [(log_joint, "Rescale", rescale_both), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
 UNSCALED = [(linear, "log_joints", unscaled), (log_joint, "log_joints", unscaled)]
-AVERAGED = [(ClassMixture, "mean", property(mean_of_logs)), (Mixture, "log_prob", log_of_draws)]
+AVERAGED = [
+    (ClassMixture, "mean", property(lambda self: self.probs.log().mean(0).exp())),
+    (Mixture, "log_prob", log_of_draws),
+]
 #: Name -> method that has the fault, the check that catches it, patches of the package.
 FAULTS = {
     "wrong KL sign": ("svi", ESTIMATORS, [(log_joint, "_kl", lambda q, p: -kl(q, p))]),
     "KL counted twice": ("svi", EXACT, [(log_joint, "_kl", lambda q, p: 2 * kl(q, p))]),
     "KL counted once per batch": ("svi", ESTIMATORS, PER_BATCH),
-    "likelihood not rescaled": ("svi", ESTIMATORS, [(log_joint, "Rescale", Unscaled)]),
+    "likelihood not rescaled": ("svi", ESTIMATORS, [(log_joint, "Rescale", rescale_neither)]),
     "likelihood not rescaled, SGHMC": ("sghmc", ESTIMATORS, UNSCALED),
     "averaged log-probabilities": ("svi", PREDICTIVE, AVERAGED),
     "a guide that ignores a weight": ("svi", EXACT, [(guides, "cut", first_weight_stays)]),

@@ -7,8 +7,9 @@ import pictures
 import pytest
 import torch
 from matplotlib.collections import QuadMesh
-from pictures import CATEGORICAL, LABELS, POINTS, chains, clean_matplotlib, line_of, random, refuses  # noqa: F401 (a fixture)
+from pictures import CATEGORICAL, LABELS, POINTS, chains, clean_matplotlib, line_of, random  # noqa: F401 (a fixture)
 from pyro.distributions import Bernoulli, Categorical, Normal
+from refused import refuses
 from scipy.stats import norm
 
 from bnn_pyro import metrics, plots

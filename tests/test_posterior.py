@@ -10,6 +10,7 @@ import pytest
 import torch
 from conjugate import correlated, dataset
 from properties import Planted, planted
+from refused import refuses
 from run_folders import reseal
 
 import bnn_pyro as bp
@@ -55,8 +56,7 @@ def test_draws_of_a_guide(trained, monkeypatch):
     assert ((flat.std(0) / scale - 1).abs() < 5 / 1000**0.5).all()
     again, other = posterior.draw(500, seed=1), posterior.draw(500, seed=2)
     assert all(torch.equal(draws[site], again[site]) and not torch.equal(draws[site], other[site]) for site in draws)
-    with pytest.raises(bp.UserError, match="at least 1, got 0"):
-        posterior.draw(0)
+    refuses("at least 1, got 0", posterior.draw, 0)
     monkeypatch.setattr("bnn_pyro.posterior.BLOCK_BYTES", 4 * 20 * 3)  # 20 weights: three draws a block
     with isolated(3):
         sizes = [next(iter(block.values())).shape[0] for block in posterior.blocks(8)]
@@ -109,10 +109,8 @@ def test_what_belongs_to_different_posteriors_is_not_pooled(trained):
         "another variant or setting": replace(first, provenance={**about, "entry": "mlp"}),
         "is a guide and has no chains": trained["guide"][0],
     }.items():
-        with pytest.raises(bp.UserError, match=f"posterior 2 .*{words}"):
-            bp.pool([first, other])
-    with pytest.raises(bp.UserError, match="no posteriors"):
-        bp.pool([])
+        refuses(f"posterior 2 .*{words}", bp.pool, [first, other])
+    refuses("no posteriors", bp.pool, [])
 
 
 def test_round_trip_is_exact(saved):
@@ -154,8 +152,7 @@ def test_a_damaged_archive_is_refused(saved):
     for name, change in DAMAGE:
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(change(whole))
-        with pytest.raises(bp.UserError, match=r"posterior\.json\)? is (damaged|truncated or was altered)"):
-            bp.load(folder)
+        refuses(r"posterior\.json\)? is (damaged|truncated or was altered)", bp.load, folder)
         (folder / name).write_bytes(whole)
 
 
@@ -169,15 +166,13 @@ def test_other_descriptions_are_told(saved):
         ({"provenance": {**about, "entry_settings": settings}}, "does not fit its own settings"),
     ):
         reseal(folder, **changes)
-        with pytest.raises(bp.UserError, match=words):
-            bp.load(folder)
+        refuses(words, bp.load, folder)
     (folder / "posterior.pt").unlink()
     for place, words in (
         (folder, r"no posterior\.pt in .*not a finished run"),
         (folder / "x", r"no posterior\.json in"),
     ):
-        with pytest.raises(bp.UserError, match=words):
-            bp.load(place)
+        refuses(words, bp.load, place)
 
 
 @chains_alone
@@ -191,8 +186,7 @@ def test_code_in_a_file_is_not_executed(saved, tmp_path, writer):
     else:
         path.write_bytes(planted(mark))
     reseal(folder)
-    with pytest.raises(bp.UserError, match="something else than tensors and was not loaded"):
-        bp.load(folder)
+    refuses("something else than tensors and was not loaded", bp.load, folder)
     assert not mark.exists()
     # the payload would have worked
     torch.load(path, weights_only=False) if writer == "torch" else pickle.loads(path.read_bytes())
@@ -210,8 +204,7 @@ def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
     assert (prediction.total / exact - 1).abs().max() < 5 * (2 / 4000) ** 0.5
     assert ((prediction.mean - 40).abs() < 5 * (exact / 4000).sqrt()).all()
     for without, words in (("sparse-dropout", "improper"), ("last-layer", "trained network")):
-        with pytest.raises(bp.UserError, match=words):
-            bp.prior(without, PROBLEM.data)
+        refuses(words, bp.prior, without, PROBLEM.data)
     posterior.save(tmp_path)
     assert torch.allclose(bp.predict(bp.load(tmp_path), x, num_draws=4000).mean, prediction.mean)
     with pytest.raises(bp.UserError, match="other settings, seed or data"):  # it is no fit to go on with

@@ -9,12 +9,12 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from pyro.distributions import Bernoulli, Categorical, Normal
+from refused import refuses
 from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import norm
 from zoo_problems import problem
 
-import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -118,8 +118,7 @@ def test_mixture_moments_quantiles_and_densities():
             assert log_prob == pytest.approx(logsumexp(norm.logpdf(y, loc, scale)) - math.log(3), rel=1e-5)
     assert prediction.cdf(torch.zeros(4, 2)).shape == (4, 2) and prediction.quantile(0.5).shape == (1, 2)
     for wrong in (0.0, 1.0, [0.5, -1], math.nan):
-        with pytest.raises(bp.UserError, match="strictly between 0 and 1"):
-            prediction.quantile(wrong)
+        refuses("strictly between 0 and 1", prediction.quantile, wrong)
 
 
 def test_log_prob_is_the_log_of_the_mean_density_even_where_that_underflows():
@@ -167,8 +166,6 @@ def test_mistakes_are_told(monkeypatch):
         (lambda: regression.probs, "'probs' belongs to classification"),
         (lambda: classes.quantile(0.5), "'quantile' belongs to regression"),
     ):
-        with pytest.raises(bp.UserError, match=words):
-            call()
+        refuses(words, call)
     monkeypatch.setattr(posterior.model.net, "forward", Mock(side_effect=MemoryError))
-    with pytest.raises(bp.UserError, match=r"not enough memory .*max_memory"):
-        predict(posterior, x, num_draws=2)
+    refuses(r"not enough memory .*max_memory", predict, posterior, x, num_draws=2)

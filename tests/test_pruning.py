@@ -1,25 +1,31 @@
-"""Pruning by signal-to-noise: by hand, bit for bit, and on a problem whose relevant weights are known."""
+"""The network at the mean weights, and pruning by signal-to-noise: by hand, by draws, bit for bit, as commands."""
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from run_folders import SMALL
+from pyro.infer.autoguide import AutoNormal
+from refused import refuses
+from run_folders import SMALL, small_table
 
 import bnn_pyro as bp
 from bnn_pyro import plots, pruning
+from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
+from bnn_pyro.runs.baselines import against_mean_weights
+from bnn_pyro.runs.folder import RunFolder
 
 PROBLEM = correlated(num=30)
 X, Y = PROBLEM.data.x_train, PROBLEM.data.y_train
 WEIGHT, HIDDEN = "layers.0.weight", "layers.1.weight"
 
 
-def fit(entry, epochs=3, method=None, data=PROBLEM.data):
-    return bp.fit(entry, data, method or bp.SVI(epochs=epochs), progress=False, device="cpu")
+def fit(entry, method=None, **settings):
+    return bp.fit(entry, PROBLEM.data, method or bp.SVI(epochs=3), progress=False, device="cpu", **settings)
 
 
 def test_ratio_by_hand():
@@ -46,8 +52,17 @@ def mean_field():
     return fit(bp.MeanField(hidden=(3,), init_scale=0.3))
 
 
-def test_ratio_is_that_of_the_draws(posterior):
+def check_mean(posterior, draws):
+    mean = posterior.at_mean_weights().chains
+    assert mean.keys() == draws.keys()
+    for site, value in draws.items():
+        assert mean[site].shape == (1, 1, *value.shape[1:])
+        assert ((value.mean(0) - mean[site][0, 0]).abs() < 5 * value.std(0) / len(value) ** 0.5 + 1e-6).all()
+
+
+def test_mean_and_ratio_are_those_of_the_draws(posterior):
     draws, ratios = posterior.draw(20_000, seed=1), pruning.signal_to_noise(posterior)
+    check_mean(posterior, draws)
     assert list(ratios) == [WEIGHT, HIDDEN]  # neither biases nor the learned noise
     for site, ratio in ratios.items():
         estimated = draws[site].double().mean(0).abs() / draws[site].double().std(0)
@@ -74,6 +89,18 @@ def test_removed_weights_are_zero_and_the_others_the_same(posterior):
     assert all(torch.equal(after[site], value) for site, value in before.items()), "the posterior was changed"
 
 
+def test_a_network_at_the_mean_weights_is_a_posterior_of_one_draw(tmp_path):
+    entry, method = bp.DropoutMLP(hidden=(4,)), bp.MCDropout(epochs=5)
+    posterior = fit(entry, method)
+    check_mean(posterior, posterior.draw(20_000, seed=0))
+    mean = posterior.at_mean_weights()
+    prediction = bp.predict(mean, X, num_draws=50)
+    assert prediction.num_draws == 1 and (prediction.epistemic == 0).all()
+    mean.save(tmp_path)
+    assert torch.equal(bp.predict(bp.load(tmp_path), X).locs, prediction.locs)
+    refuses("other settings", fit, entry, method, out=tmp_path, resume=True)  # it is not what fit would have returned
+
+
 def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
     pruned = pruning.prune(mean_field, 0.6)
     zero = pruned.draw(1, seed=0)[WEIGHT][0] == 0
@@ -88,7 +115,7 @@ def test_a_pruned_posterior_is_a_posterior(mean_field, tmp_path):
     assert all(torch.equal(again[site], value) for site, value in pruned.draw(3, seed=2).items())
     assert bp.load(tmp_path).provenance["pruned"] == 0.6
     with pytest.raises(bp.UserError, match="other settings"):  # it is not what fit would have returned
-        bp.fit(bp.MeanField(hidden=(3,)), PROBLEM.data, bp.SVI(epochs=3), out=tmp_path, resume=True, progress=False)
+        fit(bp.MeanField(hidden=(3,)), out=tmp_path, resume=True)
 
 
 def test_points_of_the_curve_are_scores_of_pruned_posteriors(mean_field):
@@ -102,14 +129,19 @@ def test_points_of_the_curve_are_scores_of_pruned_posteriors(mean_field):
 
 
 def test_errors(mean_field):
-    dropout = fit(bp.DropoutMLP(hidden=(3,)), method=bp.MCDropout(epochs=1))
+    dropout = fit(bp.DropoutMLP(hidden=(3,)), bp.MCDropout(epochs=1))
     for posterior, share, words in (
-        (fit(bp.MLP(hidden=(3,)), method=bp.MAP(epochs=1)), 0.5, "point estimate or stored draws"),
+        (fit(bp.MLP(hidden=(3,)), bp.MAP(epochs=1)), 0.5, "point estimate or stored draws"),
         (dropout, 0.5, "DroppedInputs has no mean and standard deviation of every weight"),
         *[(mean_field, share, "must lie between 0 and 1") for share in (-0.1, 1.1, math.nan)],
     ):
-        with pytest.raises(bp.UserError, match=words):
-            pruning.prune(posterior, share)
+        refuses(words, pruning.prune, posterior, share)
+    with isolated(0):
+        model = bp.MeanField(hidden=(4,)).model(PROBLEM.schema)
+        guide = AutoNormal(model)  # draws "w_unconstrained", and w is a point at its value
+        guide(X)
+        with pytest.raises(bp.UserError, match="AutoNormal has no mean of every weight"):
+            bp.Posterior(model, PROBLEM.schema, guide=guide).at_mean_weights()
 
 
 def test_picture_of_the_ratios():
@@ -123,7 +155,7 @@ def test_picture_of_the_ratios():
     assert threshold == pytest.approx(20 * math.log10(math.exp(-1.5)))
 
 
-def test_command(tmp_path, capsys):
+def test_command_that_prunes(tmp_path, capsys):
     out = tmp_path / "run"
     assert main(["train", "sparse-dropout", "--data", "toy-curve", "--no-baseline", *SMALL, "--out", str(out)]) == 0
     assert main(["evaluate", str(out), "--prune", "--quiet"]) == 0
@@ -138,3 +170,43 @@ def test_command(tmp_path, capsys):
     (out / "pruning.json").write_text('{"measure": "rmse"}')
     assert main(["evaluate", str(out), "--quiet"]) == 2
     assert "pruning.json is damaged; remove it, and write it again" in capsys.readouterr().err
+
+
+def test_command_at_the_mean_weights(runs, tmp_path, capsys, no_figures):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "digits", run)
+    before = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
+    assert main(["evaluate", str(run), "--mean-weights", "--quiet"]) == 0
+    assert "metrics-mean-weights.json" in capsys.readouterr().out
+    found = json.loads((run / "metrics-mean-weights.json").read_text())
+    digits = bp.load_data("digits", limit=150)
+    exact = bp.metrics.nll(bp.predict(bp.load(run).at_mean_weights(), digits.x_test), digits.y_test)
+    assert found["nll"] == pytest.approx(exact, abs=1e-6) != json.loads(before["metrics.json"])["nll"]
+    # Other rows get a file of their own as well.
+    assert main(["evaluate", str(run), "--mean-weights", "--data", "digits", "--quiet"]) == 0
+    assert (run / "metrics-digits-mean-weights.json").is_file() and not (run / "metrics-digits.json").exists()
+    assert {name: (run / name).read_bytes() for name in before} == before
+    # A run that replaces this one leaves nothing of it.
+    again = ["train", "mlp", "--data", "digits", "--limit", "150", "--no-baseline", "--out", str(run), "--overwrite"]
+    assert main([*again, *SMALL]) == 0 and not (run / "metrics-mean-weights.json").exists()
+    assert main(["evaluate", str(run), "--mean-weights", "--quiet"]) == 2
+    assert "stored draws have no mean weights" in capsys.readouterr().err
+
+
+def test_a_report_says_where_the_mean_weights_predict_better_than_the_draws(tmp_path):
+    table, run = small_table(tmp_path / "houses.csv"), tmp_path / "run"
+    words = ["train", "mean-field", "--data", str(table), "--target", "price", "--out", str(run), *SMALL]
+    assert main([*words, "--epochs", "200", "--lr", "0.02", "--no-baseline"]) == 0
+    posterior, data = bp.load(run), bp.load_data(str(table), target="price")
+    scores = against_mean_weights(posterior, bp.predict(posterior, data.x_test), data)
+    assert scores["nll_over_mean_weights_low"] < 0.01 and "mean weights" not in (run / "report.html").read_text()
+    with torch.no_grad():  # a q as wide as the prior, at the same means
+        for name, value in posterior.guide.named_parameters():
+            value.copy_(torch.full_like(value, 0.5) if "rho" in name or "scale" in name else value)
+    wide = against_mean_weights(posterior, bp.predict(posterior, data.x_test), data)
+    assert wide["nll_over_mean_weights_low"] > 0.01 and 0 < wide["signal_to_noise"] < scores["signal_to_noise"]
+    assert 0 < wide["kl_share"] < 1 and not against_mean_weights(posterior.at_mean_weights(), None, data)
+    metrics = json.loads((run / "metrics.json").read_text())
+    (run / "metrics.json").write_text(json.dumps({**metrics, **wide}))
+    (worry,) = RunFolder(run).facts().worries
+    assert worry["level"] == "caution" and "q is too wide" in worry["sentence"]

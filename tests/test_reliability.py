@@ -16,6 +16,7 @@ import monte_carlo
 import pytest
 import torch
 from properties import SHORT, answer, contents
+from refused import refuses
 from run_folders import same
 
 import bnn_pyro as bp
@@ -71,8 +72,7 @@ def test_a_run_that_was_begun_since_the_folder_was_claimed_is_left_alone(tmp_pat
 
 def test_a_lock_is_a_threads_and_leaves_nothing(tmp_path):
     with lock_folder(tmp_path / "new"), lock_folder(tmp_path / "new"), ThreadPoolExecutor(1) as thread:
-        with pytest.raises(bp.UserError, match="another thread"):
-            thread.submit(lock_folder(tmp_path / "new").__enter__).result()
+        refuses("another thread", thread.submit(lock_folder(tmp_path / "new").__enter__).result)
         assert (tmp_path / "new" / LOCK).read_text().startswith(f"process {os.getpid()} on ")
     assert not list(tmp_path.iterdir())
 
@@ -87,8 +87,7 @@ def test_what_a_killed_process_left_half_written_holds_nobody_up_and_is_removed(
     (tmp_path / "figures").mkdir()
     for path in (mine, left[1]):
         path.write_text("half")
-    with pytest.raises(bp.UserError, match="choose another folder"):
-        folder.claim(tmp_path)
+    refuses("choose another folder", folder.claim, tmp_path)
     with lock_folder(tmp_path):
         assert mine.exists() and not any(path.exists() for path in left)
 

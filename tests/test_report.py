@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure as Page
 from pictures import clean_matplotlib  # noqa: F401 (a fixture)
 
-from bnn_pyro.reports.page import Picture, read_texts, run_card, run_html
+from bnn_pyro.reports.page import Picture, run_card, run_html
 from bnn_pyro.reports.summary import run_table
 from bnn_pyro.reports.tables import RunFacts, as_text, difference, estimate, headline_differences
 from bnn_pyro.run import main
@@ -161,14 +161,3 @@ def test_train_draws_every_figure_that_applies(name, tmp_path):
     assert main(["train", *argv, *small]) == 0
     assert {p.name for p in (tmp_path / "figures").iterdir()} == {f"{figure}.png" for figure in figures.split()}
     assert (tmp_path / "report.html").read_text().count("data:image/png;base64,iVBOR") == len(figures.split())
-
-
-def test_every_figure_of_a_report_has_a_sentence_and_is_drawn_by_a_command():
-    for words in read_texts("figures").values():
-        assert all(len(w["sentence"]) > 40 and w["sentence"].endswith(".") and w["title"] for w in words.values())
-    names = " ".join(figures for _, figures in REPORTS.values()).split()
-    drawn = {name.split("-uniform")[0].split("-gaussian")[0] for name in names}
-    # By test_pruning, test_compare_files, test_counts and test_times.
-    elsewhere = {"pruning", "signal-to-noise", "reliability-recalibrated", "calibration-recalibrated", "rootogram"}
-    elsewhere |= {"survival-curve"}
-    assert drawn | elsewhere == set(read_texts("figures")["report"])

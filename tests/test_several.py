@@ -8,6 +8,7 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
+from refused import refuses
 from scipy import stats
 from sklearn.metrics import average_precision_score
 
@@ -132,15 +133,13 @@ def test_labels_against_scipy_and_scikit_learn():
     entropy = stats.bernoulli(mean).entropy() - stats.bernoulli(p).entropy().mean(0)
     np.testing.assert_allclose(prediction.epistemic.numpy(), entropy, atol=1e-6)
     assert "has none" in metrics.evaluate(prediction, 0 * y, bootstrap=2).notes["average_precision"]
-    with pytest.raises(bp.UserError, match="labels are 0 or 1"):
-        metrics.nll(prediction, 2 * y)
+    refuses("labels are 0 or 1", metrics.nll, prediction, 2 * y)
 
 
 FITS = {
     "hidden-layer": ("hidden-layer", bp.SVI(epochs=40)),
     "heteroscedastic": (bp.MeanField(noise="heteroscedastic"), bp.SVI(epochs=3)),
-    "map": ("mlp", bp.MAP(epochs=30)),
-    "sghmc": ("mean-field", bp.SGHMC(epochs=2)),
+    "sghmc": ("mean-field", bp.SGHMC(epochs=2, start="jitter")),
     "mile": ("mean-field", bp.MILE(warmup=5, draws=4, chains=2, epochs=4, thin=2)),
     "mc-dropout": ("dropout-mlp", bp.MCDropout(epochs=3)),
 }
@@ -195,8 +194,7 @@ def test_refused():
         (lambda: metrics.nll(bp.predict(FITTED, NUMBERS.x_test), NUMBERS.y_test[:, 0]), "pass 2 values each"),
         (lambda: bp.predict(FITTED, NUMBERS.x_test).probs, "belongs to classification, but this is a targets"),
     ]:
-        with pytest.raises(bp.UserError, match=message):
-            call()
+        refuses(message, call)
 
 
 @pytest.mark.parametrize("task", ["targets", "labels"])
@@ -205,19 +203,8 @@ def test_from_a_file_to_predictions(task, tmp_path, capsys):
     names = [f"t{k}" for k in range(y.shape[1])]
     file, run, out = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
     pd.DataFrame(np.concatenate([x, y], 1), columns=["a", "b", *names]).to_csv(file, index=False)
-    train = [
-        "train",
-        "mean-field",
-        "--data",
-        file,
-        "--target",
-        ",".join(names),
-        "--out",
-        run,
-        "--no-baseline",
-        "--quiet",
-    ]
-    assert main([*train, "--epochs", "20", "--num-draws", "5"]) in (0, 3)
+    train = ["train", "mean-field", "--data", file, "--target", ",".join(names), "--out", run, "--no-baseline"]
+    assert main([*train, "--epochs", "20", "--num-draws", "5", "--quiet"]) in (0, 3)
     scores = json.loads((tmp_path / "run" / "metrics.json").read_text())
     posterior, data = bp.load(run), bp.load_data(file, target=names)
     single = metrics.evaluate(bp.predict(posterior, data.x_test, num_draws=5).target(1), data.y_test[:, 1])

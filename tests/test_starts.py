@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
+from refused import refuses
 from scipy.stats import kstest
 
 import bnn_pyro as bp
@@ -148,8 +149,7 @@ def test_the_optimum_is_that_of_the_new_rows(tmp_path):
         torch.testing.assert_close(warm.chains[site], value, atol=1e-3, rtol=1e-3)
     same = fit(method, MORE, linear, start=first, out=tmp_path, resume=True)
     assert torch.equal(same.chains["layers.0.weight"], warm.chains["layers.0.weight"])
-    with pytest.raises(bp.UserError, match="holds a finished posterior of other settings"):
-        fit(method, MORE, linear, out=tmp_path, resume=True)
+    refuses("holds a finished posterior of other settings", fit, method, MORE, linear, out=tmp_path, resume=True)
 
 
 def test_points_start_at_the_mean_of_a_q():
@@ -170,5 +170,4 @@ def test_who_may_not():
         ("other parameters", lambda: fit("svi", entry=bp.MeanField(hidden=(5,)), start=q)),
         ("other shapes", lambda: fit("map", entry=bp.MeanField(hidden=(5,)), start=point)),
     ):
-        with pytest.raises(bp.UserError, match=message):
-            call()
+        refuses(message, call)

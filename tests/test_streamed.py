@@ -11,6 +11,7 @@ import pytest
 import torch
 from monte_carlo import same, stop_at
 from PIL import Image
+from refused import refuses
 from torchvision.datasets import ImageFolder
 
 import bnn_pyro as bp
@@ -134,8 +135,7 @@ def test_what_takes_all_rows_says_how_much_memory_that_is(files, both):
         ("mean-field", bp.SGHMC(batch_size=0), "batch_size=0 takes all"),
         ("last-layer", "svi", "a backbone takes all"),
     ):
-        with pytest.raises(bp.UserError, match=f"{what}.*svi"):
-            bp.fit(variant, data, method, progress=False)
+        refuses(f"{what}.*svi", bp.fit, variant, data, method, progress=False)
 
 
 def test_bad_files_of_arrays_get_one_line(files, tmp_path, monkeypatch):
@@ -147,11 +147,9 @@ def test_bad_files_of_arrays_get_one_line(files, tmp_path, monkeypatch):
         np.save(tmp_path / f"{name}.npy", values)
     (tmp_path / "broken.npy").write_bytes(b"no array")
     for name, how, message in BAD:
-        with pytest.raises(bp.UserError, match=message):
-            load_data(tmp_path / name, **how)
+        refuses(message, load_data, tmp_path / name, **how)
     monkeypatch.setenv("BNN_PYRO_MEMORY", "much")
-    with pytest.raises(bp.UserError, match="BNN_PYRO_MEMORY is a number of GiB"):
-        load_data(files / "x.npy")
+    refuses("BNN_PYRO_MEMORY is a number of GiB", load_data, files / "x.npy")
 
 
 @pytest.fixture
@@ -188,18 +186,14 @@ def test_a_large_parquet_file_of_numbers_stays_on_disk(table, tmp_path, monkeypa
     assert torch.equal(data.x_test[:], whole.x_test) and torch.equal(data.y_test, whole.y_test)
     assert isinstance(bp.load_data(table[0], target="price").x_train, torch.Tensor)  # one of text is read whole
     frame.assign(area=frame["area"].where(frame.index != 40)).to_parquet(path)
-    with pytest.raises(bp.UserError, match=r"n.parquet: x\[40, 0\] is nan; correct or remove row 40"):
-        bp.load_data(path, target="price")
+    refuses(r"n.parquet: x\[40, 0\] is nan; correct or remove row 40", bp.load_data, path, target="price")
 
 
 def test_what_is_wrong_with_parquet_names_the_way_out(table, monkeypatch):
     path, _ = table
-    with pytest.raises(bp.UserError, match=r"column of .*did you mean 'price'"):
-        bp.load_data(path, target="prize")
+    refuses(r"column of .*did you mean 'price'", bp.load_data, path, target="prize")
     path.write_bytes(b"PAR1 nothing")
-    with pytest.raises(bp.UserError, match="is no Parquet file, or damaged"):
-        bp.load_data(path, target="price")
+    refuses("is no Parquet file, or damaged", bp.load_data, path, target="price")
     for name in ("pyarrow", "fastparquet"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(bp.UserError, match=r'pip install "bnn_pyro\[parquet\]"'):
-        bp.load_data(path, target="price")
+    refuses(r'pip install "bnn_pyro\[parquet\]"', bp.load_data, path, target="price")

@@ -180,13 +180,8 @@ def test_a_signal_stops_with_the_command_that_goes_on_to_the_very_same_results(c
 
 def test_options_and_folders_in_use_are_refused(made, tmp_path, capsys):
     spec, out, _ = made
-    for more, said in (
-        (("--executor", "dsk:3"), "unknown executor 'dsk:3'"),
-        (("--cores", "-1"), "cores must be a number of processes"),
-        (("--dryrun",), "did you mean '--dry-run'?"),
-    ):
-        assert main(["sweep", str(spec), "--out", str(tmp_path / "new"), "--quiet", *more]) == 2
-        assert said in capsys.readouterr().err
+    assert main(["sweep", str(spec), "--out", str(tmp_path / "new"), "--quiet", "--cores", "-1"]) == 2
+    assert "cores must be a number of processes" in capsys.readouterr().err
     (mine := tmp_path / "mine").mkdir()
     (mine / "thesis.tex").write_text("mine")
     assert sweep(spec, mine) == 2 and "exists and is not a sweep" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """How long a fit takes: the rule for its steps, when an objective has settled, forecasts, and limits of time."""
 
 import itertools
-import math
 import time
 import warnings
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from bnn_pyro import checkpoint
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.inference import cost, optimise
 from bnn_pyro.inference import schedule as rules
-from bnn_pyro.inference.schedule import schedule, settled
+from bnn_pyro.inference.schedule import settled
 
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))
@@ -119,13 +118,6 @@ def test_an_optimisation_ends_with_the_weights_of_that_step(name, monkeypatch, t
 
 
 ROWS = 400
-
-
-def test_the_rule_at_its_bounds():
-    assert schedule(1, 1) == (0, 0.02, 10_000) and schedule(512, 1000) == (0, 0.01, 10_000)
-    assert schedule(513, 8000).batch_size == 64 and schedule(513, 8000).lr == 0.005
-    assert schedule(60_000, 10**7) == (256, 0.001, 10_000 // math.ceil(60_000 / 256))
-    assert schedule(10**7, 1000).epochs == rules.MIN_EPOCHS
 
 
 def noisy(rise, noise, lines=300, seed=0):

@@ -10,7 +10,6 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
-from scipy import stats
 
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
@@ -68,25 +67,6 @@ def test_every_command_takes_a_likelihood_of_the_users_own(tmp_path, monkeypatch
     scores = json.loads((tmp_path / "run/metrics.json").read_text())
     assert set(bp.metrics.METRICS["regression"]) <= set(scores) and 0.5 < scores["coverage_95"] <= 1
     assert "coverage 95" in (tmp_path / "run/report.html").read_text()
-
-
-def test_a_mixture_of_poissons_has_its_closed_forms():
-    """Against sums over the counts, of probabilities by SciPy."""
-    rates, k = torch.tensor([[1.5, 40.0], [3.0, 55.0]]), np.arange(400)
-    prediction = PoissonMixture(dist.Poisson(rates))
-    pmf = stats.poisson.pmf(k[:, None, None], rates.numpy()).mean(1)  # (counts, points)
-    cdf, y = pmf.cumsum(0), np.array([2.0, 44.0])
-    mean = (pmf * k[:, None]).sum(0)
-    assert prediction.task == "regression" and not prediction.has_classes
-    np.testing.assert_allclose(prediction.mean, mean, rtol=1e-6)
-    np.testing.assert_allclose(prediction.total, (pmf * (k[:, None] - mean) ** 2).sum(0), rtol=1e-5)
-    np.testing.assert_allclose(prediction.log_prob(torch.from_numpy(y)).exp(), pmf[y.astype(int), [0, 1]], rtol=1e-4)
-    for level, found in zip((0.025, 0.5, 0.9), prediction.quantile((0.025, 0.5, 0.9)), strict=True):
-        np.testing.assert_array_equal(found, (cdf < level).sum(0))
-    crps = ((cdf - (y <= k[:, None])) ** 2).sum(0).mean()
-    assert bp.metrics.crps(prediction, y) == pytest.approx(crps, rel=1e-9)
-    pit = [cdf[1, 0] + pmf[2, 0] / 2, cdf[43, 1] + pmf[44, 1] / 2]
-    np.testing.assert_allclose(bp.metrics.pit(prediction, y), pit, rtol=1e-5)
 
 
 @dataclass(frozen=True)
