@@ -8,21 +8,12 @@ OUT = 3
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind):
+    def __init__(self):
         super().__init__()
-        self.rnn, self.head = kind(6, 5, num_layers=2, batch_first=True), nn.Linear(5, OUT)
+        self.rnn, self.head = nn.LSTM(6, 5, num_layers=2, batch_first=True), nn.Linear(5, OUT)
 
     def forward(self, x):
         return self.head(self.rnn(x)[0][:, -1])
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attend, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, OUT)
-
-    def forward(self, x):
-        return self.head(self.attend(x, x, x)[0].mean(1))
 
 
 class Transformer(nn.Module):
@@ -33,15 +24,6 @@ class Transformer(nn.Module):
 
     def forward(self, x):
         return self.head(self.block(x)[:, 0])
-
-
-class Bilinear(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Bilinear(6, 6, OUT)
-
-    def forward(self, x):
-        return self.layer(x[:, 0], x[:, 1])
 
 
 class Embedded(nn.Module):
@@ -87,7 +69,6 @@ def flat(*layers):
 #: Inputs are (B, 4, 6).
 NETS = {
     "linear": lambda: flat(nn.Linear(6, 5), nn.Tanh()),
-    "bilinear": Bilinear,
     "conv1d": lambda: flat(nn.Conv1d(4, 3, 3), nn.ReLU()),
     "conv2d": lambda: flat(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 3, 3), nn.Dropout(0.5), nn.GroupNorm(3, 3)),
     "channels-last": lambda: nn.Sequential(
@@ -98,15 +79,12 @@ NETS = {
     "embedding, tied": Embedded,
     "norms": lambda: flat(nn.LayerNorm(6), nn.Linear(6, 6), nn.RMSNorm(6)),
     "batch norm": lambda: flat(nn.Conv1d(4, 3, 3), nn.BatchNorm1d(3), nn.ReLU()),
-    "attention": Attention,
     "transformer": Transformer,
-    "lstm": lambda: Recurrent(nn.LSTM),
-    "gru": lambda: Recurrent(nn.GRU),
-    "rnn": lambda: Recurrent(nn.RNN),
+    "lstm": Recurrent,
     "used twice": Shared,
     "branching": Branching,
 }
-LOOPED = ("lstm", "gru", "rnn", "branching")
+LOOPED = ("lstm", "branching")
 
 
 def made(name):

@@ -143,21 +143,12 @@ def drifted():
 
 
 def complaints(folder):
-    """What is told where ranks were asked for different things, one of them fails, or the method cannot be divided."""
+    """What is told where ranks were asked for different things, or the method cannot be divided."""
     here, told = ranks.here(), {}
-
-    def refuse():
-        if here.rank == 1:
-            raise bp.UserError("rank 1 has no such file")
-
-    def agree(function):
-        with here.agreed():
-            function()
 
     tries = {
         "seeds": lambda: fit(SVI, seed=here.rank),
         "rows": lambda: fit(SVI, data=replace(DATA, x_train=DATA.x_train + here.rank)),
-        "one fails": lambda: agree(refuse),
         "method": lambda: fit(bp.NUTS()),
         "settings of a checkpoint": lambda: fit(replace(SVI, epochs=7), folder / "left", resume=True),
     }

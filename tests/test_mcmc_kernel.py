@@ -34,7 +34,6 @@ class LogGamma:
 
 
 def own(kind, potential, seed, warmup=200):
-    """A kernel at the start of its chain."""
     return kind(warmup=warmup).kernel(potential, potential.initial.numpy().copy(), seed)
 
 
@@ -54,7 +53,6 @@ def moments(z, potential):
 
 
 def test_nuts_is_pyros_nuts():
-    """At one step size: tree depths, gradients, acceptance and moments are alike."""
     num, potential, step = 800, LogGamma(), 0.35
 
     def series(position, depth, steps, acceptance):
@@ -98,7 +96,6 @@ class SameNumbers:
 
 @pytest.mark.parametrize(("step", "depth"), [(0.02, 0), (0.02, 3), (-0.02, 6), (0.15, 7), (4.0, 5)])
 def test_compiled_subtrees(step, depth):
-    """The very subtree that steps one by one make: ends, proposal, weight, and where it stops."""
     problem = correlated(num=40)
     with bp.isolated(0):
         slow, fast = (
@@ -128,7 +125,6 @@ def test_compiled_subtrees(step, depth):
 
 
 def test_adaptation_is_pyros():
-    """Step sizes after the warm-up: one distribution."""
     potential, sizes = LogGamma(), {"pyro": [], "own": []}
     for seed in range(16):
         with bp.isolated(seed), pyro.validation_enabled(False):
@@ -213,10 +209,7 @@ SAMPLERS = {
     [("nuts", "hessian"), ("hmc", "kronecker"), ("nuts", "weights"), ("hmc", "weights")],
 )
 def test_linear_regression(name, space, monkeypatch):
-    """The whole covariance, in units of a target that is not standardised, in whatever coordinates.
-
-    In those of the weights these correlate.
-    """
+    """The whole covariance, in units of a target that is not standardised; those of the weights correlate."""
     sampler, problem = SAMPLERS[name], correlated(inputs=2, **UNITS)
     if space == "kronecker":
         monkeypatch.setattr(whitening, "DENSE", 0)

@@ -46,11 +46,6 @@ def state(potential, z, u):
     return State(z, np.array(u), *evaluator(potential)(z))
 
 
-def start(potential, chains, size, seed=0):
-    rng = np.random.default_rng(seed)
-    return state(potential, rng.standard_normal((chains, size)), direction(rng.standard_normal((chains, size))))
-
-
 #: The shares of a step of another integrator.
 LEAPFROG = (0.5, 1.0, 0.5)
 

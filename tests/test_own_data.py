@@ -18,7 +18,6 @@ LABELS = np.tile(["u", "v"], NUM // 2)
 
 
 def houses(num=NUM):
-    """A frame of every type of column, and a target."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
@@ -156,7 +155,6 @@ def test_unseen_categories_are_none_of_the_known_ones():
 
 
 def parts(data, column):
-    """The values of a column in each part."""
     place = data.schema.features.index(column)
     return [
         set(data.schema.unstandardise(x)[:, place].round().int().tolist())
@@ -236,9 +234,3 @@ def test_load_data_and_new_rows_say_the_way_out():
         (lambda: bp.load_inputs(FRAME, images), r"a frame, and this model takes arrays of shape \(N, 1, 4, 4\)"),
     ):
         refuses(message, call)
-
-
-@pytest.mark.parametrize("settings", [{"prior": ("normal:1", "normal:2")}, {"noise": lambda x: x}])
-def test_settings_of_another_kind_are_refused_in_a_sentence(settings):
-    with pytest.raises(UserError, match=r"prior= takes one text, such as 'fan-in:1'|noise must be 'learned'"):
-        bp.fit(bp.MeanField(**settings), (ARRAY, PRICES), bp.SVI(epochs=1), progress=False)

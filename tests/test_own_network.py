@@ -34,7 +34,6 @@ def fit(entry, method=None, data=None, **settings):
 
 
 def overwritten(net, draws, s):
-    """A copy with the weights of one draw."""
     own = copy.deepcopy(net)
     own.load_state_dict({name: value[s] for name, value in draws.items()}, strict=False)
     return own
@@ -42,7 +41,6 @@ def overwritten(net, draws, s):
 
 @pytest.mark.parametrize("name", NETS)
 def test_draws_are_plain_passes_of_the_module_with_these_weights(name):
-    """Against the user's own module, its weights overwritten by each draw; in training and in the library's calls."""
     net, data = made(name), rows()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     with warnings.catch_warnings(record=True) as told:

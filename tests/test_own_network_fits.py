@@ -119,8 +119,6 @@ def test_a_resumed_fit_is_the_same_and_other_weights_are_another_fit(tmp_path):
 
 @dataclass(frozen=True)
 class Own:
-    """A variant of one's own around a module with batch statistics."""
-
     normalised: bool = True
 
     summary: ClassVar[str] = "a network of one's own"
@@ -213,7 +211,6 @@ class Words(nn.Module):
 
 
 def test_two_inputs_are_fitted_as_one_that_joins_them():
-    """Nothing but the way in is another: the same draws, to the bit."""
     one, two = nn.Linear(11, 1), Two(11, 1)
     two.load_state_dict(one.state_dict())
     joined = np.concatenate([IMAGE.reshape(NUM, -1), META], 1)

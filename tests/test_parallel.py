@@ -24,15 +24,8 @@ from refused import refuses
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.errors import UserError
-from bnn_pyro.parallel.executor import (
-    Executor,
-    check_workers,
-    connect,
-    current_executor,
-    executor,
-    parse_executor,
-    usable_cores,
-)
+from bnn_pyro.parallel import executor as executors
+from bnn_pyro.parallel.executor import Executor, connect, current_executor, executor, usable_cores
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
 from bnn_pyro.progress import report_progress
 
@@ -76,7 +69,7 @@ def at(request):
 
 
 def test_texts():
-    assert parse_executor("dask://10.0.0.1:8786/") == Executor("dask", client="tcp://10.0.0.1:8786")
+    assert executors.parse_executor("dask://10.0.0.1:8786/") == Executor("dask", client="tcp://10.0.0.1:8786")
     for text in ("", "her", "processes:0", "processes:", "dask", "dask:2", "dask://host", "tcp://h:1", "dask://:"):
         refused = pytest.raises(UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
         with refused, executor(text):
@@ -232,7 +225,7 @@ def test_workers_are_looked_over():
         asked.run = lambda *_, **__: {"tcp://a:1": there}
         asked.nthreads = lambda: {"tcp://a:1": threads} if threads else {}
         asked.get_versions = lambda check, packages: found.append((check, *packages))
-        check_workers(asked)
+        executors.check_workers(asked)
 
     found = []
     look(1)

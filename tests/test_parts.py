@@ -173,6 +173,8 @@ def test_mean_field_normal_starts_where_it_is_told():
         ({"prior": "scale-mixture:1,0.1,1.5"}, "wide component must lie between 0 and 1, got 1.5"),
         ({"hidden": (5, -1)}, "hidden"),
         ({"init_scale": 0.0}, "init"),
+        ({"prior": ("normal:1", "normal:2")}, "prior= takes one text, such as 'fan-in:1'"),
+        ({"noise": lambda x: x}, "noise must be 'learned'"),
         ({"activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         *[({"noise": noise}, "'learned', 'heteroscedastic', .* positive") for noise in ("leanred", "0", -2.0, "nan")],
     ],

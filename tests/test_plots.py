@@ -158,7 +158,6 @@ def test_selective_risk_lies_between_the_oracle_and_a_random_order():
 
 
 def by_hand(posterior, x, y, picks):
-    """NLL of an ensemble of some (chain, draw)s."""
     total = 0.0
     for row, label in zip(x, y.tolist(), strict=True):
         probs = [

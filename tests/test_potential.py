@@ -132,7 +132,6 @@ def test_coordinates(dense, classes, bias, monkeypatch):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_leapfrog(fast):
-    """Ten steps against the formula: half a step of the momentum, one of the position, half a step."""
     target = potential("binary", **NETS["binary"])
     if fast:
         assert target.compile(1)
@@ -202,7 +201,6 @@ def test_where_nothing_can_be_compiled_a_warning_says_why(monkeypatch):
 
 
 def test_code_is_made_once_for_targets_and_starts_of_its_own(monkeypatch):
-    """Other targets and another start take the same code; each potential keeps its own rows."""
     monkeypatch.setattr(compiled, "TRACES", {})
     compiled._build.cache_clear()
     first, second, other_rows = (potential("fixed noise", activation="tanh") for _ in range(3))

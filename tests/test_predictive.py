@@ -38,7 +38,6 @@ def parameters(prediction):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectorised_draws_equal_a_loop_over_draws(kind):
-    """Each component is the distribution at "y" of the model conditioned on that one draw."""
     posterior, x = wide(kind)
     prediction = predict(posterior, x, num_draws=6, seed=5)
     draws = posterior.draw(6, seed=5)

@@ -107,7 +107,8 @@ def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp
         (f"shufflenet_v2_x0_5:{tmp_path / 'bad.pth'}", None, "holds no weights of torchvision's"),
         (f"shufflenet_v2_x0_5:{tmp_path / 'other.pth'}", None, "it lacks conv1"),
     ):
-        refuses(words, fit, bp.LastLayer(backbone=backbone, **({"inputs": inputs} if inputs else {})))
+        settings = {"backbone": backbone, "inputs": inputs} if inputs else {"backbone": backbone}
+        refuses(words, lambda settings: fit(bp.LastLayer(**settings)), settings)
     assert not (tmp_path / "executed").exists()
 
 

@@ -9,24 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import properties
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from properties import (
-    LINE,
-    MEAN_FIELD,
-    NUMBER,
-    SHORT,
-    TEXT,
-    WORD,
-    answer,
-    cases,
-    changed_json,
-    contents,
-    damage,
-    place,
-    planted,
-)
+from properties import MEAN_FIELD, NUMBER, SHORT, TEXT, answer, cases, damage, place
 
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
@@ -38,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 # -- data --------------------------------------------------------------------------------------------------------------
 CELLS = {
     "numbers": NUMBER,
-    "words": WORD,
+    "words": properties.WORD,
     "labels": st.integers(0, 2).map(str),
     "dates": st.dates().map(str),
     "texts": st.text(max_size=6),
@@ -84,7 +71,6 @@ OPTIONS = [
 
 @st.composite
 def archive(draw) -> bytes:
-    """An NPZ file that will do, or a damaged one."""
     file, shape = io.BytesIO(), draw(st.sampled_from([(30, 3), (30, 4, 4), (30, 2, 3, 1), (30,), (29, 3)]))
     np.savez(file, x=np.random.default_rng(0).normal(size=shape), y=np.arange(30) % draw(st.sampled_from([1, 3, 30])))
     return draw(st.one_of(st.just(file.getvalue()), damage(file.getvalue())))
@@ -167,16 +153,16 @@ def test_a_damaged_run_is_used_or_refused(runs, data, name, command):
             blob = path.read_bytes() if path.is_file() else b""
             how = data.draw(st.sampled_from(["bytes", "json", "json", "swap", "remove", "code"]))
             if how == "json" and path.suffix == ".json" and blob:
-                path.write_bytes(data.draw(changed_json(blob)))
+                path.write_bytes(data.draw(properties.changed_json(blob)))
             elif how == "swap":
                 path.write_bytes((run / data.draw(st.sampled_from(files))).read_bytes())
             elif how == "remove":
                 path.unlink(missing_ok=True)
             elif how == "code":
-                path.write_bytes(planted(folder / "executed"))
+                path.write_bytes(properties.planted(folder / "executed"))
             else:
                 path.write_bytes(data.draw(damage(blob)))
-        before = contents(run)
+        before = properties.contents(run)
         sealed = all((run / f).is_file() and (run / f).read_bytes() == (runs[name] / f).read_bytes() for f in SEALED)
         here = {"RUN": str(run), "OTHER": str(runs["svi"]), "CASE": str(folder)}
         argv = COMMANDS[command]
@@ -186,7 +172,7 @@ def test_a_damaged_run_is_used_or_refused(runs, data, name, command):
         if done.code == 2:
             told = ("environment.json", "history.csv") if command == "resume" else ()  # of when it was last run
             before = {k: v for k, v in before.items() if Path(k).name not in told}
-            kept = {k: v for k, v in contents(run).items() if k in before}
+            kept = {k: v for k, v in properties.contents(run).items() if k in before}
             assert kept == before, "a failing command changed the run"
         elif command not in ("overwrite", "again", "resume") and not sealed:
             same = all(read_archive(run)[1][k] == read_archive(runs[name])[1][k] for k in ("schema", "provenance"))
@@ -207,7 +193,7 @@ VALUES = st.one_of(
                      "3,,2", "true", "no", "None", "normal:1", "normal:0", "normal:nan", "normal", "fan-in:-1",
                      "scale-mixture:1,0.1,0.5", "scale-mixture:1,0.1,2", "gamma:1", "relu", "learned",
                      "heteroscedastic", "svi", "map", "nuts", "auto", "full", "low-rank:2", "4:8"]),
-    LINE,
+    properties.LINE,
 )  # fmt: skip
 FLAGS = ["--hidden", "--activation", "--prior", "--noise", "--inference", "--epochs", "--batch-size", "--lr", "--seed",
          "--limit", "--validation", "--data-seed", "--target", "--task", "--features", "--device", "--num-draws",
@@ -218,7 +204,6 @@ NAMES = sorted({f.name for table in (bp.ZOO, bp.METHODS) for kind in table.value
 
 
 def costly(text: str) -> bool:
-    """Whether a number in the text asks for more than a test has."""
     for part in text.replace(":", ",").split(","):
         with contextlib.suppress(ValueError):
             if float(part) > COSTLY:

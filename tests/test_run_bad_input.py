@@ -1,13 +1,21 @@
-"""Bad input on the command line: one line that says what, where and the way out; nothing is written."""
+"""Bad input, of commands and settings: one line that says what, where and the way out; nothing is written."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 import torch
+from refused import refuses
 from run_folders import MEAN_FIELD, SMALL, small_table, snapshot
 
+import bnn_pyro as bp
+from bnn_pyro.fitting import provenance_of
 from bnn_pyro.run import main
+from bnn_pyro.runs.folder import ARCHIVE, RunFolder
+from bnn_pyro.runs.recipe import Recipe
+from bnn_pyro.settings import build, plain
+from bnn_pyro.zoo.auto import make_setup
 
 WRONG_KINDS = [{"variant": ["mlp"]}, {"data": {"limit": "few"}}, {"data": {"features": "a"}}, {"conformal": "much"}]
 
@@ -40,11 +48,9 @@ def bad(tmp_path_factory, runs):
 TRAIN = {
     "unknown data": (["--data", "digit"], "did you mean 'digits'"),
     "unknown variant": (["men-field"], "did you mean 'mean-field'"),
-    "method of another variant": (["mlp", "--inference", "svi"], "svi needs a guide"),
     "unknown setting": (["--set", "epoch=3"], "did you mean 'epochs'"),
     "setting without a value": (["--set", "epochs"], "KEY=VALUE"),
     "no epochs": (["--epochs", "0"], "error: --epochs must be at least 1"),
-    "a setting below 0": (["--set", "batch_size=-1"], "error: batch_size must be at least 0"),
     "a split of no file": (["--split", "2"], "split=2 is one of a file of given splits; give splits too"),
     "no minutes": (["--inference", "nuts", "--max-minutes", "0"], "--max-minutes must be a number above 0"),
     "minutes of what cannot end": (["--inference", "sgld", "--max-minutes", "1"], "can end with what they have"),
@@ -72,13 +78,11 @@ OTHERS = {
     "edited posterior": (["evaluate", "DIR/edited"], "altered"),
     "data of another shape": (["evaluate", "RUNS/digits", "--data", "breast-cancer"], "shape (30,)"),
     "labels outside the classes": (["evaluate", "RUNS/digits", "--data", "DIR/labels.npz"], "class '10'"),
-    "unknown outside data": (["evaluate", "RUNS/digits", "--ood", "nose"], "did you mean 'noise'"),
     "no outside data": (["evaluate", "RUNS/digits", "--ood", "noise", "--limit", "0"], "--limit: must be at least 1"),
     "outside data of another shape": (["evaluate", "RUNS/digits", "--ood", "diabetes"], "(10,)"),
     "a missing column": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", *TO], "'town'"),
     "an output that exists": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", "--output", "DIR/file"], "exists"),
     "levels that are none": ([*PREDICT, "--levels", "0.5,high"], "--levels: invalid numbers value: '0.5,high'"),
-    "a level in per cent": ([*PREDICT, "--levels", "90"], "level must lie strictly between 0 and 1, got 90"),
     "a threshold of no classes": ([*PREDICT, "--threshold", "0.3"], "--threshold 0.3: give a probability between 0"),
     "bad rows": ([*PREDICT, "--on-bad-row", "skp"], "invalid choice: 'skp'"),
     "keeping no column": ([*PREDICT, "--keep", "twn"], "did you mean 'town'"),
@@ -119,3 +123,69 @@ def test_data_that_are_changed_or_missing_are_told_in_a_line(tmp_path, capsys):
             assert len(told) == 1 and told[0].startswith("error: ") and words in told[0]
         assert snapshot(tmp_path / "run") == before
         table.unlink(missing_ok=True)
+
+
+# -- settings of methods -----------------------------------------------------------------------------------------------
+HMCS, SG, POINTS = (bp.NUTS, bp.HMC, bp.ChEES), (bp.SGHMC, bp.SGLD), (bp.MAP, bp.MLE, bp.Ensemble)
+REFUSED = [
+    (HMCS, dict(start="mode"), "unknown start 'mode'"),
+    (HMCS, dict(draws=0), "draws must be at least 1"),
+    (HMCS, dict(thin=0), "thin must be at least 1"),
+    (HMCS, dict(target_accept=1.0), "target_accept must be above 0 and below 1"),
+    ((*HMCS, *SG, bp.SVI, bp.Laplace), dict(temperature=0.0), "temperature must be above 0"),
+    ((*HMCS, *SG, bp.SVI, bp.Laplace), dict(temperature=math.nan), "temperature must be above 0"),
+    ((*HMCS, *SG), dict(jitter=-1.0), "jitter must be at least 0"),
+    (HMCS, dict(compiled="maybe"), "unknown compiled 'maybe'"),
+    ([bp.NUTS], dict(max_tree_depth=0), "max_tree_depth must be"),
+    ([bp.HMC], dict(length=0.0), "length must be"),
+    ([bp.HMC, bp.Ensemble], dict(cores=-1), "cores must be at least 0"),
+    ([bp.ChEES], dict(chains=1), "needs at least 2"),
+    ([bp.ChEES], dict(chains=24), "24 chains cannot be shared out evenly to 16 superchains"),
+    ((*SG, bp.SVI, *POINTS), dict(epochs=0), "epochs must be at least 1"),
+    ((*SG, bp.SVI, *POINTS), dict(lr=0.0), "lr must be above 0"),
+    ((*SG, bp.SVI, *POINTS), dict(batch_size=-1), "batch_size must be at least 0"),
+    (SG, dict(chains=0), "chains must be at least 1"),
+    (SG, dict(burn_in=5000, epochs=5000), "burn_in must lie between 0 and the 5000 epochs"),
+    (SG, dict(max_draws=0), "max_draws must be at least 1"),
+    ([bp.SGHMC], dict(friction=1.1), "friction must be above 0 and at most 1"),
+    ([bp.SVI], dict(num_particles=0), "num_particles must be at least 1"),
+    ((bp.SVI, *POINTS), dict(final_lr=2.0), "final_lr must be at least 0 and at most 1"),
+    (POINTS, dict(patience=-1), "patience must be at least 0"),
+    ([bp.Ensemble], dict(members=0), "members must be at least 1"),
+    ([bp.Laplace], dict(max_iterations=0), "max_iterations must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("methods", "settings", "message"), REFUSED, ids=str)
+def test_a_value_out_of_bounds(methods, settings, message):
+    for method in methods:
+        refuses(message, method, **settings)
+
+
+@pytest.mark.parametrize("method", [bp.NUTS, bp.MILE, bp.SGHMC, bp.SGLD, bp.SVI, bp.Ensemble, bp.Laplace])
+def test_settings_of_earlier_versions_have_one_value(method):
+    """They are in the key of a fit as before, so that a run of then is resumed; with another value it is refused."""
+    setup = make_setup({bp.Laplace: "last-layer", bp.Ensemble: "mlp"}.get(method, "mean-field"), method())
+    key = provenance_of(setup, bp.load_data("toy-curve"), 0)["key"][3]
+    assert method.former and method.former.items() <= key.items() and not method.former.keys() & plain(method()).keys()
+    written = plain(method()) | method.former
+    assert build(method, written) == method()
+    for name, value in method.former.items():
+        refuses(rf"takes {name}={value} alone, not other; leave '{name}' out", build, method, written | {name: "other"})
+
+
+def test_a_run_of_earlier_settings_is_read_but_not_fitted_again(tmp_path):
+    """What has been fitted is evaluated whatever its method's settings were then; the rest of the fit is refused."""
+    recipe = Recipe.from_dict({"variant": "mean-field", "inference": "sghmc", "data": {"name": "toy-curve"}}).to_dict()
+    recipe["inference_settings"] |= {"schedule": "cyclical:3", "chains": 7}
+    (tmp_path / "config.json").write_text(json.dumps(recipe))
+    with pytest.raises(bp.UserError, match="takes schedule=constant alone, not cyclical:3"):
+        _ = RunFolder(tmp_path).recipe
+    for name in ARCHIVE:
+        (tmp_path / name).touch()
+    assert RunFolder(tmp_path).recipe.method == bp.SGHMC(chains=7)
+    assert RunFolder(tmp_path).former_settings["schedule"] == "cyclical:3"
+    recipe |= {"inference": "nuts", "inference_settings": {"draws": 7, "start": "svi", "mass": "dense"}}
+    (tmp_path / "config.json").write_text(json.dumps(recipe))
+    assert RunFolder(tmp_path).recipe.method == bp.NUTS(draws=7)
+    assert RunFolder(tmp_path).former_settings == {"start": "svi", "mass": "dense"}

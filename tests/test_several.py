@@ -1,4 +1,4 @@
-"""Several targets a row, numbers or labels: against models written by hand, SciPy, scikit-learn and single targets."""
+"""Several targets a row, and classes in an order: against models written by hand, SciPy, scikit-learn and sums."""
 
 import json
 import math
@@ -11,11 +11,15 @@ import torch
 from refused import refuses
 from scipy import stats
 from sklearn.metrics import average_precision_score
+from test_parts import read
+from zoo_problems import check_log_joint
 
 import bnn_pyro as bp
 from bnn_pyro import metrics
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.likelihoods import make_likelihood
+from bnn_pyro.parts.observed import OrdinalMixture
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.run import main
 
@@ -33,63 +37,58 @@ def labels(num=60, seed=0):
     return x, (np.stack([x[:, 0], x[:, 1], x.sum(1) - 1], 1) + noise > 0).astype(float)
 
 
+def ratings(num=240, seed=0):
+    """Four classes by a logistic variable around 2 x, cut at −1.5, 0 and 2."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(-2, 2, num)
+    return x[:, None], np.searchsorted([-1.5, 0.0, 2.0], 2 * x + rng.logistic(size=num))
+
+
 NUMBERS, LABELS = bp.dataset(*numbers(), seed=0), bp.dataset(*labels(), seed=0)
 FITTED = bp.fit("mlp", NUMBERS, bp.MAP(epochs=2), seed=0, progress=False)
 X, Y = numbers()
-UNITS = ("y_shift", "y_scale")
 FRAME = pd.DataFrame(np.concatenate([X, Y], 1), columns=["a", "b", "up", "down"])
+SIZES = ("low", "middle", "high", "top")
+SHIFT, SCALE = (torch.tensor(of) for of in (NUMBERS.schema.y_shift, NUMBERS.schema.y_scale))
 
 
-#: {likelihood: (data, {site of its own: mean of its Normal prior})}, each prior with standard deviation 1.
-LIKELIHOODS = {
-    "normal": (NUMBERS, {"log_noise": -1.0}),
-    "student-t": (NUMBERS, {"log_noise": -1.0, "log_df": 2.0}),
-    "heteroscedastic": (NUMBERS, {}),
-    "bernoulli": (LABELS, {}),
-}
+def normal(f, w):
+    return dist.Normal(SHIFT + SCALE * f, SCALE * w["log_noise"].exp())
 
 
-def by_hand(name, schema, f, own):
-    """The distributions of the targets, one by one, by Pyro's classes."""
-    for t in range(len(schema.targets)):
-        shift, scale = (getattr(schema, of) if name == "bernoulli" else getattr(schema, of)[t] for of in UNITS)
-        if name == "heteroscedastic":
-            sd = 1e-3 + torch.nn.functional.softplus(f[:, 2 * t + 1])
-            yield dist.Normal(shift + scale * f[:, 2 * t], scale * sd)
-        elif name == "bernoulli":
-            yield dist.Bernoulli(logits=f[:, t])
-        else:
-            loc, sd = shift + scale * f[:, t], scale * own["log_noise"][t].exp()
-            yield dist.StudentT(2 + own["log_df"][t].exp(), loc, sd) if "log_df" in own else dist.Normal(loc, sd)
+def student_t(f, w):
+    return dist.StudentT(2 + w["log_df"].exp(), SHIFT + SCALE * f, SCALE * w["log_noise"].exp())
 
 
-@pytest.mark.parametrize("name", LIKELIHOODS)
-def test_the_log_joint_is_that_of_a_model_written_by_hand(name):
-    """Of three chains, of all rows, and of a mini-batch of each that stands for all."""
-    data, own = LIKELIHOODS[name]
-    settings = {"noise": name} if name == "heteroscedastic" else {"likelihood": name} if name == "student-t" else {}
-    x, y = data.x_train, data.y_train
-    with isolated(0):
-        model = bp.MLP(hidden=(), prior="normal:2", **settings).model(data.schema)
-    log_joint = LogJoint(model, x, y)
-    u = 0.3 * torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def heteroscedastic(f, w):
+    return dist.Normal(SHIFT + SCALE * f[:, ::2], SCALE * (1e-3 + torch.nn.functional.softplus(f[:, 1::2])))
 
-    def expected(x, y, weight=1.0):
-        total = []
-        for s in range(3):
-            w = {site: value[s] for site, value in log_joint.sites(u).items()}
-            f = x @ w["layers.0.weight"].T + w["layers.0.bias"]
-            prior = sum(dist.Normal(0.0, 2.0).log_prob(w[f"layers.0.{part}"]).sum() for part in ("weight", "bias"))
-            prior = prior + sum(dist.Normal(mean, 1.0).log_prob(w[site]).sum() for site, mean in own.items())
-            targets = enumerate(by_hand(name, data.schema, f, w))
-            total.append(prior + weight * sum(q.log_prob(y[:, t]).sum() for t, q in targets))
-        return torch.stack(total).double()
 
-    torch.testing.assert_close(log_joint.log_density(u), expected(x, y), rtol=1e-5, atol=1e-3)
-    each = tuple(part[:6].expand(3, *part[:6].shape) for part in (x, y))  # rows of its own for each chain
-    for rows in ((x[:6], y[:6]), each):
-        found = sum(log_joint.terms(u, *rows))
-        torch.testing.assert_close(found, expected(x[:6], y[:6], len(x) / 6), rtol=1e-5, atol=1e-3)
+def bernoulli(f, w):
+    return dist.Bernoulli(logits=f)
+
+
+def ordered(f, w):
+    return dist.OrderedLogistic(f[:, 0], torch.cat([w["cuts"][:1], w["cuts"][1:].exp()]).cumsum(0))
+
+
+EVEN = torch.tensor([0.25, 0.5, 0.75]).logit()
+CUTS = dist.Normal(torch.cat([EVEN[:1], EVEN.diff().log()]), torch.tensor([1.5, 1.0, 1.0]))
+NOISE, DF = dist.Normal(-1.0, 1.0), dist.Normal(2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "law", "priors", "settings"),
+    [
+        (NUMBERS, normal, {"log_noise": NOISE}, {}),
+        (NUMBERS, student_t, {"log_noise": NOISE, "log_df": DF}, {"likelihood": "student-t"}),
+        (NUMBERS, heteroscedastic, {}, {"noise": "heteroscedastic"}),
+        (LABELS, bernoulli, {}, {}),
+        (bp.dataset(*ratings(60), task="ordinal", seed=0), ordered, {"cuts": CUTS}, {}),
+    ],
+)
+def test_the_log_joint_is_that_of_a_model_written_by_hand(data, law, priors, settings):
+    check_log_joint(data, law, priors, **settings)
 
 
 def test_as_many_targets_as_inputs_are_no_rows_of_each_draw():
@@ -215,3 +214,57 @@ def test_from_a_file_to_predictions(task, tmp_path, capsys):
     column = table["t1_mean" if task == "targets" else "p(t1)"].to_numpy()
     np.testing.assert_allclose(column, prediction.mean[:, 1].numpy(), rtol=1e-5, atol=1e-6)
     assert main(["diagnose", run]) == 2 and "takes one target a row" in capsys.readouterr().err
+
+
+# -- classes in an order -----------------------------------------------------------------------------------------------
+def test_far_from_every_cut_no_digits_are_lost():
+    """log P(y = k) to 1e-5 where probabilities are 1e-30 and where two cuts are 1e-6 apart."""
+    own = torch.tensor([0.0, np.log(1e-6), 1.0])
+    likelihood = make_likelihood(bp.Schema("ordinal", (1,), classes=SIZES))
+    found = read(likelihood, torch.tensor([[70.0], [-70.0]]), cuts=own).logits.double().numpy()
+    gap = stats.logistic.logpdf(70.0) + np.log(1e-6)  # density times width
+    np.testing.assert_allclose(found[0, :2], [-70.0, gap], rtol=1e-5)
+    np.testing.assert_allclose(found[1, [1, 3]], [gap, -70.0 - np.e], rtol=1e-5)
+
+
+def test_the_ranked_probability_score_is_the_crps_of_the_classes():
+    rng = np.random.default_rng(0)
+    logits, y = rng.normal(size=(5, 30, 4)), rng.integers(0, 4, 30)
+    prediction = OrdinalMixture(dist.Categorical(logits=torch.from_numpy(logits)))
+    p = (np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)).mean(0)
+    k = np.arange(4)
+    distance = (p * np.abs(k - y[:, None])).sum(1)  # E|Y − y| − ½ E|Y − Y'|
+    pairs = np.einsum("bi,bj,ij->b", p, p, np.abs(k[:, None] - k))
+    assert bp.metrics.rps(prediction, y) == pytest.approx((distance - pairs / 2).mean(), rel=1e-6)
+    assert len(prediction[:3].set(0.9).members) == 3  # as of other classes
+
+
+def test_the_order_is_that_of_numbers_of_categories_or_of_what_is_given():
+    x, y = ratings()
+    frame = pd.DataFrame({"x": x[:, 0], "size": np.array(SIZES)[y], "stars": y + 9})
+    ordered = frame.assign(size=pd.Categorical(frame["size"], [*SIZES, "unused"], ordered=True))
+    assert bp.dataset(frame, "stars", task="ordinal").schema.classes == ("9", "10", "11", "12")
+    for data in (
+        bp.dataset(ordered.drop(columns="stars"), "size", task="ordinal"),
+        bp.dataset(frame.drop(columns="stars"), "size", task="ordinal", classes=SIZES),
+        bp.dataset(x, frame["size"], task="ordinal", classes=SIZES),
+        bp.dataset(x, y, task="ordinal", classes=SIZES),
+    ):
+        assert data.schema.task == "ordinal" and data.schema.classes == SIZES and data.schema.has_classes
+        np.testing.assert_array_equal(data.y_test, y[data.index_test])
+    assert bp.dataset(ordered, "size").schema.classes == tuple(sorted(SIZES))  # as before, where no order is asked for
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "target 'y': the order of the classes high, low, middle, top is not known; give classes= .--classes."),
+        ({"classes": SIZES[:3]}, "unknown class 'top'"),
+        ({"classes": (*SIZES, "huge")}, "no row of class 'huge'"),
+        ({"classes": (*SIZES, "low")}, "names it twice"),
+        ({"classes": SIZES, "task": "counts"}, "classes= .--classes. names classes, and the task is counts"),
+    ],
+)
+def test_orders_that_are_refused(options, message):
+    x, y = ratings()
+    refuses(message, bp.dataset, x, np.array(SIZES)[y], **{"task": "ordinal", **options})

@@ -33,7 +33,6 @@ def sample(problem, method, **settings):
 
 
 def check_gaussian(posterior, mean, covariance):
-    """Means and the whole covariance, in standard deviations."""
     values, exact = moments(weights(posterior), mean, covariance)
     error = check_by_chain(values.mean(1), exact)
     assert error.max() < 0.025, f"too noisy to tell: {error.max():.3f}"

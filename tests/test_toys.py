@@ -81,7 +81,6 @@ class Jitter(Settings):
     draws: int = setting(8, low=1)
 
     def run(self, model, guide, data, *, seed=0, checkpoint=None, report=None):
-        """See ``Method.run``."""
         point = bp.MAP(epochs=self.epochs).run(model, guide, data, seed=seed, checkpoint=checkpoint, report=report)
         chains = {site: value.repeat(1, self.draws, *(1,) * (value.dim() - 2)) for site, value in point.chains.items()}
         noisy = {site: value + 0.01 * torch.randn_like(value) for site, value in chains.items()}

@@ -1,4 +1,4 @@
-"""Small problems of every variant and task, and methods that are quick on them."""
+"""Small problems of every variant and task, methods that are quick on them, and log joints by hand."""
 
 from functools import lru_cache, partial
 
@@ -6,9 +6,11 @@ import pytest
 import torch
 from conjugate import dataset
 from torch import nn
+from torch.distributions import Normal
 
 import bnn_pyro as bp
 from bnn_pyro.inference import METHODS
+from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.zoo import ZOO
 
 NUM, FEATURES = 12, 3
@@ -65,3 +67,30 @@ def problem(name, task, proper=False):
 def own_network(outputs, schema):
     outputs = {0: outputs, 2: 1}.get(len(schema.classes), len(schema.classes))
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def check_log_joint(data, law, priors, **settings):
+    """Three chains of a linear network: ``law(f, w)`` is that of y, and ``priors`` those of the likelihood's own sites.
+
+    Of all rows, of a mini-batch that stands for all, and of one of each chain's own.
+    """
+    x, y, sites = data.x_train, data.y_train, ("layers.0.weight", "layers.0.bias")
+    with bp.isolated(0):
+        log_joint = LogJoint(bp.MLP(hidden=(), prior="normal:2", **settings).model(data.schema), x, y)
+    noise = torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = log_joint.initial + 0.3 * noise
+
+    priors = {**dict.fromkeys(sites, Normal(0.0, 2.0)), **priors}
+
+    def expected(x, y, weight=1.0):
+        total = []
+        for w in [{site: value[s] for site, value in log_joint.sites(u).items()} for s in range(3)]:
+            likelihood = law(x @ w[sites[0]].T + w[sites[1]], w).log_prob(y).sum()
+            total.append(weight * likelihood + sum(prior.log_prob(w[site]).sum() for site, prior in priors.items()))
+        return torch.stack(total).double()
+
+    torch.testing.assert_close(log_joint.log_density(u), expected(x, y), rtol=1e-5, atol=1e-3)
+    each = tuple(part[:6].expand(3, *part[:6].shape) for part in (x, y))
+    for rows in ((x[:6], y[:6]), each):
+        found = sum(log_joint.terms(u, *rows))
+        torch.testing.assert_close(found, expected(x[:6], y[:6], len(x) / 6), rtol=1e-5, atol=1e-3)
