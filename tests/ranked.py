@@ -160,16 +160,6 @@ def complaints(folder):
     return told
 
 
-def generators():
-    """What each rank would draw next, in the middle of a fit."""
-    with isolated(0):
-        model = ENTRY.model(DATA.schema)
-        guide = ENTRY.guide(model)
-    with isolated(2):
-        optimise.Training(optimise.Optimisation(), model, guide, DATA, seed=2)
-        return ranks.here().gather(torch.randn(2000))
-
-
 def loading(folder):
     """{case: what came of ``load_together``: how often this process loaded, its rows or its error}."""
     here, cases = ranks.here(), {}
@@ -195,7 +185,7 @@ def main(folder):
     with ranks.joined() as here:
         assert here.size > 1
         in_folder = (stopped, taken_over, finished, complaints, loading)
-        for task in (objectives, points, contract, whole, drifted, generators, *in_folder):
+        for task in (objectives, points, contract, whole, drifted, *in_folder):
             results[task.__name__] = task(folder) if task in in_folder else task()
         torch.save(results, folder / f"rank-{here.rank}.pt")
     return 0

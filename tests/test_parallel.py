@@ -1,4 +1,4 @@
-"""Many tasks at once: where they may run, the same results as one after the other, in order, and clean ends.
+"""Many tasks at once: where they may run, the same results as one after the other, in order; progress, clean ends.
 
 One Dask cluster of two workers on 127.0.0.1 serves all of these tests.
 """
@@ -9,7 +9,9 @@ import random
 import signal
 import time
 from contextlib import ExitStack
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import dask
 import distributed
@@ -18,7 +20,7 @@ import pytest
 import torch
 from conjugate import correlated
 from monte_carlo import same
-from plain_tasks import die, die_once, free_port, refuse
+from plain_tasks import die, die_once, free_port, half_way, refuse, stopped_by_ctrl_c, until_asked
 from refused import refuses
 
 import bnn_pyro as bp
@@ -27,10 +29,9 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parallel import executor as executors
 from bnn_pyro.parallel.executor import Executor, connect, current_executor, executor, usable_cores
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
-from bnn_pyro.progress import report_progress
+from bnn_pyro.progress import report_progress, should_stop
 
 PLACES = ["processes:2", "cluster"]
-
 
 #: Modules of Dask that draw random numbers, also in threads of their own (to connect again, say).
 RANDOM = ("comm.core", "scheduler", "utils_comm", "worker", "worker_state_machine")
@@ -190,13 +191,9 @@ def test_a_task_whose_process_was_killed_runs_again_and_nothing_is_done_twice_fo
 @pytest.mark.parametrize("place", PLACES)
 def test_a_task_that_kills_its_process_each_time_is_given_up_alone(at, place):
     ended, errors = [], []
-
-    def failed(task, error):
-        errors.append((task, error))
-        return "none"
-
+    how = dict(done=lambda index, _: ended.append(index), failed=lambda *failure: errors.append(failure) or "none")
     with at(place):
-        found = map_tasks(die, [0, 1, 2, 3], done=lambda index, _: ended.append(index), failed=failed)
+        found = map_tasks(die, [0, 1, 2, 3], **how)
     assert found == [0, "none", 2, 3]
     ((task, error),) = errors
     assert task == 1 and isinstance(error, WorkerDied) and "cores=1" in str(error)
@@ -224,13 +221,80 @@ def test_workers_are_looked_over():
         asked = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://b:2"))
         asked.run = lambda *_, **__: {"tcp://a:1": there}
         asked.nthreads = lambda: {"tcp://a:1": threads} if threads else {}
-        asked.get_versions = lambda check, packages: found.append((check, *packages))
+        asked.get_versions = lambda check, packages: None
         executors.check_workers(asked)
 
-    found = []
-    look(1)
-    assert found == [(True, "bnn-pyro", "torch", "pyro-ppl", "numpy")]  # Dask warns of versions that differ
     with pytest.warns(UserWarning, match=r"tcp://b:2 has no workers yet, .* `dask worker tcp://b:2 --nthreads 1`"):
         look(1, threads=0)
-    with pytest.raises(UserError, match=r"worker tcp://a:1 cannot import bnn_pyro .*: install it there too"):
-        look(ModuleNotFoundError("No module named 'bnn_pyro'"))
+    absent = ModuleNotFoundError("No module named 'bnn_pyro'")
+    refuses(r"worker tcp://a:1 cannot import bnn_pyro .*: install it there too", look, absent)
+
+
+# -- progress and ends -------------------------------------------------------------------------------------------------
+def test_a_task_reports_its_progress():
+    for cores, last in ((1, 8), (2, None)):
+        reports, each = [], []
+        how = dict(report=lambda *a: reports.append(a), progress=lambda *a: each.append(a))  # noqa: B023
+        map_tasks(half_way, [7, 8], cores=cores, **how)
+        assert reports[0][:2] == (0.5, 2) and reports[-1] == (2, 2, {})
+        assert [r[0] for r in reports] == sorted(r[0] for r in reports)
+        assert {(0, 0.5, 7), (1, 0.5, 8)} == {(i, share, f["figure"]) for i, share, f in each if f}
+        assert last is None or (1.5, 2, {"figure": last}) in reports
+    report_progress(1, 2)  # outside of a task, to nobody
+    assert not should_stop()
+
+
+class Enough(Exception):
+    pass
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_a_watcher_stops_tasks_which_may_end_in_order(tmp_path, cores):
+    tasks, shares = [tmp_path / name for name in ("a", "b", "c")], []
+
+    def watch():
+        if shares and shares[-1] > 0.1 * cores - 0.05:  # all are at it
+            raise Enough
+
+    with pytest.raises((Enough, KeyboardInterrupt)):  # the task's own, where it runs here
+        map_tasks(until_asked, tasks, cores=cores, report=lambda done, *_: shares.append(done), watch=watch)
+    assert [task.exists() for task in tasks] == [True, cores == 2, False]
+
+
+@pytest.mark.parametrize("when", ["asked to end", "at work"])
+def test_the_error_of_a_task_is_raised_once_the_others_have_ended_in_order(tmp_path, when):
+    """Of one that fails as it ends after Ctrl-C too: what it was to save is not there."""
+    tasks, shares = [tmp_path / "fails", tmp_path / "b"], []
+
+    def watch():
+        if when == "asked to end" and shares and shares[-1] > 0.15:
+            raise KeyboardInterrupt
+
+    function = partial(until_asked, fails=when)
+    with pytest.raises((UserError, KeyboardInterrupt), match=r"^task 1 of 2 .*: no space left"):
+        map_tasks(function, tasks, cores=2, report=lambda done, *_: shares.append(done), watch=watch)
+    assert [task.exists() for task in tasks] == [when == "asked to end", True]
+
+
+def test_tasks_that_do_not_ask_are_ended_after_some_seconds():
+    start, watch = time.monotonic(), Mock(side_effect=Enough)
+    with pytest.raises(Enough):
+        map_tasks(time.sleep, [60, 60], cores=2, grace=0.3, watch=watch)
+    assert time.monotonic() - start < 40 and watch.call_count == 1
+
+
+CODE = """
+import signal, time
+from bnn_pyro.parallel.map import map_tasks
+
+def slow(task):
+    time.sleep(0.5)
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    map_tasks(slow, range(100), cores=2, report=lambda *_: print("going", flush=True))
+"""
+
+
+def test_ctrl_c_ends_quietly_and_leaves_no_process(tmp_path):
+    stopped_by_ctrl_c(CODE, tmp_path)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from scipy.integrate import quad
 from scipy.stats import gamma, kstest, norm
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import Independent, Normal, kl_divergence
 from torch.func import functional_call
 
 import bnn_pyro as bp
@@ -232,8 +232,6 @@ def test_kl_of_normals_against_torch(kind, prior):
     [(NormalWeights, SCALE), (FreeWeights, SCALE.log()), *[(DropoutWeights, alpha) for alpha in ALPHAS.values()]],
 )
 def test_gradients_through_the_parametrisations(make, second):
-    """Of an objective that uses variance and KL together, as a layer in an ELBO does."""
-
     def objective(*parameters):
         q = make(*parameters)
         return kl_divergence(q, PRIORS["a scale a row"][0]) + (SENSITIVITY * (q.variance + q.mean)).sum()

@@ -61,9 +61,6 @@ def test_draws_of_a_guide(trained, monkeypatch):
     with isolated(3):
         sizes = [next(iter(block.values())).shape[0] for block in posterior.blocks(8)]
     assert sizes == [3, 3, 2]
-    for both in ({}, dict(guide=posterior.guide, chains={})):
-        with pytest.raises(ValueError, match="either a guide or chains"):
-            Posterior(posterior.model, posterior.schema, **both)
 
 
 def test_thinning_is_even():

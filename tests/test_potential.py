@@ -70,7 +70,6 @@ def test_it_is_pyro_s_log_joint(task):
 
 @pytest.mark.parametrize("task", NETS)
 def test_compiled(task):
-    """As good as the operators, for any number of chains; by the check, and by comparison."""
     target = potential(task, **NETS[task])
     z = draws(target, 7)
     expected = target(z)

@@ -53,7 +53,6 @@ def test_vectorised_draws_equal_a_loop_over_draws(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
-    """The bound is of the widest activation that the network is ever asked for."""
     posterior, x = wide(kind)
     default, asked = predict(posterior, x, num_draws=7, seed=1), []
 

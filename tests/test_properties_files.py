@@ -21,7 +21,6 @@ from bnn_pyro.posterior import read_archive
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-
 # -- data --------------------------------------------------------------------------------------------------------------
 CELLS = {
     "numbers": NUMBER,

@@ -27,9 +27,7 @@ from bnn_pyro.runs.sweep import SweepFolder
 
 DATA = ["mean-field", "--data", "toy-curve", "--no-baseline", *SHORT]
 
-
 pytestmark = pytest.mark.usefixtures("quick")
-
 
 HOLD = """
 import fcntl, os, sys, time
@@ -164,7 +162,6 @@ METHODS = {
     "sghmc": bp.SGHMC(epochs=20, chains=2),
 }
 NET = bp.MeanField(hidden=(4,))
-
 
 #: Between one thread and two, in probabilities: sums that are split are rounded otherwise, over some hundred steps.
 TOLERANCE = 1e-5

@@ -36,7 +36,6 @@ RUN = replace(
     baseline=BASELINE,
 )  # fmt: skip
 
-
 PICTURE = Picture.of("p", Page(figsize=(1, 1)).add_subplot(), "A title", "A sentence.")
 
 
@@ -133,7 +132,6 @@ def test_chains_that_have_not_converged_are_the_first_thing_to_read_and_others_o
 
 EFFECTS = "permutation-importance partial-dependence"
 SURE = "reliability confidence-histogram selective-risk confusion-matrix"
-
 
 NUTS = [f"--set={s}" for s in ["draws=6", "warmup=6", "chains=2", "compiled=no", "cores=1", "max_tree_depth=3"]]
 NUTS += ["--inference=nuts", "--no-baseline"]

@@ -84,8 +84,6 @@ OTHERS = {
     "an output that exists": (["predict", "RUNS/houses", "--input", "DIR/fine.csv", "--output", "DIR/file"], "exists"),
     "levels that are none": ([*PREDICT, "--levels", "0.5,high"], "--levels: invalid numbers value: '0.5,high'"),
     "a threshold of no classes": ([*PREDICT, "--threshold", "0.3"], "--threshold 0.3: give a probability between 0"),
-    "bad rows": ([*PREDICT, "--on-bad-row", "skp"], "invalid choice: 'skp'"),
-    "keeping no column": ([*PREDICT, "--keep", "twn"], "did you mean 'town'"),
     "comparing other rows": (["compare", "RUNS/digits", "RUNS/houses"], "other test rows"),
     "a diagnosis that exists": (["diagnose", "RUNS/houses", "--out", "DIR/other"], "exists; choose another name"),
     "unknown command": (["trian"], "did you mean 'train'"),

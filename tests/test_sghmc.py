@@ -64,7 +64,6 @@ PRIORS = {
 @pytest.mark.parametrize("hidden", [(), (3,)], ids=["linear", "network"])
 @pytest.mark.parametrize("task", PRIORS)
 def test_log_joint_and_gradient_of_many_chains(task, hidden):
-    """Chain by chain the number that the samplers of whole data sets use, and its gradient; both ways."""
     entry, data = problem("mean-field", task)
     x, y = data.x_train, data.y_train
     with bp.isolated(0):

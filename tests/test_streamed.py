@@ -175,7 +175,6 @@ def test_a_file_is_the_frame_and_the_csv(table):
 
 
 def test_a_large_parquet_file_of_numbers_stays_on_disk(table, tmp_path, monkeypatch):
-    """Read in parts, with the same rows as in memory; a missing number in it is as in any other."""
     path, frame = tmp_path / "n.parquet", table[1].drop(columns=["city", "flat"])
     monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path / "cache"))
     frame.to_parquet(path, row_group_size=16)

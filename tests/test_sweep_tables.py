@@ -166,7 +166,6 @@ def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):
 
 
 def test_a_better_recipe_is_told_and_equal_ones_are_not():
-    """On five splits whose rows are hard or easy for all recipes alike."""
     rng, shifts = np.random.default_rng(0), {"good": -1, "as good": -1, "bad": 0, "worse": 1}
     scores = {(name, k): 3 + 2 * k + shift + rng.normal(0, 0.05) for name, shift in shifts.items() for k in range(5)}
     (found,) = summarise([fit(name, k, rmse=score, coverage_95=0.9) for (name, k), score in scores.items()], {})

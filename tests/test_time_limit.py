@@ -94,7 +94,6 @@ POINTS = {
 
 @pytest.mark.parametrize("name", POINTS)
 def test_an_optimisation_ends_with_the_weights_of_that_step(name, monkeypatch, tmp_path):
-    """In the middle of an epoch; they are those of the whole fit after as many steps."""
     net, method = POINTS[name]
     seen, advance = [], optimise.Training.advance
 

@@ -97,7 +97,7 @@ def test_every_command_takes_a_method_of_the_users_own(tmp_path, capsys, monkeyp
     assert "jitter needs a model p(y, w | x)" in capsys.readouterr().err
     assert main([*train, "--out", run]) == 0
     assert bp.load(run).draw(8)["layers.0.weight"].shape[0] == 8
-    assert list((tmp_path / "run/figures").glob("*.png")) and "jitter" in (tmp_path / "run/report.html").read_text()
+    assert list((tmp_path / "run/figures").glob("*.png"))
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])  # drawn once is enough
     assert main([*train, "--no-baseline", "--seed", "1", "--out", other]) == 0
     for command in (["evaluate", run], ["diagnose", run, "--no-netcdf"], ["compare", run, other]):
