@@ -27,7 +27,7 @@ from benchmarks.speed.main_figures import time_main_figures
 from benchmarks.speed.steps import CONTESTANTS, SIZES, chosen, problem, time_steps
 
 PARTS = ("main", "steps")
-PEER_PACKAGES = ("torchbnn", "bayesian-torch", "blitz-bayesian-pytorch", "tyxe")
+PEER_PACKAGES = ("torchbnn", "bayesian-torch", "blitz-bayesian-pytorch", "tyxe", "torch_blue")
 
 
 def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -36,9 +36,10 @@ def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     if args.part == "main":
         time_main_figures(args.against, args.only, args.rounds, result.setdefault("figures", {}))
     else:
-        names = chosen(args.only)
-        result["contestants"] = {name: CONTESTANTS[name].note for name in names}
+        result["contestants"] = {}
         for sizes in args.sizes:
+            names = chosen(args.only, sizes)
+            result["contestants"] |= {name: CONTESTANTS[name].note for name in names}
             found = result.setdefault("networks", {}).setdefault(sizes, {})
             time_steps(problem(sizes, device), names, args.rounds, args.steps, found)
 

@@ -96,12 +96,28 @@ def tyxe(problem: Problem) -> Step:
     return (lambda x, y: step(x, y.unsqueeze(-1))) if problem.regression else step
 
 
+def torch_blue(problem: Problem) -> Step:
+    """``convert_to_vimodule`` and ``AnalyticalKullbackLeiblerLoss``, one draw a step, as of everybody."""
+    from torch_blue import vi
+    from torch_blue.vi.distributions import Categorical, MeanFieldNormal
+
+    net = network(problem)
+    vi.convert_to_vimodule(net, prior=MeanFieldNormal(), variational_distribution=MeanFieldNormal())
+    net = net.to(problem.device)
+    kind = MeanFieldNormal if problem.regression else Categorical
+    loss = vi.KullbackLeiblerLoss(kind(), dataset_size=problem.rows)
+    return _adam_step(net, lambda x, y: loss(net(x, samples=1), y))
+
+
 PEERS: dict[str, Contestant] = {
     "torchbnn": Contestant(torchbnn, "BayesLinear", "torchbnn"),
     "bayesian-torch": Contestant(
-        lambda p: bayesian_torch(p, "Reparameterization"), "LinearReparameterization", "bayesian_torch"
+        lambda p: bayesian_torch(p, "Reparameterization"), "LinearReparameterization", "bayesian_torch", modules=True
     ),
-    "bayesian-torch Flipout": Contestant(lambda p: bayesian_torch(p, "Flipout"), "LinearFlipout", "bayesian_torch"),
+    "bayesian-torch Flipout": Contestant(
+        lambda p: bayesian_torch(p, "Flipout"), "LinearFlipout", "bayesian_torch", modules=True
+    ),
     "blitz": Contestant(blitz, "BayesianLinear", "blitz"),
-    "TyXe": Contestant(tyxe, "VariationalBNN", "tyxe"),
+    "TyXe": Contestant(tyxe, "VariationalBNN", "tyxe", modules=True),
+    "torch_blue": Contestant(torch_blue, "convert_to_vimodule", "torch_blue", modules=True),
 }

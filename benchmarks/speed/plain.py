@@ -62,6 +62,6 @@ def local(problem: Problem) -> Step:
 
 
 PLAIN: dict[str, Contestant] = {
-    "deterministic": Contestant(deterministic, "MLP, torch's fused Adam: the floor"),
+    "deterministic": Contestant(deterministic, "torch's fused Adam: the floor", modules=True),
     "plain torch": Contestant(local, "local reparametrization as one writes it down, without Pyro"),
 }

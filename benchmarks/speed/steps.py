@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.speed.peers import PEERS
 from benchmarks.speed.plain import PLAIN
-from benchmarks.speed.problem import Contestant, Problem, Runner
+from benchmarks.speed.problem import MODULES, Contestant, Problem, Runner
 from benchmarks.speed.through_pyro import THROUGH_PYRO
 from benchmarks.speed.zoo import OURS, PACKAGE
 from benchmarks.timing import Times, print_ratios, ratios, spread, take_turns
@@ -27,31 +27,36 @@ __all__ = ["CONTESTANTS", "SIZES", "chosen", "problem", "time_steps"]
 
 #: By name, in the order of the table.
 CONTESTANTS: dict[str, Contestant] = {**PLAIN, **PACKAGE, **THROUGH_PYRO, **PEERS}
-SIZES = ("784-1024-1024-1024-10", "784-400-400-10", "1-32-1")
+MODULE_PEERS = [name for name, who in PEERS.items() if who.modules]
+SIZES = (*MODULES, "784-1024-1024-1024-10", "784-400-400-10", "1-32-1")
 #: Seconds of a block, at most, but for one step.
 BLOCK = 0.25
 PAIRS = (
     (OURS, "deterministic"),
     ("mean-field", "deterministic"),
     ("variational-dropout", "deterministic"),
+    ("my-network, weights", "deterministic"),
+    ("my-network, rows", "deterministic"),
     (OURS, "plain torch"),
     ("stock HiddenLayer", "HiddenLayer in Pyro"),
     ("Pyro AutoNormal", "mean-field"),
+    *(("my-network, weights", peer) for peer in MODULE_PEERS),
 )
 
 
 def problem(sizes: str, device: torch.device) -> Problem:
     """Batches of 128 of 60,000 rows, or 100 rows at once where the network is a regression."""
+    if sizes in MODULES:
+        return Problem(sizes, 60_000, 128, device)
     widths = tuple(map(int, sizes.split("-")))
     rows, batch = (100, 100) if widths[-1] == 1 else (60_000, 128)
     return Problem(widths, rows, batch, device)
 
 
-def chosen(only: Sequence[str]) -> list[str]:
-    """Contestants that are installed and named, by any part of their names."""
-    return [
-        name for name, who in CONTESTANTS.items() if not who.absent and (not only or any(text in name for text in only))
-    ]
+def chosen(only: Sequence[str], sizes: str) -> list[str]:
+    """Contestants that are installed, take this network, and are named, by any part of their names."""
+    able = [name for name, who in CONTESTANTS.items() if not who.absent and (who.modules or sizes not in MODULES)]
+    return [name for name in able if not only or any(text in name for text in only)]
 
 
 def time_steps(task: Problem, names: Sequence[str], rounds: int, steps: int, result: dict[str, Any]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from contextlib import suppress
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import bnn_pyro as bp
-from benchmarks.speed.problem import INIT_SCALE, LR, NOISE, Contestant, Problem
+from benchmarks.speed.problem import INIT_SCALE, LR, NOISE, Contestant, Problem, network
 from benchmarks.timing import Enough, clocked
 
 __all__ = ["OURS", "PACKAGE", "Fit", "settings_of"]
@@ -28,8 +29,8 @@ def settings_of(problem: Problem, prior: str = "normal:1") -> dict:
 class Fit:
     """``bp.fit`` by SVI; as a step, an epoch of it."""
 
-    def __init__(self, problem: Problem, name: str, prior: str) -> None:
-        self.problem, self.entry = problem, bp.ZOO[name](**settings_of(problem, prior))
+    def __init__(self, problem: Problem, entry: Any) -> None:
+        self.problem, self.entry = problem, entry
         x, y = (torch.cat(part) for part in zip(*problem.batches, strict=True))
         self.data = bp.Dataset("rows", problem.schema, x, y, x[:0], y[:0], x[:0], y[:0])
         self.how = dict(device=problem.device.type, progress=False)
@@ -48,11 +49,24 @@ class Fit:
         return statistics.median(method.epoch_seconds()) / per_epoch
 
     def _method(self, epochs: int) -> bp.SVI:
-        return bp.SVI(epochs=epochs, batch_size=self.problem.batch, lr=LR)
+        return bp.SVI(epochs=epochs, batch_size=self.problem.batch, lr=LR, patience=0)
 
 
 def _variant(name: str, note: str, prior: str = "normal:1") -> Contestant:
-    return Contestant(lambda problem: Fit(problem, name, prior), f"{note}; bp.fit")
+    return Contestant(lambda problem: Fit(problem, bp.ZOO[name](**settings_of(problem, prior))), f"{note}; bp.fit")
+
+
+def _module(sampling: str, note: str) -> Contestant:
+    """A network as it is, with all of its weights Bayesian."""
+
+    def build(problem: Problem) -> Fit:
+        likelihood = dict(noise=NOISE) if problem.regression else {}
+        # Noise of every row needs normalisation that does not mix the rows.
+        fixed = dict(batch_norm="frozen") if sampling == "rows" else {}
+        how = dict(prior="normal:1", init_scale=INIT_SCALE, sampling=sampling)
+        return Fit(problem, bp.Bayesian(network(problem), **how, **likelihood, **fixed))
+
+    return Contestant(build, f"{note}; bp.fit", modules=True)
 
 
 PACKAGE: dict[str, Contestant] = {
@@ -60,4 +74,6 @@ PACKAGE: dict[str, Contestant] = {
     "variational-dropout": _variant("variational-dropout", "one α a layer", prior="log-uniform"),
     "sparse-dropout": _variant("sparse-dropout", "one α a weight", prior="log-uniform"),
     "mean-field": _variant("mean-field", "sampled weights"),
+    "my-network, weights": _module("weights", "any module, sampled weights"),
+    "my-network, rows": _module("rows", "any module, noise of every row"),
 }
