@@ -186,19 +186,19 @@ class DrawNormals(torch.autograd.Function):
     def forward(ctx, loc: Tensor, rho: Tensor, sizes: list[int], spare: list[Tensor]) -> tuple[Tensor, ...]:
         """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw (its size,)). loc, rho: (P,)."""
         ctx.sizes, ctx.spare = sizes, spare
-        sums = loc.new_empty(2, len(sizes))
+        logs, squares = [], []
         scales, noises, draws = ([torch.empty_like(part) for part in loc.split(sizes)] for _ in range(3))
-        arrays = zip(loc.split(sizes), rho.split(sizes), scales, noises, draws, sums.T, strict=True)
-        for *array, total in arrays:
+        for array in zip(loc.split(sizes), rho.split(sizes), scales, noises, draws, strict=True):
             array[3].normal_()
-            total[0], total[1] = 0.0, array[0].dot(array[0])
+            log_scale, square = 0.0, array[0].dot(array[0])
             for m, r, s, e, w in _pieces(*array):
                 s.copy_(F.softplus(r))
-                total[0] += torch.log(s, out=w).sum()
-                total[1] += s.dot(s)
+                log_scale, square = log_scale + torch.log(s, out=w).sum(), square + s.dot(s)
                 torch.addcmul(m, s, e, out=w)
+            logs.append(log_scale)
+            squares.append(square)
         ctx.save_for_backward(loc, rho, *scales, *noises)
-        return (*sums, *draws)
+        return (torch.stack(logs), torch.stack(squares), *draws)
 
     @staticmethod
     @once_differentiable
@@ -218,8 +218,9 @@ class DrawNormals(torch.autograd.Function):
 
 def _pieces(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Views of at most PIECE numbers of arrays (P,) of one size; on a GPU, the whole."""
-    size = PIECE if flats[0].device.type == "cpu" else max(1, len(flats[0]))
-    return zip(*(flat.split(size) for flat in flats), strict=True)
+    if len(flats[0]) <= PIECE or flats[0].device.type != "cpu":
+        return iter([flats])
+    return zip(*(flat.split(PIECE) for flat in flats), strict=True)
 
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695  # fitted by Molchanov et al. 2017
