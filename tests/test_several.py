@@ -52,20 +52,12 @@ SIZES = ("low", "middle", "high", "top")
 SHIFT, SCALE = (torch.tensor(of) for of in (NUMBERS.schema.y_shift, NUMBERS.schema.y_scale))
 
 
-def normal(f, w):
-    return dist.Normal(SHIFT + SCALE * f, SCALE * w["log_noise"].exp())
-
-
 def student_t(f, w):
     return dist.StudentT(2 + w["log_df"].exp(), SHIFT + SCALE * f, SCALE * w["log_noise"].exp())
 
 
 def heteroscedastic(f, w):
     return dist.Normal(SHIFT + SCALE * f[:, ::2], SCALE * (1e-3 + torch.nn.functional.softplus(f[:, 1::2])))
-
-
-def bernoulli(f, w):
-    return dist.Bernoulli(logits=f)
 
 
 def ordered(f, w):
@@ -80,10 +72,10 @@ NOISE, DF = dist.Normal(-1.0, 1.0), dist.Normal(2.0, 1.0)
 @pytest.mark.parametrize(
     ("data", "law", "priors", "settings"),
     [
-        (NUMBERS, normal, {"log_noise": NOISE}, {}),
+        (NUMBERS, lambda f, w: dist.Normal(SHIFT + SCALE * f, SCALE * w["log_noise"].exp()), {"log_noise": NOISE}, {}),
         (NUMBERS, student_t, {"log_noise": NOISE, "log_df": DF}, {"likelihood": "student-t"}),
         (NUMBERS, heteroscedastic, {}, {"noise": "heteroscedastic"}),
-        (LABELS, bernoulli, {}, {}),
+        (LABELS, lambda f, w: dist.Bernoulli(logits=f), {}, {}),
         (bp.dataset(*ratings(60), task="ordinal", seed=0), ordered, {"cuts": CUTS}, {}),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pyro
 import pytest
 import torch
-from conjugate import correlated
+from conjugate import correlated, dataset
 from own_networks import NETS, made
 from pyro.distributions import Normal, TransformedDistribution
 from pyro.infer import TraceMeanField_ELBO
@@ -195,19 +195,17 @@ class Positions(nn.Module):
         return self.head(self.token(self.conv(x).tanh()).tanh().mean(1))
 
 
-def data(num=16):
-    g = torch.Generator().manual_seed(1)
-    x, y = torch.randn(num, 4, 6, generator=g), torch.randn(num, generator=g)
-    return bp.Dataset("by-hand", bp.Schema("regression", (4, 6)), x, y, x[:0], y[:0], x[:0], y[:0])
+G = torch.Generator().manual_seed(1)
+DATA = dataset(torch.randn(16, 4, 6, generator=G), torch.randn(16, generator=G), bp.Schema("regression", (4, 6)))
 
 
 def objective(sampling, repeats, seed):
     """ELBOs (R,) and their gradients (R, means and scales of q); {site: where its means are}."""
     with bp.isolated(0):
         entry = bp.Bayesian(Positions(), noise=0.7, sampling=sampling, init_scale=0.3)
-        model = entry.model(data().schema)
+        model = entry.model(DATA.schema)
         guide = entry.guide(model)
-        of, (x, y) = Objective(model.train(), guide, 1), (data().x_train, data().y_train)
+        of, (x, y) = Objective(model.train(), guide, 1), (DATA.x_train, DATA.y_train)
         elbos, gradients = [], []
         torch.manual_seed(seed)
         for _ in range(repeats):

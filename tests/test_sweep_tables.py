@@ -175,8 +175,6 @@ def test_a_better_recipe_is_told_and_equal_ones_are_not():
     assert told == {"bad": WORSE, "worse": WORSE}
     assert found.share == 0.25 and "Nadeau" in found.error_sources
     assert contest.best and not found.metrics["coverage_95"].best
-    # Without pairs nothing could be told: the splits differ by much more than the recipes.
-    assert contest.means["good"].error > 1 > 20 * contest.differences["bad"].error
 
 
 def replicated(kind, rows=40):
