@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from pyro.distributions import Categorical, Normal
+from pyro.distributions import Categorical, Normal, Poisson
 from scipy.stats import betabinom
 
 import bnn_pyro as bp
@@ -23,6 +23,7 @@ from bnn_pyro.calibration import (
 )
 from bnn_pyro.calibration.conformal import DRAWN, NEAREST
 from bnn_pyro.errors import UserError
+from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.predictive import Prediction
 
 SETS, NEW, LEVEL = 1000, 20, 0.9
@@ -106,6 +107,40 @@ def test_hand_numbers_of_class_scores():
     share = (np.array([0.5, 0.8, 1.0]) - aps) / [0.5, 0.3, 0.2]
     np.testing.assert_allclose(share, share[0])
     np.testing.assert_allclose(raps - aps, [0, 0, 0.01], atol=1e-9)
+
+
+def test_local_intervals_cover_exactly(monkeypatch):
+    """Noise that grows with x, which the model does not know; the difficulty of a row must not have seen its score."""
+    for name, value in (("NEAREST", 2), ("DRAWN", 0.01)):  # where a row's own score would tell most
+        monkeypatch.setattr(f"bnn_pyro.calibration.conformal.{name}", value)
+    rng, sets, rows, new = np.random.default_rng(1), 400, 40, 20
+    x = torch.tensor(rng.uniform(size=(sets, rows + new, 1)))
+    y = torch.tensor(rng.normal(size=(sets, rows + new))) * (0.1 + 2 * x[..., 0])
+    plain = Prediction(Normal(torch.zeros(1, rows + new).double(), torch.ones(1, rows + new).double()))
+    covered, seen = np.empty((2, sets, new))
+    for k in range(sets):
+        known, ahead = plain[:rows], plain[rows:]
+        conformal = Conformal.fit("local", known, y[k, :rows], x[k, :rows])
+        ahead.guarantee = conformal.at(new, x=x[k, rows:])
+        low, high, *_ = ahead.interval(LEVEL)
+        covered[k] = (low <= y[k, rows:]) & (y[k, rows:] <= high)
+        own = replace(conformal, inputs=x[k, :rows].tolist(), errors=y[k, :rows].abs().tolist())  # planted
+        scores = y[k].abs() / own.difficulty(x[k])
+        seen[k] = scores[rows:] <= threshold(scores[:rows].numpy(), LEVEL)
+    assert in_band(covered, rows // 2) and not in_band(seen, rows)
+
+
+def test_counts_are_covered():
+    rate = torch.rand(2, 3000, generator=torch.Generator().manual_seed(1)) * 9 + 1
+    prediction = Mixture(Poisson(rate))
+    y = torch.poisson(1.5 * rate.mean(0), generator=torch.Generator().manual_seed(2))
+    conformal = Conformal.fit("pit", prediction[:500], y[:500])
+    new = prediction[500:]
+    new.guarantee = conformal.at(2500)
+    low, high, *_ = new.interval(0.8)
+    covered = ((low <= y[500:]) & (y[500:] <= high)).double().mean()
+    assert torch.equal((low <= y[500:]) & (y[500:] <= high), new.guarantee.covers(new, y[500:], 0.8))
+    assert 0.76 < covered < 0.93 and low.isfinite().all()  # steps of counts: at least the level
 
 
 def test_too_few_rows_exclude_nothing_and_say_so():

@@ -98,6 +98,7 @@ def log_joint(model, data, temperature=1.0):
 CASES = {
     "binary": (lambda: classes(2), {}),
     "softmax": (lambda: classes(4), {"prior": "fan-in:2"}),
+    "far off": (lambda: classes(4), {}),
     "cold": (lambda: classes(3), {"temperature": 0.5}),
     "learned noise": (targets, {}),
     "heteroscedastic": (targets, {"noise": "heteroscedastic"}),
@@ -109,24 +110,31 @@ def test_mode_and_precision_are_those_of_the_model(case, monkeypatch):
     """At the mode the gradient of the model's log joint is 0 and, for canonical likelihoods, its Hessian is −Λ.
 
     Of a learned or heteroscedastic noise, Λ is the expectation of the Hessian over targets that the model draws.
+    Once the way there is from far off, in many short rounds, by the curvature of few rows.
     """
     data, settings = CASES[case][0](), dict(CASES[case][1])
     temperature = settings.pop("temperature", 1.0)
     monkeypatch.setattr(linear, "ROWS", 17)  # so that the sum is over chunks, and of unequal ones
     entry = bp.MeanField(hidden=(), **settings)
-    posterior = bp.Laplace(temperature=temperature).run(made(entry, data), None, data)
+    model = made(entry, data)
+    if case == "far off":
+        monkeypatch.setattr(laplace, "MAX_SINGLE_ROWS", 5)  # all other rows as their mean
+        monkeypatch.setattr(laplace, "MAX_ROUND", 3)
+        model.net.layers[0].weight.data.mul_(20)
+    posterior = bp.Laplace(temperature=temperature).run(model, None, data)
     of, mode = log_joint(made(entry, data), data, temperature), posterior.guide.loc.detach().double()
     lower = torch.linalg.cholesky(covariance(posterior.guide).detach().double())
     precision = torch.cholesky_inverse(lower)
     gradient = torch.autograd.functional.jacobian(of, mode)
     # In posterior standard deviations: the mode is kept in float32.
     assert (lower.mT @ gradient).abs().max() < 1e-3
+    assert posterior.trace["log_joint"][-1] == pytest.approx(of(mode).item(), abs=1e-4)
     scale = precision.diagonal().rsqrt()
     hessian = -torch.func.hessian(of)(mode)
     if case in ("learned noise", "heteroscedastic"):
         hessian = expected_hessian(made(entry, data), data, mode)
     error = ((precision - hessian) * scale[:, None] * scale).abs().max()
-    assert error < 2e-5, error
+    assert error < (1e-3 if case == "far off" else 2e-5), error
 
 
 def expected_hessian(model, data, w):
@@ -151,26 +159,6 @@ def test_kron_is_full_where_the_information_is_the_same_everywhere():
     for w, same in ((torch.zeros(12), True), (torch.linspace(-2, 2, 12), False)):
         full, kron = (problem.precision(w.double(), structure) for structure in (summed, factored))
         assert torch.allclose(kron, full) if same else (full - kron).abs().max() > 0.5
-
-
-def test_the_mode_is_the_same_by_any_way_there(monkeypatch):
-    """By the curvature of few rows, in many short rounds, and from far off: to a thousandth of a standard deviation."""
-    data, entry = classes(4), bp.MeanField(hidden=())
-    straight = bp.Laplace().run(made(entry, data), None, data)
-    sd, best = straight.guide.distribution.variance.sqrt(), straight.guide.loc.detach()
-    value = log_joint(made(entry, data), data)(best.double()).item()
-    monkeypatch.setattr(laplace, "MAX_SINGLE_ROWS", 5)  # all other rows as their mean
-    monkeypatch.setattr(laplace, "MAX_ROUND", 3)
-    for factor in (1, 20):
-        model = made(entry, data)
-        with torch.no_grad():
-            model.net.layers[0].weight.mul_(factor)
-        other = bp.Laplace().run(model, None, data)
-        assert ((other.guide.loc - best) / sd).abs().max() < 1e-3
-        last = {name: line[-1] for name, line in other.trace.items()}
-        assert last["epoch"] == len(other.trace["epoch"]) >= len(straight.trace["epoch"])
-        assert last["log_joint"] == pytest.approx(value, abs=1e-5)
-        assert last["log_likelihood"] + last["log_prior"] == pytest.approx(last["log_joint"], rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,12 @@ from conjugate import correlated, dataset
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from torch import nn
-from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import elbo_of
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import ConvNet
-from bnn_pyro.parts.own_module import call_with_draws
 from bnn_pyro.parts.priors import BayesianNet, widest_activation
 from bnn_pyro.zoo import BayesianConvNet, HiddenLayerNet
 
@@ -78,21 +76,6 @@ def test_the_conjugate_optimum_through_fit(batch_size=50):
     q = bp.fit(entry, problem.data, svi, progress=False, device="cpu").guide.layers[0]().expand(())
     elbo = problem.elbo(q.loc.detach().double().flatten(), q.scale.detach().double().flatten())
     assert -1e-4 < problem.log_evidence - problem.gap - elbo < 0.3  # nats; a KL per row costs tens
-
-
-def test_many_draws_are_one_draw_at_a_time():
-    with isolated(0):
-        net = ConvNet((2, 8, 6), (3, 4), (5,), 7, "leaky_relu").double()
-        x = torch.randn(6, 2, 8, 6).double()
-        w = {name: torch.randn(5, *p.shape).double() for name, p in net.named_parameters()}
-    together = call_with_draws(net, w, x, rows_of_each=False)
-    one = [functional_call(net, {name: value[s] for name, value in w.items()}, (x,)) for s in range(5)]
-    torch.testing.assert_close(together, torch.stack(one))
-    vectorised = {name: value.unsqueeze(1) for name, value in w.items()}  # as Pyro's plates have them
-    torch.testing.assert_close(call_with_draws(net, vectorised, x, rows_of_each=False), together.unsqueeze(1))
-    many = torch.stack([x, 2 * x])  # inputs of their own for each draw
-    mixed = call_with_draws(net, {name: value[:2] for name, value in w.items()}, many, rows_of_each=True)
-    torch.testing.assert_close(mixed[0], one[0])
 
 
 def test_it_is_the_network_that_one_would_write():

@@ -4,7 +4,7 @@ import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import stats
 from test_parts import read
 
 import bnn_pyro as bp
@@ -14,34 +14,6 @@ from bnn_pyro.diagnostics.failures import _knows_nothing
 from bnn_pyro.parts.likelihoods import LogNormalMixture, make_likelihood
 
 RNG = np.random.default_rng(0)
-LOC, SCALE = RNG.normal(1, 0.5, (4, 3)), RNG.uniform(0.2, 1.2, (4, 3))
-REFERENCE = stats.lognorm(SCALE, scale=np.exp(LOC))
-MIXTURE = LogNormalMixture(dist.LogNormal(*(torch.tensor(v).float() for v in (LOC, SCALE))))
-Y = np.array([0.5, 3.0, 20.0])
-
-
-def test_a_mixture_of_log_normals_is_scipys():
-    y, mean = torch.tensor(Y), REFERENCE.mean()
-    np.testing.assert_allclose(MIXTURE.mean, mean.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(MIXTURE.aleatoric, REFERENCE.var().mean(0), rtol=1e-5)
-    np.testing.assert_allclose(MIXTURE.epistemic, mean.var(0), rtol=1e-5)
-    np.testing.assert_allclose(MIXTURE.log_prob(y.float()), np.log(REFERENCE.pdf(Y).mean(0)), rtol=1e-5)
-    np.testing.assert_allclose(MIXTURE.cdf(y), REFERENCE.cdf(Y).mean(0), rtol=1e-6)
-    assert MIXTURE.cdf(torch.tensor([-1.0, 0.0, 0.0])).tolist() == [0.0, 0.0, 0.0]
-    quantiles = MIXTURE.quantile([1e-4, 0.5, 0.99])
-    np.testing.assert_allclose(REFERENCE.cdf(quantiles.double().numpy()[:, None]).mean(1)[:, 0], [1e-4, 0.5, 0.99],
-                               rtol=1e-4)  # fmt: skip
-
-
-def test_its_crps_is_the_integral():
-    def square(t, k, below):
-        cdf = REFERENCE.cdf(t)[:, k].mean()
-        return (cdf if below else 1 - cdf) ** 2
-
-    expected = [integrate.quad(square, 0, y, (k, True), limit=200)[0]
-                + integrate.quad(square, y, np.inf, (k, False), limit=200)[0] for k, y in enumerate(Y)]  # fmt: skip
-    np.testing.assert_allclose(MIXTURE.crps(torch.tensor(Y)), expected, rtol=1e-3)
-    np.testing.assert_allclose(bp.metrics.crps(MIXTURE, Y), np.mean(expected), rtol=1e-3)
 
 
 @pytest.mark.parametrize("noise", ["learned", "heteroscedastic", 0.3])
@@ -113,18 +85,13 @@ def test_calibration_is_of_the_logarithm():
 def test_what_has_no_logarithm_is_refused_with_its_row(tmp_path):
     path, x = tmp_path / "houses.csv", np.arange(40.0)[:, None]
     path.write_text("area,price\n" + "1,2\n\n2,0\n3,-6\n" + "4,8.5\n" * 30)
+    logarithm = bp.Schema("regression", (1,), target_scale="log")
     for call, message in (
-        (
-            lambda: bp.load_data(path, target="price", target_scale="log"),
-            "row 4: 0 has no logarithm, and 1 more",
-        ),
+        (lambda: bp.load_data(path, target="price", target_scale="log"), "row 4: 0 has no logarithm, and 1 more"),
         (lambda: bp.dataset(x, x[:, 0], target_scale="log"), "row 0: 0 has no logarithm; leave"),
         (lambda: bp.dataset(x, x[:, 0], task="counts", target_scale="log"), "is for the task regression, not counts"),
         (lambda: bp.load_data("diabetes", target_scale="lag"), "unknown target scale 'lag'; did you mean 'log'"),
-        (
-            lambda: make_likelihood(bp.Schema("regression", (1,), target_scale="log"), "learned", "laplace"),
-            "target_scale=log goes with likelihood=normal, not laplace",
-        ),
+        (lambda: make_likelihood(logarithm, "learned", "laplace"), "goes with likelihood=normal, not laplace"),
     ):
         with pytest.raises(bp.UserError, match=message):
             call()
