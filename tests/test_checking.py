@@ -185,18 +185,13 @@ def seeded():
         yield
 
 
-def made(kind, *args):
-    with bp.isolated(0):
-        return kind(*args)
-
-
 def subject(module, method="svi", **settings):
     return Subject("my-network", bp.Bayesian(module, **settings), method, DATA)
 
 
 def test_the_formulas_of_a_linear_module_are_those_of_the_design_matrix():
     """f = shift + scale (A w + f₀), here by hand; a frozen layer below, and a prior around the module's weights."""
-    net = made(nn.Sequential, nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     one = linear_module(subject(net, where="2", frozen="*", prior="pretrained:0.5", noise=1.5))
     with torch.no_grad():
         h = net[1](net[0](DATA.x_train)).double()
@@ -211,26 +206,26 @@ def test_the_formulas_of_a_linear_module_are_those_of_the_design_matrix():
 
 @pytest.mark.parametrize("method", ["nuts", "svi"])
 def test_a_linear_module_meets_its_claim_and_another_prior_is_bad(method, monkeypatch):
-    check, one = ClosedForm(fits=2, effort=0.25), subject(made(nn.Linear, 2, 1), method)
+    check, one = ClosedForm(fits=2, effort=0.25), subject(nn.Linear(2, 1), method)
     assert not check.refuses(one)
     outcome = check.run(one)
     assert outcome.level == ("good" if method == "nuts" else "caution") and "by the module" in outcome.sentence
     exact, own = linear_module(one), Subject.reduced
     monkeypatch.setattr("bnn_pyro.checks.known_answers.linear_module", lambda _: exact)
-    other = subject(made(nn.Linear, 2, 1), prior="normal:0.1")
+    other = subject(nn.Linear(2, 1), prior="normal:0.1")
     monkeypatch.setattr(Subject, "reduced", lambda self, **s: own(other, **s))
     assert check.run(one).level == "bad"
 
 
 def test_what_does_not_apply_says_why():
-    linear, large = made(nn.Linear, 2, 1), nn.Sequential(nn.Linear(2, 800), nn.Tanh(), nn.Linear(800, 1))
-    assert "not linear in its Bayesian weights" in ClosedForm().refuses(subject(made(Net)))
+    linear, large = nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 800), nn.Tanh(), nn.Linear(800, 1))
+    assert "not linear in its Bayesian weights" in ClosedForm().refuses(subject(Net()))
     assert "needs Normal noise and priors" in ClosedForm().refuses(subject(linear, likelihood="student-t"))
     assert "2,000 weights" in JointDistribution().refuses(subject(large, "nuts"))
 
 
 def test_predictions_are_those_of_plain_passes_and_other_outputs_are_bad(monkeypatch):
-    net = made(nn.Sequential, nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
     check, one, call = PredictiveCheck(draws=20, effort=0.02), subject(net, inputs="raw"), own_module.functional_call
     assert not check.refuses(one) and check.run(one).level == "good"
     monkeypatch.setattr(own_module, "functional_call", lambda *args: 1.01 * call(*args))
@@ -241,17 +236,17 @@ def test_predictions_are_those_of_plain_passes_and_other_outputs_are_bad(monkeyp
 def test_planted_faults_are_named():
     check = Estimators(rows=30, repeats=20, warm=5)
     for fault, site in (("ignored", "spare.weight"), ("detached", "head.weight")):
-        outcome = check.run(subject(made(Net, fault), "nuts"))
+        outcome = check.run(subject(Net(fault), "nuts"))
         assert outcome.level == "bad" and f"no gradient along '{site}': its posterior would be" in outcome.sentence
-    assert check.run(subject(made(Net), "nuts")).level == "good"
-    random = subject(made(Net, "dropout"), "nuts")
+    assert check.run(subject(Net(), "nuts")).level == "good"
+    random = subject(Net("dropout"), "nuts")
     with pytest.raises(bp.UserError, match="Net gives other outputs for the same inputs"):
         check.run(random)
     assert ClosedForm().refuses(random).startswith("Net gives")
 
 
 def test_python_and_the_command_line_take_a_module(tmp_path, monkeypatch, capsys):
-    outcomes = bp.checks.run(made(nn.Linear, 2, 1), DATA, "nuts", ["estimator", "quadrature"], draws=20)
+    outcomes = bp.checks.run(nn.Linear(2, 1), DATA, "nuts", ["estimator", "quadrature"], draws=20)
     assert outcomes["estimator"].level == "good" and "it is a module" in outcomes["quadrature"]
     monkeypatch.syspath_prepend(tmp_path)
     code = "from torch import nn\ndef one(s):\n    return nn.Linear(*s.input_shape, 1)\n"
