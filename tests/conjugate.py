@@ -17,17 +17,16 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, Normal, kl_divergence
 
-from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.zoo import MeanField
+import bnn_pyro as bp
 
 
 def dataset(
-    x: Tensor, y: Tensor, schema: Schema, x_test: Tensor | None = None, y_test: Tensor | None = None
-) -> Dataset:
+    x: Tensor, y: Tensor, schema: bp.Schema, x_test: Tensor | None = None, y_test: Tensor | None = None
+) -> bp.Dataset:
     """A Dataset by hand, with an empty validation part."""
     x, y = x.float(), y if schema.has_classes else y.float()
     x_test, y_test = (x[:0] if x_test is None else x_test.float()), (y[:0] if y_test is None else y_test)
-    return Dataset("by-hand", schema, x, y, x[:0], y[:0], x_test, y_test)
+    return bp.Dataset("by-hand", schema, x, y, x[:0], y[:0], x_test, y_test)
 
 
 @dataclass(frozen=True)
@@ -47,19 +46,19 @@ class LinearGaussian:
     prior_mean: Any = 0.0
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> bp.Schema:
         """Of its data."""
-        return Schema("regression", tuple(self.x.shape[1:]), y_shift=self.y_shift, y_scale=self.y_scale)
+        return bp.Schema("regression", tuple(self.x.shape[1:]), y_shift=self.y_shift, y_scale=self.y_scale)
 
     @property
-    def data(self) -> Dataset:
+    def data(self) -> bp.Dataset:
         """Its rows, as a variant takes them."""
         return dataset(self.x, self.y, self.schema)
 
-    def entry(self, **settings: Any) -> MeanField:
+    def entry(self, **settings: Any) -> bp.MeanField:
         """The variant whose posterior this is."""
         prior = f"normal:{self.prior_scale}"
-        return MeanField(**{"hidden": (), "noise": self.noise, "prior": prior, "bias": self.bias, **settings})
+        return bp.MeanField(**{"hidden": (), "noise": self.noise, "prior": prior, "bias": self.bias, **settings})
 
     def design(self, x: Tensor) -> Tensor:
         """A (N, P): the order of the columns is that of the sites "layers.0.weight", "layers.0.bias"."""

@@ -18,7 +18,6 @@ from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.known_answers import ClosedForm
 from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.user_module import linear_module
-from bnn_pyro.errors import UserError
 from bnn_pyro.parts import own_module
 from bnn_pyro.reports.page import read_texts
 from bnn_pyro.run import main
@@ -58,12 +57,7 @@ def raising(error):
 
 
 Stopped = type("Stopped", (Made,), {"run": raising(KeyboardInterrupt()), "title": "Stopped"})
-Refused = type("Refused", (Made,), {"run": raising(UserError("row 3 of x.csv is not finite")), "title": "Refused"})
-
-
-@pytest.fixture(autouse=True)
-def no_calls():
-    CALLS.clear()
+Refused = type("Refused", (Made,), {"run": raising(bp.UserError("row 3 of x.csv is not finite")), "title": "Refused"})
 
 
 @pytest.fixture
@@ -180,7 +174,8 @@ class Net(nn.Module):
 
 @pytest.fixture(autouse=True)
 def seeded():
-    """Modules draw their initial weights."""
+    """No check was called, and modules draw their initial weights."""
+    CALLS.clear()
     with bp.isolated(0):
         yield
 

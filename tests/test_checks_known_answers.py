@@ -19,7 +19,6 @@ from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.problems import linear_regression
 from bnn_pyro.checks.stationary import stationary
 from bnn_pyro.inference import log_joint
-from bnn_pyro.zoo import ZOO
 
 
 class Linear(ClosedForm):
@@ -39,8 +38,8 @@ AMOUNT = (PRECISION.diagonal() * torch.linalg.inv(PRECISION).diagonal()).rsqrt()
 
 def subject(variant, method, **settings):
     """settings: of the variant, where it has them, and of the method."""
-    own = {name: settings.pop(name) for name in list(settings) if hasattr(ZOO[variant], name)}
-    return Subject(variant, ZOO[variant](**own), method, correlated(20).data, settings)
+    own = {name: settings.pop(name) for name in list(settings) if hasattr(bp.ZOO[variant], name)}
+    return Subject(variant, bp.ZOO[variant](**own), method, correlated(20).data, settings)
 
 
 def bad(outcome):

@@ -20,10 +20,8 @@ from bnn_pyro.checks.reference_posterior import (
     load_reference,
     references,
 )
-from bnn_pyro.errors import UserError
 from bnn_pyro.plots import reference_outputs
 from bnn_pyro.settings import build
-from bnn_pyro.zoo import ZOO
 
 #: References whose data every installation has.
 EMBEDDED = ("breast-cancer", "digits-last-layer", "toy-curve")
@@ -31,7 +29,7 @@ TOY = {"hidden": (32,), "prior": "normal:3", "noise": 1.0}
 
 
 def subject(variant="mean-field", inference="svi", data="toy-curve", given=None, **settings):
-    return Subject(variant, build(ZOO[variant], settings), inference, bp.load_data(data), given or {})
+    return Subject(variant, build(bp.ZOO[variant], settings), inference, bp.load_data(data), given or {})
 
 
 @pytest.mark.parametrize("name", references())
@@ -55,7 +53,7 @@ def test_a_stored_reference_meets_the_bar_and_its_parts_fit(name):
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_the_density_knows_its_own_posterior_and_no_other(name):
     stored = load_reference(name)
-    data, own = stored.data(), build(ZOO[stored.about["variant"]], stored.settings())
+    data, own = stored.data(), build(bp.ZOO[stored.about["variant"]], stored.settings())
     assert stored.unlike(own, data) == stored.unlike(dataclasses.replace(own, init_scale=0.3), data) == ""
     for change in ({"prior": "normal:2.99"}, {"bias": False}, {"noise": 1.001}, {"activation": "gelu"}):
         if hasattr(own, *change) and not (stored.about["task"] != "regression" and "noise" in change):
@@ -73,12 +71,12 @@ def test_damaged_files_are_refused_and_nothing_is_executed(tmp_path):
     for path in (npz, text):
         shutil.copy(REFERENCES / path.name, path)
     blob, words = npz.read_bytes(), text.read_text()
-    with pytest.raises(UserError, match=r"unknown reference 'toy'.*toy-curve"):
+    with pytest.raises(bp.UserError, match=r"unknown reference 'toy'.*toy-curve"):
         load_reference("toy", tmp_path)
 
     def damaged(path, content):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"toy-curve\.npz or the .json beside it is damaged"):
+        with pytest.raises(bp.UserError, match=r"toy-curve\.npz or the .json beside it is damaged"):
             load_reference("toy-curve", tmp_path)
 
     damaged(npz, blob[: len(blob) // 3])

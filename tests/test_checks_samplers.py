@@ -21,7 +21,6 @@ from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.step_size import StepSize, order_of
 from bnn_pyro.inference import chees
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.zoo import ZOO
 
 SMALL, STEPS = JointDistribution(chains=600, sweeps=4, rows=6), StepSize(chains=200, times=12.0)
 LINEAR, NETWORK = dict(hidden=(), noise=0.7, prior="normal:1"), dict(hidden=(2,), activation="tanh", noise=0.7)
@@ -116,7 +115,7 @@ DATA = {"regression": correlated(24, 2, y_shift=5.0, y_scale=3.0).data, "three c
 
 def estimated(variant, method, task="regression", settings=None, **given):
     small = {} if variant == "last-layer" else {"hidden": (4,)}
-    return Subject(variant, ZOO[variant](**{**small, **(settings or {})}), method, DATA[task], given)
+    return Subject(variant, bp.ZOO[variant](**{**small, **(settings or {})}), method, DATA[task], given)
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,6 @@ from bnn_pyro.checks import Subject, sbc
 from bnn_pyro.checks import sbc_ranks as r
 from bnn_pyro.checks import simulation as sim
 from bnn_pyro.checks.sbc import Calibration
-from bnn_pyro.errors import UserError
-from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import Posterior
 
 NOISE, PRIOR = 0.7, 1.0
 
@@ -51,7 +48,7 @@ class Exact:
         w = MultivariateNormal(mean, self.width**2 * covariance).sample((self.draws,)).float()
         w = w.repeat_interleave(self.repeat, 0) + self.shift * covariance.diagonal().sqrt().float()
         chains = {"layers.0.weight": w[None, :, None, :-1], "layers.0.bias": w[None, :, -1:]}
-        return Posterior(model, data.schema, chains=chains)
+        return bp.Posterior(model, data.schema, chains=chains)
 
 
 @dataclass(frozen=True)
@@ -126,7 +123,7 @@ def test_simulated_data_are_the_model_s():
     """Targets of linear regression: Normal around A w*, in the target's own units; weights from the prior."""
     a, draws = torch.cat([UNITS.x, torch.ones(10, 1)], 1), []
     for _ in range(2):
-        with isolated(0):
+        with bp.isolated(0):
             made = sim.Simulator(LINEAR, UNITS)
             draws.append(made.draws(400))
     (w, y), (_, again) = draws
@@ -161,7 +158,7 @@ class Failing(Exact):
 
     def run(self, model, guide, data, **how):
         if np.random.default_rng(how["seed"]).random() < self.often:
-            raise UserError("no luck")
+            raise bp.UserError("no luck")
         return super().run(model, guide, data, **how)
 
 

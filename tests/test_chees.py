@@ -68,11 +68,6 @@ def test_a_transition_leaves_exact_draws_exact():
     assert chains.z.var().item() == pytest.approx(1, abs=0.06)  # 4 standard errors
 
 
-def test_superchains():
-    posterior = fit(PROBLEM.entry(), PROBLEM.data, replace(SMALL, chains=8, superchains=4, warmup=4, draws=2))
-    assert posterior.stats["superchain"].tolist() == [[k, k] for k in (0, 0, 1, 1, 2, 2, 3, 3)]
-
-
 def test_shares_of_a_trajectory():
     assert [chees._van_der_corput(i) for i in range(1, 8)] == [0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875]
 
@@ -123,13 +118,14 @@ def test_not_a_number_is_a_divergence(monkeypatch):
 TINY = bp.ChEES(chains=6, superchains=3, draws=6, warmup=12, thin=2)
 
 
-def test_lp_is_the_log_joint_and_thinning_adds_up():
+def test_superchains_lp_is_the_log_joint_and_thinning_adds_up():
     posterior = fit(PROBLEM.entry(), PROBLEM.data, TINY)
     with bp.isolated(0):
         potential = Potential(posterior.model, PROBLEM.data.x_train, PROBLEM.data.y_train)
     density, _ = potential(potential.position({site: w.flatten(0, 1) for site, w in posterior.chains.items()}))
     torch.testing.assert_close(density, posterior.stats["lp"].flatten(), rtol=1e-4, atol=0.01)
     assert (posterior.stats["n_steps"] >= 2).all()  # two transitions a draw
+    assert posterior.stats["superchain"].tolist() == [[k] * 6 for k in (0, 0, 1, 1, 2, 2)]
 
 
 def test_ctrl_c_keeps_the_draws_so_far():

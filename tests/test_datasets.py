@@ -12,19 +12,17 @@ import torch
 from fake_mnist import fake_images
 from test_own_data import ARRAY, FRAME, PRICE
 
-from bnn_pyro import dataset
-from bnn_pyro.datasets import DATASETS, Schema, load_data, load_inputs
+import bnn_pyro as bp
 from bnn_pyro.datasets.dataset import PARTS
 from bnn_pyro.datasets.prepare import mean_and_scale
 from bnn_pyro.datasets.tables import read_table, row_problems
-from bnn_pyro.errors import UserError
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", bp.DATASETS)
 def test_every_set_loads_with_the_promised_shapes_and_types(name, root):
     for folder in ("MNIST", "FashionMNIST", "KMNIST"):
         fake_images(root / folder)
-    data = load_data(name)
+    data = bp.load_data(name)
     schema = data.schema
     for part in ("train", "val", "test"):
         x, y = getattr(data, f"x_{part}"), getattr(data, f"y_{part}")
@@ -36,11 +34,11 @@ def test_every_set_loads_with_the_promised_shapes_and_types(name, root):
     else:
         assert data.y_train.mean().item() == pytest.approx(schema.y_shift, rel=1e-5)
         assert data.y_train.std(correction=0).item() == pytest.approx(schema.y_scale, rel=1e-5)
-    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
+    assert bp.Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
 
 
 def test_toy_curve_is_the_six_points_and_is_tested_on_the_truth():
-    data = load_data("toy-curve")
+    data = bp.load_data("toy-curve")
     x, order = (found := data.schema.unstandardise(data.x_train)[:, 0]), found.argsort()
     torch.testing.assert_close(x[order], torch.tensor([-2.0, -1.8, -1.0, 1.0, 1.8, 2.0]))
     torch.testing.assert_close(data.y_train[order], torch.tensor([-3.0, 0.2224, 3.0, 3.0, 0.2224, -3.0]))
@@ -50,24 +48,21 @@ def test_toy_curve_is_the_six_points_and_is_tested_on_the_truth():
     assert data.y_test.max().item() == pytest.approx(3.25, abs=2e-3)  # at x² = 3/2
 
 
-def test_breast_cancer_has_malignant_as_one():
-    data = load_data("breast-cancer", fractions=(0.5, 0, 0.5))
+def test_breast_cancer_has_malignant_as_one_and_features_are_in_the_order_asked_for():
+    data = bp.load_data("breast-cancer", fractions=(0.5, 0, 0.5))
     labels = torch.cat([data.y_train, data.y_test])
     assert data.schema.classes == ("benign", "malignant") and len(labels) == 569 and labels.sum() == 212
     assert len(data.y_train) == 285 and len(data.y_val) == 0
-
-
-def test_features_are_chosen_in_the_order_asked_for():
     names = ["mean texture", "mean radius"]
-    data = load_data("breast-cancer", features=names)
+    data = bp.load_data("breast-cancer", features=names)
     assert data.schema.features == tuple(names)
-    torch.testing.assert_close(data.x_train, load_data("breast-cancer").x_train[:, [1, 0]])
-    assert load_data("breast-cancer", features="mean radius").schema.features == ("mean radius",)
-    assert load_inputs("breast-cancer", data.schema).shape == (569, 2)
+    torch.testing.assert_close(data.x_train, bp.load_data("breast-cancer").x_train[:, [1, 0]])
+    assert bp.load_data("breast-cancer", features="mean radius").schema.features == ("mean radius",)
+    assert bp.load_inputs("breast-cancer", data.schema).shape == (569, 2)
 
 
 def test_the_split_is_reproducible_disjoint_and_stratified():
-    first, same, other = (load_data("breast-cancer", seed=s) for s in (0, 0, 1))
+    first, same, other = (bp.load_data("breast-cancer", seed=s) for s in (0, 0, 1))
     assert all(torch.equal(getattr(first, part), getattr(same, part)) for part in PARTS)
     assert first.fingerprint == same.fingerprint != other.fingerprint
     assert first.fingerprint != replace(first, y_train=1 - first.y_train).fingerprint
@@ -78,14 +73,14 @@ def test_the_split_is_reproducible_disjoint_and_stratified():
 
 
 def test_statistics_are_those_of_the_training_part_alone_and_a_limit_keeps_its_first_rows():
-    data, few = load_data("diabetes"), load_data("diabetes", limit=20)
+    data, few = bp.load_data("diabetes"), bp.load_data("diabetes", limit=20)
     for part in (data, few):
         torch.testing.assert_close(part.x_train.mean(0), torch.zeros(10), atol=1e-5, rtol=0)
         torch.testing.assert_close(part.x_train.std(0, correction=0), torch.ones(10), atol=1e-5, rtol=0)
         assert part.schema.y_shift == pytest.approx(part.y_train.mean().item(), rel=1e-6)
     torch.testing.assert_close(few.y_train, data.y_train[:20])
     torch.testing.assert_close(few.y_test, data.y_test)
-    assert load_data("diabetes", validation=7).split["rows"] == [369, 7, 66]
+    assert bp.load_data("diabetes", validation=7).split["rows"] == [369, 7, 66]
 
 
 BAD_NAMES = {
@@ -104,8 +99,8 @@ BAD_NAMES = {
 @pytest.mark.parametrize("case", BAD_NAMES)
 def test_bad_requests_get_one_clear_line(case, root):
     arguments, message = BAD_NAMES[case]
-    with pytest.raises(UserError, match=message) as caught:
-        load_data(**arguments)
+    with pytest.raises(bp.UserError, match=message) as caught:
+        bp.load_data(**arguments)
     assert "\n" not in str(caught.value)
 
 
@@ -130,17 +125,17 @@ def archive(folder, x, y=None):
 def test_chunks_change_nothing(tmp_path, monkeypatch, kind):
     x, unit = INPUTS[kind], 255 if "u1" in kind else 1
     path = archive(tmp_path, x)
-    whole = load_data(path)
-    outside = load_inputs(path, whole.schema)
+    whole = bp.load_data(path)
+    outside = bp.load_inputs(path, whole.schema)
     monkeypatch.setattr(sys.modules["bnn_pyro.datasets.rows"], "CHUNK", 24)  # a few rows, or one
-    parts = load_data(path)
+    parts = bp.load_data(path)
     for name in PARTS:
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name), rtol=1e-6, atol=1e-6)
     if x.ndim > 2:
         pixels = (whole.schema.unstandardise(whole.x_train) * unit).double()
         assert whole.schema.x_shift[0] * unit == pytest.approx(pixels.median().item(), abs=1e-4)
     assert unit == 1 or (parts.schema == whole.schema and parts.fingerprint == whole.fingerprint)
-    assert torch.equal(load_inputs(path, whole.schema), outside)  # with the same statistics the same bits
+    assert torch.equal(bp.load_inputs(path, whole.schema), outside)  # with the same statistics the same bits
     np.testing.assert_allclose(parts.schema.x_scale, whole.schema.x_scale, rtol=1e-13)
     np.testing.assert_allclose(parts.schema.x_shift, whole.schema.x_shift, rtol=1e-12, atol=1e-15)
 
@@ -167,14 +162,14 @@ def test_a_bad_value_is_told_with_its_place_and_rows_with_nan_are_dropped(tmp_pa
         (pictures, None, r"x\[70, 2, 5, 1\] is nan; .* row 70 \(from 0\), or give missing='drop'"),
         (TABLE, y, r"column 'y', row 61: missing value.*missing='drop'"),
     ):
-        with pytest.raises(UserError, match=words):
-            load_data(archive(tmp_path, x, target))
+        with pytest.raises(bp.UserError, match=words):
+            bp.load_data(archive(tmp_path, x, target))
     x = TABLE.copy()
     x[[0, 41, 89], [1, 4, 0]] = np.nan
     np.savez(tmp_path / "splits.npz", test_0=np.array([3, 41, 88]))
     path = archive(tmp_path, x, y)
-    assert load_data(path, drop_missing=True, splits=tmp_path / "splits.npz").split["rows"] == [84, 0, 2]
-    data = load_data(path, drop_missing=True)
+    assert bp.load_data(path, drop_missing=True, splits=tmp_path / "splits.npz").split["rows"] == [84, 0, 2]
+    data = bp.load_data(path, drop_missing=True)
     rows = torch.cat([getattr(data, name) for name in ("y_train", "y_val", "y_test")]).double().sort().values
     expected = np.delete(np.linspace(0, 1, 90), [0, 41, 61, 89])
     torch.testing.assert_close(rows, torch.from_numpy(expected), rtol=1e-6, atol=0)
@@ -185,21 +180,21 @@ def test_a_bad_value_is_told_with_its_place_and_rows_with_nan_are_dropped(tmp_pa
 def test_labels_and_new_rows_may_be_yes_and_no_in_any_spelling(words):
     word = dict(zip((True, False), words.split(), strict=True))
     labels = pd.DataFrame({"large": FRAME["area"] > 80, "flat": FRAME["flat"]})
-    data, same = dataset(ARRAY, labels.replace(word), seed=1), dataset(ARRAY, labels, seed=1)  # booleans
+    data, same = bp.dataset(ARRAY, labels.replace(word), seed=1), bp.dataset(ARRAY, labels, seed=1)  # booleans
     assert data.schema.task == same.schema.task == "labels" and data.fingerprint == same.fingerprint
-    schema = dataset(FRAME[["area"]].assign(flat=FRAME["flat"].astype(float)), PRICE).schema
-    new = load_inputs(FRAME[["area"]].assign(flat=FRAME["flat"].map(word)), schema)
+    schema = bp.dataset(FRAME[["area"]].assign(flat=FRAME["flat"].astype(float)), PRICE).schema
+    new = bp.load_inputs(FRAME[["area"]].assign(flat=FRAME["flat"].map(word)), schema)
     assert (new[:, 1] > 0).tolist() == FRAME["flat"].tolist()
-    with pytest.raises(UserError, match="column 'flat', row 0: 'perhaps' is not a number"):
-        load_inputs(FRAME[["area"]].assign(flat=["perhaps", *FRAME["flat"].map(word)[1:]]), schema)
+    with pytest.raises(bp.UserError, match="column 'flat', row 0: 'perhaps' is not a number"):
+        bp.load_inputs(FRAME[["area"]].assign(flat=["perhaps", *FRAME["flat"].map(word)[1:]]), schema)
 
 
 def test_numbers_of_classes_are_their_places_in_arrays_and_names_in_frames_that_have_them():
     names, labels = sorted(str(k) for k in range(11)), np.tile(np.arange(11), 6)  # as folders are: 0, 1, 10, 2, …
     x, test = np.random.default_rng(0).normal(size=(66, 2)), np.arange(66) >= 33
-    data = dataset(x, labels, classes=names, split=test)
+    data = bp.dataset(x, labels, classes=names, split=test)
     assert data.schema.classes[2] == "10" and data.y_test.tolist() == labels[33:].tolist()
-    table = dataset(pd.DataFrame(x), labels, classes=names, split=test)
+    table = bp.dataset(pd.DataFrame(x), labels, classes=names, split=test)
     assert [table.schema.classes[k] for k in table.y_test] == [str(k) for k in labels[33:]]
 
 
@@ -217,51 +212,51 @@ def test_dates_become_parts_or_elapsed_days_however_they_are_written(tmp_path, f
     days = np.asarray((MOMENTS - pd.Timestamp("2023-01-14")) / pd.Timedelta(days=1))[:, None]
     frame.to_csv(tmp_path / "t.csv", index=False)
     for how, values in (("parts", parts), ("elapsed", days)):
-        data = dataset(frame, "price", dates=how, seed=3)
+        data = bp.dataset(frame, "price", dates=how, seed=3)
         raw = data.schema.unstandardise(data.x_test.double())[:, :-1]
         np.testing.assert_allclose(raw, values[data.index_test], atol=2e-3)
-        schema = Schema.from_dict(json.loads(json.dumps(data.schema.to_dict())))
+        schema = bp.Schema.from_dict(json.loads(json.dumps(data.schema.to_dict())))
         assert schema == data.schema
-        torch.testing.assert_close(load_inputs(frame.iloc[data.index_test], schema), data.x_test)
-        table = load_data(tmp_path / "t.csv", target="price", dates=how, seed=3)
+        torch.testing.assert_close(bp.load_inputs(frame.iloc[data.index_test], schema), data.x_test)
+        table = bp.load_data(tmp_path / "t.csv", target="price", dates=how, seed=3)
         assert table.fingerprint == data.fingerprint and table.schema.features == data.schema.features
-        torch.testing.assert_close(load_inputs(tmp_path / "t.csv", schema)[data.index_test], data.x_test)
+        torch.testing.assert_close(bp.load_inputs(tmp_path / "t.csv", schema)[data.index_test], data.x_test)
 
 
 def test_dates_that_cannot_be_read_are_one_line(tmp_path):
     frame = FRAME[["area"]].assign(sold=MOMENTS.strftime("%d/%m/%Y"), price=PRICE)
-    data = dataset(frame, "price", dates="parts")
+    data = bp.dataset(frame, "price", dates="parts")
     assert data.schema.dates[0].order == "day" and len(data.schema.features) == 4
     early = frame[MOMENTS.day <= 12].reset_index(drop=True)
-    with pytest.raises(UserError, match="'sold', row 0: the day or the month may be first in '0"):
-        dataset(early, "price", dates="parts")
+    with pytest.raises(bp.UserError, match="'sold', row 0: the day or the month may be first in '0"):
+        bp.dataset(early, "price", dates="parts")
     for value, words in (("31/02/2024", "row 5: '31/02/2024' is no date with the day first"), ("", "row 5: missing")):
         new = frame.assign(sold=frame["sold"].where(frame.index != 5, value))
-        with pytest.raises(UserError, match=words):
-            load_inputs(new, data.schema)
-        with pytest.raises(UserError, match=words):
-            dataset(new, "price", dates="parts")
+        with pytest.raises(bp.UserError, match=words):
+            bp.load_inputs(new, data.schema)
+        with pytest.raises(bp.UserError, match=words):
+            bp.dataset(new, "price", dates="parts")
         new.to_csv(tmp_path / "new.csv", index=False)
         bad = row_problems(read_table(tmp_path / "new.csv", data.schema), data.schema)
         assert bad[bad != ""].to_dict() == {
             7: "sold is missing" if value == "" else f"sold: '{value}' is no date with the day first"
         }
-    filled = dataset(new, "price", dates="elapsed", missing="indicator").schema.features
+    filled = bp.dataset(new, "price", dates="elapsed", missing="indicator").schema.features
     assert filled[:2] == ("sold in days since 2023-01-14", "sold in days since 2023-01-14 missing")
-    with pytest.raises(UserError, match="no column 'sold'"):
-        load_inputs(frame[["area"]], data.schema)
-    with pytest.raises(UserError, match=r"holds dates or times.*--dates parts or elapsed"):
-        dataset(frame.assign(sold=MOMENTS), "price")
+    with pytest.raises(bp.UserError, match="no column 'sold'"):
+        bp.load_inputs(frame[["area"]], data.schema)
+    with pytest.raises(bp.UserError, match=r"holds dates or times.*--dates parts or elapsed"):
+        bp.dataset(frame.assign(sold=MOMENTS), "price")
 
 
 def test_a_robust_scale_is_that_of_the_rows_without_the_outlier():
     rows = FRAME[["area"]].assign(same=1.0, rare=np.arange(60) > 54)
     far = rows.assign(area=rows["area"].where(rows.index != 7, 1e6))
     train = np.setdiff1d(np.arange(60), np.arange(0, 30, 10))
-    data = dataset(far, PRICE, scale="robust", split=~np.isin(np.arange(60), train), validation=0)
+    data = bp.dataset(far, PRICE, scale="robust", split=~np.isin(np.arange(60), train), validation=0)
     area = far["area"].to_numpy()[train]
     assert data.schema.x_shift[0] == pytest.approx(np.median(area))
     assert data.schema.x_scale[0] == pytest.approx(scipy.stats.iqr(area, scale="normal"))
     assert data.schema.x_scale[1:] == (1.0, 1.0, 1.0) and data.schema.x_shift[1:] == (1.0, 0.0, 0.0)
-    with pytest.raises(UserError, match="scale=robust is for columns"):
-        load_data("digits", scale="robust")
+    with pytest.raises(bp.UserError, match="scale=robust is for columns"):
+        bp.load_data("digits", scale="robust")

@@ -1,7 +1,6 @@
 """R-hat, effective draws and the sampler, by ArviZ and by hand; importance weights, by refits and closed forms."""
 
 import math
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 import torch
 from conjugate import correlated, dataset
 from scipy.stats import f_oneway
-from test_diagnostics_verdicts import classifier, exact, guided
+from test_diagnostics_verdicts import arviz, classifier, exact, guided
 from torch.distributions import Normal
 
 import bnn_pyro as bp
@@ -20,9 +19,6 @@ from bnn_pyro.diagnostics.draws import sampler_statistics, stuck_chains
 from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior, psis, uniformity
 from bnn_pyro.diagnostics.verdicts import Findings, verdicts
 from bnn_pyro.pruning import prune
-
-with warnings.catch_warnings(action="ignore"):  # 0.23 announces 1.0 once a day
-    import arviz
 
 
 def series(num, chains, draws, phi, seed=0):
@@ -187,24 +183,22 @@ LINEAR = correlated(num=40, y_shift=3.0, y_scale=2.0)
 
 
 def tempered(problem, temperature):
-    """(mean, precision) of p(y | w)^(1/T) p(w)."""
-    prior = torch.eye(len(problem.mean)).double() / problem.prior_scale**2
-    precision = (problem.precision - prior) / temperature + prior
-    return torch.linalg.solve(precision, problem.precision @ problem.mean / temperature), precision
+    """The problem of which p(y | w)^(1/T) p(w) is the posterior."""
+    return replace(problem, noise=problem.noise * math.sqrt(temperature))
 
 
 def predicted(problem, x, temperature=1.0):
     """What the exact posterior says of targets at x."""
-    design, (mean, precision) = problem.design(x), tempered(problem, temperature)
-    variance = problem.noise**2 + 4.0 * (design @ torch.linalg.inv(precision) * design).sum(1)
-    return Normal(3.0 + 2.0 * design @ mean, variance.sqrt())
+    design, law = problem.design(x), tempered(problem, temperature)
+    variance = problem.noise**2 + 4.0 * (design @ torch.linalg.inv(law.precision) * design).sum(1)
+    return Normal(3.0 + 2.0 * design @ law.mean, variance.sqrt())
 
 
 def refitted(problem, temperature=1.0):
     """(elpd_i, PIT_i) of every row by the exact posterior without it."""
     rows, elpd, pit = torch.arange(len(problem.x)), [], []
     for i in rows:
-        rest = type(problem)(problem.x[rows != i], problem.y[rows != i], noise=problem.noise, y_shift=3.0, y_scale=2.0)
+        rest = replace(problem, x=problem.x[rows != i], y=problem.y[rows != i])
         left = predicted(rest, problem.x[i : i + 1], temperature)
         elpd.append(left.log_prob(problem.y[i]))
         pit.append(left.cdf(problem.y[i]))
@@ -212,13 +206,13 @@ def refitted(problem, temperature=1.0):
 
 
 def of_chains(temperature=1.0):
-    moments, settings = tempered(LINEAR, temperature), {"temperature": temperature}
-    return exact(draws=1000, problem=LINEAR, moments=moments, method_settings=settings)
+    law, settings = tempered(LINEAR, temperature), {"temperature": temperature}
+    return exact(draws=1000, problem=LINEAR, law=law, method_settings=settings)
 
 
 def guide(narrower=1.0, temperature=1.0):
-    moments, settings = tempered(LINEAR, temperature), {"temperature": temperature}
-    return guided(narrower, LINEAR, moments, method_settings=settings)
+    law, settings = tempered(LINEAR, temperature), {"temperature": temperature}
+    return guided(narrower, LINEAR, law, method_settings=settings)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

@@ -22,12 +22,12 @@ DATA = replace(PROBLEM.data, x_test=PROBLEM.data.x_train[:20] + 0.1, y_test=PROB
 CHAINS, DRAWS = 4, 500
 
 
-def exact(change=None, chains=CHAINS, draws=DRAWS, stats=None, problem=PROBLEM, moments=None, **about):
+def exact(change=None, chains=CHAINS, draws=DRAWS, stats=None, problem=PROBLEM, law=None, **about):
     """Independent draws of the exact posterior; ``change`` takes and returns them (C, D, P) in units of its root.
 
-    moments: (mean, precision) in place of the posterior's.
+    law: the problem whose posterior they are of, where it is another one.
     """
-    mean, precision = moments or (problem.mean, problem.precision)
+    mean, precision = (law or problem).mean, (law or problem).precision
     g = torch.Generator().manual_seed(0)
     unit = torch.randn(chains, draws, len(mean), generator=g, dtype=torch.float64)
     if change is not None:
@@ -165,9 +165,9 @@ def test_a_wrong_model_is_noticed():
     assert said(wide, "calibration").level == "caution"
 
 
-def guided(narrower=1.0, problem=PROBLEM, moments=None, **about):
-    """The exact posterior as a guide, with all standard deviations divided by ``narrower``; moments as of ``exact``."""
-    mean, precision = moments or (problem.mean, problem.precision)
+def guided(narrower=1.0, problem=PROBLEM, law=None, **about):
+    """The exact posterior as a guide, with all standard deviations divided by ``narrower``; law: as of ``exact``."""
+    mean, precision = (law or problem).mean, (law or problem).precision
     lower, w = torch.linalg.cholesky(torch.linalg.inv(precision)).float() / narrower, mean.float()
     sites = {"layers.0.weight": w[None, :-1], "layers.0.bias": w[-1:]} if problem.bias else {"layers.0.weight": w[None]}
     with bp.isolated(0):

@@ -13,23 +13,20 @@ from scipy import stats
 from test_conformal import simulated
 
 import bnn_pyro as bp
-from bnn_pyro import plots
 from bnn_pyro.calibration import Conformal
 from bnn_pyro.diagnostics.draws import as_chain
-from bnn_pyro.errors import UserError
 from bnn_pyro.metrics import agreement, distance_floor, distances, total_variation, wasserstein
 from bnn_pyro.parts.mixtures import Mixture
-from bnn_pyro.predictive import Prediction
 
 
 def classes(*draws):
     """A prediction from probabilities (S, B, K)."""
-    return Prediction(Categorical(logits=torch.tensor(draws).double().log()))
+    return bp.Prediction(Categorical(logits=torch.tensor(draws).double().log()))
 
 
 def normals(locs, scales):
     locs = torch.tensor(locs).double()
-    return Prediction(Normal(locs, torch.as_tensor(scales).double().expand(locs.shape), validate_args=False))
+    return bp.Prediction(Normal(locs, torch.as_tensor(scales).double().expand(locs.shape), validate_args=False))
 
 
 A = classes([[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]], [[0.7, 0.1, 0.2], [0.1, 0.85, 0.05]])
@@ -59,7 +56,7 @@ def test_the_floor_of_independent_draws():
     """One point, p = ½ ± δ at random: the halves of S draws differ by |Normal(0, 2δ/√S)| in total variation."""
     draws, delta = 1000, 0.2
     p = 0.5 + delta * (2.0 * (torch.rand(draws, 100, 1, generator=torch.Generator().manual_seed(0)) < 0.5) - 1.0)
-    a = Prediction(Categorical(logits=torch.cat([p, 1 - p], -1).log()))
+    a = bp.Prediction(Categorical(logits=torch.cat([p, 1 - p], -1).log()))
     floor, expected = distance_floor(a), 2 * delta / math.sqrt(draws) * math.sqrt(2 / math.pi)
     value, low, high = floor["total_variation"]
     assert value == pytest.approx(expected, rel=0.1) and low < value < high < 1.5 * expected
@@ -86,7 +83,7 @@ def test_the_floor_of_chains_needs_blocks():
     ],
 )
 def test_refused(metric, a, b, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(bp.UserError, match=message):
         metric(a, b)
 
 
@@ -103,9 +100,9 @@ def test_predictive_intervals_sets_and_decisions():
     # Missing class 2 costs 10: action 1 (treat) costs 1 always; 10 · 0.2 > 1 > 10 · 0.04.
     cost = [[0, 0, 10], [1, 1, 1]]
     assert labels.decide(cost).tolist() == [1, 0] and labels.decide(cost, abstain_cost=0.7).tolist() == [-1, 0]
-    with pytest.raises(UserError, match=r"\(actions, 3\)"):
+    with pytest.raises(bp.UserError, match=r"\(actions, 3\)"):
         labels.decide([[0, 1]])
-    with pytest.raises(UserError, match="classification"):
+    with pytest.raises(bp.UserError, match="classification"):
         prediction.set(0.8)
 
 
@@ -147,7 +144,7 @@ def test_the_risk_of_a_log_scale_of_a_conformal_prediction_and_of_bad_losses():
         (lambda: labels.risk(lambda y: y), "a loss is a matrix"),
         (lambda: prediction.decide(), "classification"),
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(bp.UserError, match=message):
             call()
 
 
@@ -220,5 +217,5 @@ def test_categories_and_gaps_are_set_as_in_the_users_own_rows():
         own = bp.predict(posterior, rows.assign(town=town).drop(columns="class"), num_draws=10)
         assert outputs[:, k, 0] == pytest.approx(own.probs[..., 1].mean(1).numpy(), abs=1e-5)
     assert len(found.dependence["area"].values) == 20 and np.isfinite(found.dependence["area"].outputs).all()
-    assert [ax.get_xlabel() for ax in plots.partial_dependence(found)] == ["town", "area"]
-    assert [t.get_text() for t in plots.permutation_importance(found).get_yticklabels()] == ["town", "area"]
+    assert [ax.get_xlabel() for ax in bp.plots.partial_dependence(found)] == ["town", "area"]
+    assert [t.get_text() for t in bp.plots.permutation_importance(found).get_yticklabels()] == ["town", "area"]

@@ -113,7 +113,7 @@ def test_summaries_repeat_the_measured_figures():
 
 
 def test_tables_are_those_of_the_code():
-    """The zoo's of the README, the modules' of the architecture, the metrics' of the glossary."""
+    """The zoo's of the README, the modules' of the architecture, the metrics' of the glossary, the references'."""
     table = README.split("<!-- zoo:")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `([\w-]+)` \| (.*?) \| (.*?) \| (.*?) \|$", table, re.MULTILINE)
     assert rows == [(name, kind.summary, ", ".join(methods_for(kind)), kind.paper) for name, kind in bp.ZOO.items()]
@@ -122,6 +122,7 @@ def test_tables_are_those_of_the_code():
     modules = [*(ROOT / "bnn_pyro").glob("*.py"), *(path.parent for path in ROOT.glob("bnn_pyro/*/__init__.py"))]
     names = {path.name for path in modules} - {"__init__.py"}
     assert {name.rstrip("/") for name in re.findall(r"`([\w/.]+)`", table)} == names
+    assert sorted(RECIPES) == references() and TABLES["references"]().count("\n") == len(RECIPES) + 1
     rows = re.findall(r"^\| (`.*?) \| .+ \| .+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
     assert set(re.findall("`(.*?)`", " ".join(rows))) == {name for kind in bp.metrics.METRICS.values() for name in kind}
 
@@ -161,7 +162,3 @@ def test_a_sweep_of_committed_code_is_kept_and_tabulated(tmp_path, monkeypatch):
     monkeypatch.setattr(provenance, "commit", lambda: "8c96fb3-dirty")
     with pytest.raises(SystemExit, match="commit what is changed"):
         provenance.check_tree(provenance.RESULTS / "speed.json")
-
-
-def test_every_reference_has_a_recipe_and_a_row():
-    assert sorted(RECIPES) == references() and TABLES["references"]().count("\n") == len(RECIPES) + 1

@@ -15,12 +15,10 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import Rescale, elbo_of
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import DroppedColumns, PointMass
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import MLP, ConvNet, in_mode
 from bnn_pyro.parts.priors import BayesianNet, widest_activation
-from bnn_pyro.zoo import BayesianConvNet, HiddenLayerNet
 
 W = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
 
@@ -43,7 +41,7 @@ def fit(method, entry=None, **settings):
 def test_the_rates_are_the_inputs_and_the_hidden_ones():
     """By rule, those of images or of tables."""
     image = bp.Schema("classification", (1, 4, 4), ("a", "b"))
-    with isolated(0), torch.no_grad():
+    with bp.isolated(0), torch.no_grad():
         assert bp.DropoutMLP(hidden=(5, 4), input_dropout=0.1).model(DATA.schema).net.rates == (0.1, 0.05, 0.05)
         assert bp.DropoutMLP().model(DATA.schema).net.rates == (0.0, 0.05)
         assert bp.DropoutMLP(hidden_dropout=0.3).model(image).net.rates == (0.2, 0.3)
@@ -62,7 +60,7 @@ def test_what_is_refused(rate):
         with pytest.raises(bp.UserError, match="dropout must be at least 0 and below 1"):
             fit(bp.MAP(epochs=1), **settings)
     for net in (lambda: MLP((3,), (4,), 1, dropout=(0.0, rate)), lambda: ConvNet((1, 4, 4), (2,), (), 1, dropout=rate)):
-        with isolated(0), pytest.raises(bp.UserError, match="dropout rate lies between 0"):
+        with bp.isolated(0), pytest.raises(bp.UserError, match="dropout rate lies between 0"):
             net()
     with pytest.raises(bp.UserError, match="mc-dropout needs a network with dropout"):
         fit(bp.MCDropout(epochs=1), entry=bp.MLP(hidden=(3,)))
@@ -70,7 +68,7 @@ def test_what_is_refused(rate):
 
 def test_draws_have_whole_columns_dropped():
     rate, num = 0.3, 40_000
-    with isolated(0):
+    with bp.isolated(0):
         draws = DroppedColumns(W, rate).expand((num,)).sample()
     torch.testing.assert_close(draws.mean(0), W, rtol=0, atol=5 * (W.abs().max() * math.sqrt(rate / 0.7 / num)).item())
     torch.testing.assert_close(draws.var(0), W.square() * rate / (1 - rate), rtol=0.03, atol=0)
@@ -98,7 +96,7 @@ def test_the_gradient_is_the_mean_over_all_masks():
     g = torch.Generator().manual_seed(3)
     x, y = torch.tensor([[1.0, -0.7], [0.4, 1.3]]), torch.tensor([1, 0])
     rates, copies = (0.3, 0.5), 40_000
-    with isolated(1):
+    with bp.isolated(1):
         own = dict(activation="tanh", prior="normal:1", input_dropout=rates[0], hidden_dropout=rates[1])
         entry = bp.DropoutMLP(hidden=(2,), **own)
         model = entry.model(bp.Schema("classification", (2,), classes=("a", "b")))
@@ -159,6 +157,7 @@ def test_a_draw_is_one_function_of_x():
 
 
 # -- local reparametrization; z = 5 of the measured standard errors, unless a comment says otherwise ------------------
+FLAT = bp.Schema("classification", (1, 3, 28), classes=("a", "b"))
 SCALES = {
     "free": dict(scale="free", init_scale=0.3, prior="fan-in:1.5"),
     "layer": dict(scale="layer", init_scale=0.4, prior="log-uniform"),
@@ -177,7 +176,7 @@ def data(task="multiclass", num=20, features=3):
 
 def perturbed(entry, problem, spread=0.3):
     """Model and guide with parameters that are no starting values."""
-    with isolated(1):
+    with bp.isolated(1):
         model = entry.model(problem.schema)
         guide = entry.guide(model)
         for p in guide.parameters():
@@ -188,9 +187,9 @@ def perturbed(entry, problem, spread=0.3):
 @pytest.mark.parametrize(("scale", "task"), list(zip(SCALES, ["regression", "multiclass"] * 2, strict=True)))
 def test_the_elbo_is_that_of_the_same_weights(scale, task, draws=300):
     problem = data(task)
-    model, guide = perturbed(HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
+    model, guide = perturbed(bp.HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
     batch = problem.x_train, problem.y_train
-    with isolated(0), torch.no_grad():
+    with bp.isolated(0), torch.no_grad():
         local = [elbo_of(model, guide, *batch) for _ in range(draws)]
         weights = [elbo_of(model.weight_space, guide.weight_space, *batch) for _ in range(draws)]
         vectorised = TraceMeanField_ELBO(num_particles=3, vectorize_particles=True, max_plate_nesting=1)
@@ -208,7 +207,7 @@ def test_the_elbo_is_that_of_the_same_weights(scale, task, draws=300):
 
 def test_the_conjugate_optimum_through_fit(batch_size=50):
     problem = correlated()
-    entry = HiddenLayerNet(hidden=(), noise=problem.noise, prior=f"normal:{problem.prior_scale}", init_scale=0.05)
+    entry = bp.HiddenLayerNet(hidden=(), noise=problem.noise, prior=f"normal:{problem.prior_scale}", init_scale=0.05)
     svi = bp.SVI(epochs=250, batch_size=batch_size, lr=0.03, final_lr=0.0)
     q = bp.fit(entry, problem.data, svi, progress=False, device="cpu").guide.layers[0]().expand(())
     elbo = problem.elbo(q.loc.detach().double().flatten(), q.scale.detach().double().flatten())
@@ -216,7 +215,7 @@ def test_the_conjugate_optimum_through_fit(batch_size=50):
 
 
 def test_it_is_the_network_that_one_would_write():
-    with isolated(0):
+    with bp.isolated(0):
         net = ConvNet((1, 12, 12), (3, 4), (5,), 2, "tanh", kernel=3, padding=0)
         x = torch.randn(6, 1, 12, 12)
     conv, linear = net.convolutions, net.layers
@@ -232,22 +231,19 @@ def test_it_is_the_network_that_one_would_write():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: HiddenLayerNet(scale="layers"), r"unknown scale 'layers'.*layer"),
-        (lambda: HiddenLayerNet(scale="unit", init_scale=1.0), r"first α .* below 1, got 1"),
-        (lambda: HiddenLayerNet(prior="scale-mixture").model(data().schema), "normal, fan-in or log-uniform"),
-        (lambda: HiddenLayerNet(prior="log-uniform:1").model(data().schema), "must have the form log-uniform"),
-        (lambda: BayesianConvNet().model(data().schema), r"takes images .* shape \(3,\); take .* hidden-layer"),
-        (
-            lambda: BayesianConvNet().model(bp.Schema("classification", (1, 3, 28), classes=("a", "b"))),
-            "images of 3 × 28 pixels are too small for 2 convolutions",
-        ),
-        (lambda: BayesianConvNet(channels=()), "one or more numbers"),
-        (lambda: BayesianConvNet(kernel=0), "at least 1"),
-        (lambda: BayesianConvNet(padding=3), "padding must lie between 0 and"),
+        (lambda: bp.HiddenLayerNet(scale="layers"), r"unknown scale 'layers'.*layer"),
+        (lambda: bp.HiddenLayerNet(scale="unit", init_scale=1.0), r"first α .* below 1, got 1"),
+        (lambda: bp.HiddenLayerNet(prior="scale-mixture").model(data().schema), "normal, fan-in or log-uniform"),
+        (lambda: bp.HiddenLayerNet(prior="log-uniform:1").model(data().schema), "must have the form log-uniform"),
+        (lambda: bp.BayesianConvNet().model(data().schema), r"takes images .* shape \(3,\); take .* hidden-layer"),
+        (lambda: bp.BayesianConvNet().model(FLAT), "images of 3 × 28 pixels are too small for 2 convolutions"),
+        (lambda: bp.BayesianConvNet(channels=()), "one or more numbers"),
+        (lambda: bp.BayesianConvNet(kernel=0), "at least 1"),
+        (lambda: bp.BayesianConvNet(padding=3), "padding must lie between 0 and"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, message):
-    with isolated(0), pytest.raises(bp.UserError, match=message):
+    with bp.isolated(0), pytest.raises(bp.UserError, match=message):
         make()
 
 
@@ -255,14 +251,14 @@ def test_what_does_not_fit_is_refused(make, message):
 def test_a_step_leaves_nothing_for_the_garbage_collector(scale):
     """Activations of one step in a cycle would stay until some later collection: several steps' memory at once."""
     problem = data()
-    model, guide = perturbed(HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
+    model, guide = perturbed(bp.HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
     made = []
 
     class Remember(Messenger):
         def _pyro_post_sample(self, msg):
             made.extend(weakref.ref(thing) for thing in (msg["fn"], msg["value"]) if thing is not problem.y_train)
 
-    with isolated(0):
+    with bp.isolated(0):
         elbo_of(model, guide, problem.x_train, problem.y_train)[0].backward()  # the first may collect
         gc.collect()
         gc.disable()

@@ -31,9 +31,9 @@ def rows(classes=3, num=30, num_val=20, seed=0):
     return bp.Dataset("by-hand", schema, x[:num], y[:num], x[num:], y[num:], x[:0], y[:0])
 
 
-def fit(data, entry=ENTRY, out=None, resume=False, kind=bp.MAP, **settings):
+def fit(data, entry=ENTRY, out=None, resume=False, kind=bp.MAP, seed=3, **settings):
     method = kind(**{**LONG, **settings})
-    return bp.fit(entry, data, method, seed=3, out=out, resume=resume, progress=False, device="cpu")
+    return bp.fit(entry, data, method, seed=seed, out=out, resume=resume, progress=False, device="cpu")
 
 
 def validation_nll(posterior, data):
@@ -58,24 +58,6 @@ def test_it_stops_after_patience_epochs_without_a_better_one(patience):
         nll, epoch = whole["validation_nll"][epoch], epoch + 1
         best, since = (nll, 0) if nll < best else (best, since + 1)
     assert epoch < 30 and stopped == {name: line[:epoch] for name, line in whole.items()}
-
-
-def test_validation_rows_choose_the_epoch_and_nothing_else(monkeypatch):
-    """Other labels there: the very same path of the weights, of which another epoch may be kept."""
-    data, path, seen = rows(), [], EarlyStopping.seen
-
-    def remember(self, *scored):
-        path.append({site: value.detach().clone() for site, value in self.point.sites().items()})
-        return seen(self, *scored)
-
-    first, second = fit(data, patience=30), fit(replace(data, y_val=(data.y_val + 1) % 3), patience=30)
-    best = [p.trace["validation_nll"].index(min(p.trace["validation_nll"])) for p in (first, second)]
-    assert first.trace["log_joint"] == second.trace["log_joint"] and best[0] != best[1]
-    # Each is where training with the labels of no validation row at all was after so many epochs.
-    monkeypatch.setattr(EarlyStopping, "seen", remember)
-    fit(replace(data, y_val=data.y_val * 0), patience=30)
-    for posterior, epoch in zip((first, second), best, strict=True):
-        assert all(torch.equal(posterior.chains[site][0, 0], value) for site, value in path[epoch].items())
 
 
 def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
@@ -179,17 +161,15 @@ def test_defaults_learn_from_few_pictures():
 
 # -- ensembles ----------------------------------------------------------------------------------------------------
 PROBLEM = correlated(num=30, noise=0.5)
-SETTINGS = dict(epochs=6, batch_size=8)  # 24 steps a member
-
-
-def members(method, seed=2):
-    return bp.fit(bp.MLP(hidden=(3,)), PROBLEM.data, method, seed=seed, progress=False, device="cpu")
+SETTINGS = dict(entry=bp.MLP(hidden=(3,)), epochs=6, batch_size=8)  # 24 steps a member
 
 
 def test_members_are_point_estimates_from_different_starts():
     """And do not depend on how many there are."""
-    three, two, other = (members(bp.Ensemble(members=m, **SETTINGS), seed) for m, seed in ((3, 2), (2, 2), (3, 1)))
-    alone, first = members(bp.MAP(**SETTINGS)), three.chains["layers.0.weight"]
+    three, two, other = (
+        fit(PROBLEM.data, kind=bp.Ensemble, members=m, seed=seed, **SETTINGS) for m, seed in ((3, 2), (2, 2), (3, 1))
+    )
+    alone, first = fit(PROBLEM.data, seed=2, **SETTINGS), three.chains["layers.0.weight"]
     for site, value in three.chains.items():
         assert value.shape[:2] == (3, 1) and torch.equal(value[0], alone.chains[site][0])
         assert torch.equal(value[:2], two.chains[site])

@@ -74,12 +74,6 @@ def test_a_bad_fit_is_exit_code_3_and_said_everywhere(houses, tmp_path, capsys):
     assert f"Problem The fit failed: {sentence[:40]}" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_step_that_is_too_large_is_told(houses, tmp_path, capsys):
-    sampler = ["--inference", "sghmc", "--epochs", "300", "--lr", "3", "--set", "chains=2"]
-    assert main(["train", "mean-field", *sampler, *houses, *FEW, "--out", str(tmp_path / "run")]) == 3
-    assert "--lr" in "".join(capsys.readouterr())
-
-
 def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, capsys):
     out = tmp_path / "run"
     command = ["train", "mean-field", *houses, *FEW, *LINEAR, "--conformal", "0.8", "--out", str(out)]

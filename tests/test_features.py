@@ -11,7 +11,6 @@ from torch import nn
 import bnn_pyro as bp
 from bnn_pyro import features
 from bnn_pyro.features import on_features
-from bnn_pyro.isolation import isolated
 
 QUICK = bp.MAP(epochs=2, batch_size=16)
 
@@ -42,7 +41,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def net(seed=0, **settings):
-    with isolated(seed):
+    with bp.isolated(seed):
         return Net(**settings)
 
 
@@ -59,7 +58,7 @@ def rows(num=40, num_val=10, x_shift=0.0, x_scale=1.0, last=0.0):
 
 def seen(module, data, inputs=None):
     """The data set of features."""
-    with isolated(0):
+    with bp.isolated(0):
         return on_features(bp.LastLayer(backbone=module, inputs=inputs).model(data.schema), data)
 
 
@@ -71,7 +70,7 @@ def rows_run():
 def test_they_are_the_networks_own_over_their_root_mean_square():
     x = torch.rand(600, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     images = dataset(x, torch.arange(600) % 3, bp.Schema("classification", (3, 16, 16), tuple("abc")))
-    with isolated(0):
+    with bp.isolated(0):
         _, inside = seen(nn.Conv2d(3, 2, 3), images)  # features of any shape, rows a few at a time
     assert inside.x_train.shape == (600, 2 * 14 * 14)
     data, module = rows(x_shift=3.0, x_scale=2.0), net()
@@ -83,7 +82,7 @@ def test_they_are_the_networks_own_over_their_root_mean_square():
     assert inside.x_train.square().mean().item() == pytest.approx(1, abs=1e-6)
     assert inside.schema.input_shape == (5,) and inside.schema.classes == data.schema.classes
     assert torch.equal(inside.y_train, data.y_train) and len(inside.x_test) == len(inside.y_test) == 0
-    with isolated(0):
+    with bp.isolated(0):
         assert head(inside.x_train).shape == (40,)
 
 

@@ -14,7 +14,6 @@ import bnn_pyro as bp
 from bnn_pyro.datasets import Schema, load_data, load_inputs, noise_images
 from bnn_pyro.datasets.images import read_images
 from bnn_pyro.datasets.rows import Rows
-from bnn_pyro.errors import UserError
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def test_a_failed_download_names_the_file_to_place_and_leaves_no_folder(root, mo
         raise RuntimeError("no network")
 
     monkeypatch.setattr(datasets, "KMNIST", fail)
-    with pytest.raises(UserError, match=r"KMNIST/raw is incomplete.*no network.*BNN_PYRO_DATA"):
+    with pytest.raises(bp.UserError, match=r"KMNIST/raw is incomplete.*no network.*BNN_PYRO_DATA"):
         load_data("kmnist")
     assert not (root / "KMNIST").exists()
 
@@ -99,7 +98,7 @@ def test_damaged_image_files_are_named(mnist):
     ):
         write_idx(labels, rows)
         labels.write_bytes(labels.read_bytes()[:size])
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(bp.UserError, match=message):
             load_data("mnist")
 
 
@@ -117,7 +116,7 @@ def test_bad_inputs_get_one_clear_line(tmp_path):
         ("nois", schema, "did you mean 'noise'"),
         ("breast-cancer", table, r"shape \(30,\); this model takes \(10,\)"),
     ):
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(bp.UserError, match=message) as caught:
             load_inputs(what, to)
         assert "\n" not in str(caught.value)
 
@@ -162,7 +161,7 @@ def test_bad_folders_get_one_clear_line_and_damaged_pictures_can_be_left_out(tmp
         ("three", {}, r"03.png: is no image.*--missing drop"),
         ("three", {"task": "regression", "drop_missing": True}, "its task is 'classification', not 'regression'"),
     ):
-        with pytest.raises(UserError, match=message) as caught:
+        with pytest.raises(bp.UserError, match=message) as caught:
             load_data(tmp_path / name, **options)
         assert "\n" not in str(caught.value)
     data = load_data(tmp_path / "three", drop_missing=True)
@@ -204,7 +203,7 @@ BAD_ARCHIVES = {
 def test_bad_archives_get_one_line(tmp_path, case):
     arrays, arguments, message = BAD_ARCHIVES[case]
     np.savez(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(bp.UserError, match=message) as caught:
         load_data(tmp_path / "bad.npz", **arguments)
     assert "\n" not in str(caught.value) and "bad.npz" in str(caught.value)
 
@@ -213,7 +212,7 @@ def test_a_file_that_is_no_archive_is_told(tmp_path):
     np.save(tmp_path / "one", X)
     for content in (b"", b"PK\x03\x04 cut short", b"anything else", (tmp_path / "one.npy").read_bytes()):
         (tmp_path / "bad.npz").write_bytes(content)
-        with pytest.raises(UserError, match="not an NPZ file"):
+        with pytest.raises(bp.UserError, match="not an NPZ file"):
             load_data(tmp_path / "bad.npz")
 
 

@@ -13,7 +13,6 @@ import pytest
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
 from bnn_pyro.listing import tables
-from bnn_pyro.zoo import ZOO
 
 PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
@@ -29,9 +28,12 @@ FILES = {
 }
 
 
-def imported(path):
-    """Every module that a file imports, wherever in the file: dotted names, without "bnn_pyro." for its own."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imported(path, nodes=ast.walk):
+    """Every module that a file imports: dotted names, without "bnn_pyro." for its own.
+
+    nodes: ``ast.walk``, wherever in the file, or ``ast.iter_child_nodes``, outside of its functions.
+    """
+    for node in nodes(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -82,7 +84,9 @@ import bnn_pyro
 dir(bnn_pyro)
 tell("package")
 from bnn_pyro.run import main
-answered = ["--help", "train --help", "diagnose --help", "--version", "list", "list --json"]
+folder = pathlib.Path(sys.argv[1])
+(folder / "t.csv").write_text("a,y\\n1,2\\n2,3.5\\n")
+answered = [f"inspect {folder}/t.csv", "--help", "train --help", "diagnose --help", "--version", "list", "list --json"]
 refused = ["train --epocs", "train meanfield", "train mlp --inference svii"]
 for command in answered + refused:
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -95,7 +99,6 @@ from bnn_pyro import fit, predict, metrics, ZOO, METHODS
 tell("fit")
 import torch
 torch.set_num_threads(1)
-folder = pathlib.Path(sys.argv[1])
 
 def train():
     options = "mean-field --data toy-curve --epochs 1 --num-draws 2 --no-baseline --quiet --out"
@@ -175,18 +178,10 @@ def test_files_stay_short():
         assert len(path.read_text().splitlines()) <= 300, f"{module} is long: two subjects in one?"
 
 
-def imported_at_once(path):
-    """The package's modules that are imported with a file: the import statements outside of its functions."""
-    tops = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ImportFrom)]
-    for node in tops:
-        names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        yield from (name.removeprefix("bnn_pyro.") for name in names if name.removeprefix("bnn_pyro.") in FILES)
-
-
 @pytest.mark.parametrize(
     ("module", "most"),
     # In the order of the table: processes that share the tests out must collect the same.
-    [("fitting", 67), *dict.fromkeys((kind.__module__.removeprefix("bnn_pyro."), 24) for kind in ZOO.values())],
+    [("fitting", 67), *dict.fromkeys((kind.__module__.removeprefix("bnn_pyro."), 24) for kind in bp.ZOO.values())],
 )
 def test_few_files_have_to_be_read(module, most):
     """Those that a fit, or a variant, leads to by imports."""
@@ -194,7 +189,7 @@ def test_few_files_have_to_be_read(module, most):
     while todo:
         if (name := todo.pop()) not in found:
             found.add(name)
-            todo += imported_at_once(FILES[name])
+            todo += [other for other in imported(FILES[name], ast.iter_child_nodes) if other in FILES]
     assert len(found - {"parts"}) <= most, sorted(found)
 
 

@@ -1,8 +1,6 @@
 """Before anything is trained: how tables are read, what `inspect` says of them, and what `auto` chooses."""
 
 import json
-import subprocess
-import sys
 from argparse import Namespace
 from dataclasses import replace
 
@@ -147,13 +145,11 @@ def test_findings_and_the_command_to_train_with(tmp_path, case):
         inspect_table(path, "d")
 
 
-def test_inspect_is_a_command_that_loads_no_torch(tmp_path, capsys):
+def test_inspect_is_a_command(tmp_path, capsys):
     path = table(tmp_path, "a,y\n1,2\n2,3.5\n")
     assert main(["inspect", str(path)]) == 0
     assert "train with: bnn-pyro train --data" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path / "none.csv")]) == 2
-    code = f"import sys, bnn_pyro.run as r; r.main(['inspect', {str(path)!r}]); assert 'torch' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=60).returncode == 0
 
 
 def test_columns_to_leave_out_are_a_list_with_quotes_around_a_comma(tmp_path):

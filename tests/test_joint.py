@@ -13,7 +13,6 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import Rescale, elbo_of
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.correlated_normal import FullCovariance, parse_family
 
 JOINT_FAMILIES = ["full", "low-rank:2"]
@@ -37,14 +36,14 @@ def variant(problem, family, **settings):
 
 def small_model(**settings):
     problem = correlated(num=5)
-    with isolated(0):
+    with bp.isolated(0):
         return problem.entry(**settings).model(problem.schema)
 
 
 def shaken(family, initial=None, seed=4):
     """A guide with every parameter away from where it starts; A stays strictly triangular."""
     g = torch.Generator().manual_seed(seed)
-    with isolated(seed):
+    with bp.isolated(seed):
         guide = parse_family(family)(initial or {s: torch.zeros(shape) for s, shape in SITES.items()}, 0.5)
     with torch.no_grad():
         for name, p in guide.named_parameters():
@@ -69,7 +68,7 @@ def test_the_distribution_is_the_multivariate_normal(family):
     torch.testing.assert_close(joint.entropy().double(), exact.entropy())
     torch.testing.assert_close(joint.variance.double(), exact.variance, check_dtype=False)
     assert joint.expand((3, 2)).log_prob(w).shape == joint.expand((3, 2)).entropy().shape == (3, 2)
-    with isolated(0), torch.no_grad():
+    with bp.isolated(0), torch.no_grad():
         draws = joint.expand((40_000,))().double()
         torch.testing.assert_close(joint.variance, torchs(guide).variance.float())  # after a draw too
     # Standard errors of second moments of Normals: √((Σᵢᵢ Σⱼⱼ + Σᵢⱼ²) / S).
@@ -84,7 +83,7 @@ def test_the_kl_is_torchs(family, prior):
     """Cross-entropies of the parts less the entropy of the whole, noise included: one KL, and its gradient."""
     model = small_model(prior=prior, noise="learned")
     guide, data = shaken(family, model.initial), correlated(num=5).data
-    with isolated(0):
+    with bp.isolated(0):
         kl = -elbo_of(Rescale(0.0)(model), guide, data.x_train, data.y_train)[0]
     scales = torch.full((6,), 0.8) if prior == "normal:0.8" else torch.tensor([0.5] * 4 + [1.0, 1.0])
     scales[5] = 1.0
@@ -104,7 +103,7 @@ def test_pyros_elbos_have_the_same_expectation_and_take_particles(family, prior,
     guide, batch = shaken(family, model.initial), (data.x_train, data.y_train)
 
     def mean(one):
-        with isolated(1), torch.no_grad(), pyro.validation_enabled(True):
+        with bp.isolated(1), torch.no_grad(), pyro.validation_enabled(True):
             value = torch.tensor([float(one()) for _ in range(num)]).double()
         return value.mean().item(), value.std().item() / math.sqrt(num)
 
@@ -113,7 +112,7 @@ def test_pyros_elbos_have_the_same_expectation_and_take_particles(family, prior,
     for kind in (TraceMeanField_ELBO, Trace_ELBO):
         theirs, other = mean(lambda kind=kind: kind().loss(*scaled, *batch))
         assert theirs == pytest.approx(ours, abs=4 * math.hypot(error, other))
-        with isolated(0), pyro.validation_enabled(True):
+        with bp.isolated(0), pyro.validation_enabled(True):
             elbo = kind(num_particles=200, vectorize_particles=True, max_plate_nesting=1)
             loss = elbo.differentiable_loss(*scaled, *batch)
             loss.backward()
@@ -121,14 +120,9 @@ def test_pyros_elbos_have_the_same_expectation_and_take_particles(family, prior,
         assert family == "low-rank:2" or guide.lower.grad.triu().abs().max() == 0
 
 
-@pytest.fixture(scope="module")
-def problem():
-    return correlated()
-
-
-def test_the_full_guide_reaches_the_exact_posterior(problem):
+def test_the_full_guide_reaches_the_exact_posterior():
     """Mean, covariance and evidence: the gap is the error of the optimiser alone, far below that of mean field."""
-    svi = bp.SVI(epochs=800, lr=0.1, final_lr=0.0)
+    problem, svi = correlated(), bp.SVI(epochs=800, lr=0.1, final_lr=0.0)
     posterior = bp.fit(variant(problem, "full", init_scale=0.05), problem.data, svi, progress=False, device="cpu")
     exact = MultivariateNormal(problem.mean, precision_matrix=problem.precision)
     assert kl_divergence(torchs(posterior.guide), exact) < 0.1 * problem.gap
@@ -139,7 +133,8 @@ def test_the_full_guide_reaches_the_exact_posterior(problem):
 
 
 @pytest.mark.parametrize("family", JOINT_FAMILIES)
-def test_draws_come_back_from_an_archive_and_the_mean_weights_are_the_mean(problem, family, tmp_path):
+def test_draws_come_back_from_an_archive_and_the_mean_weights_are_the_mean(family, tmp_path):
+    problem = correlated()
     entry = variant(problem, family, noise="learned")
     posterior = bp.fit(entry, problem.data, bp.SVI(epochs=3), progress=False, out=tmp_path, device="cpu")
     draws, again = posterior.draw(5, seed=0), bp.load(tmp_path, entry).draw(5, seed=0)
@@ -157,7 +152,7 @@ def test_families_that_are_refused(text):
 
 def test_variances_have_their_gradient_after_a_draw_too():
     """The full guide takes Σⱼ Aᵢⱼ² from the draw, in a backward pass of its own."""
-    with isolated(0):
+    with bp.isolated(0):
         scale, root = torch.rand(4), torch.randn(4, 4).tril(-1).requires_grad_()
         q = FullCovariance(torch.zeros(4), scale, root)
         q.rsample()

@@ -14,14 +14,13 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference import laplace, linear
 from bnn_pyro.inference.linear import Curvature, factored, summed
 from bnn_pyro.inference.log_joint import LogJoint
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.observed import ReadLikelihood
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 
 
 def made(entry, data):
-    with isolated(0):
+    with bp.isolated(0):
         return entry.model(data.schema)
 
 
@@ -142,7 +141,7 @@ def expected_hessian(model, data, w):
 
     Two values of the right mean and variance then have the right expectation.
     """
-    with isolated(0), ReadLikelihood() as read:
+    with bp.isolated(0), ReadLikelihood() as read:
         pieces = dict(zip(model.initial, w.split([value.numel() for value in model.initial.values()]), strict=True))
         sites = {site: pieces[site].view(value.shape) for site, value in model.initial.items()}
         poutine.condition(model.double(), data=sites)(data.x_train.double())

@@ -13,7 +13,6 @@ import bnn_pyro as bp
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import optimise
-from bnn_pyro.isolation import isolated
 from bnn_pyro.run import main
 from bnn_pyro.zoo.auto import Setup
 
@@ -55,7 +54,7 @@ def test_predictions_at_the_start_are_the_networks_own(name):
     entry, source = BACKBONES[name]
     data = bp.load_data(**source)
     below = fit(entry, data)
-    with isolated(0):
+    with bp.isolated(0):
         settings = {"noise": 40.0} if name == "regression" else {}
         model = bp.LastLayer(backbone=below, **settings).model(data.schema)
         on_features(model, data)
@@ -108,7 +107,7 @@ def test_the_backbone_gets_its_own_standardisation():
     whole, few = (bp.load_data("breast-cancer", limit=limit) for limit in (200, 30))
     assert whole.schema.x_shift != few.schema.x_shift
     below = fit(bp.MLP(hidden=(9,)), whole)
-    with isolated(0):
+    with bp.isolated(0):
         backbone = bp.LastLayer(backbone=below).model(few.schema).backbone
     own = below.model.net
     own.load_state_dict({site: value[0, 0] for site, value in below.chains.items()})

@@ -36,14 +36,11 @@ def layer(B=2, D=3, H=4, seed=0, dtype=torch.float64, **settings):
     return HiddenLayer(x, mean, scale, **settings)
 
 
-def convolution(*arguments, **settings):
-    return nn.Conv2d(*arguments, device="meta", **settings)
-
-
 def conv_layer(kernel=(3, 3), stride=(1, 1), padding=(0, 0), bias=True, B=2, C=2, out=3, size=5, seed=0, **settings):
     g = torch.Generator().manual_seed(seed)
     X = torch.randn(B, C, size, size, generator=g, dtype=torch.float64)
-    like, rows = convolution(C, out, kernel, stride, padding, bias=bias), C * kernel[0] * kernel[1] + bias
+    like = nn.Conv2d(C, out, kernel, stride, padding, bias=bias, device="meta")
+    rows = C * kernel[0] * kernel[1] + bias
     mean = torch.randn(rows, out, generator=g, dtype=torch.float64) / math.sqrt(rows)
     scale = 0.3 * torch.exp(0.3 * torch.rand(rows, out, generator=g, dtype=torch.float64))
     return Conv2dLayer(X, NormalWeights(mean, scale), like, **settings)
