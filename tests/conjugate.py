@@ -29,6 +29,12 @@ def dataset(
     return bp.Dataset("by-hand", schema, x, y, x[:0], y[:0], x_test, y_test)
 
 
+def model_of(entry: Any, schema: bp.Schema) -> Any:
+    """The variant's model with the initial weights of seed 0."""
+    with bp.isolated(0):
+        return entry.model(schema)
+
+
 @dataclass(frozen=True)
 class LinearGaussian:
     """The problem and its exact answers. x (N, D) and y (N,), in float64; P weights.

@@ -93,7 +93,6 @@ def test_a_check_that_holds(checks, tmp_path, capsys):
 
 
 def test_a_claim_that_does_not_hold_and_what_does_not_apply(checks, tmp_path, capsys):
-    """The first is told by the exit code, the second is no fault; the full budget takes the defaults."""
     checks(made=Made, wrong=Wrong)
     assert check("mean-field", "--budget", "full", "--seed", 4, "--out", tmp_path / "out") == 1
     assert [(kind, "mean-field", "svi", 100, 4) for kind in ("Made", "Wrong")] == CALLS

@@ -113,10 +113,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, stop, damage):
     ],
 )
 def test_a_loss_or_its_gradient_that_is_not_finite(tmp_path, monkeypatch, what, step, saves, message):
-    """The step and the learning rate are named, and the checkpoint on disk stays the last good one.
-
-    saves: after which steps a checkpoint is due, the one right after that step among them or not.
-    """
+    """The checkpoint on disk stays the last good one. saves: up to which step a checkpoint is due after each."""
     looks, calls = iter(range(1, 100)), iter(range(1, 100))
     monkeypatch.setattr(Checkpoint, "due", property(lambda self: next(looks) <= saves))
 

@@ -160,7 +160,6 @@ def test_what_cannot_be_reduced_is_refused():
 
 @pytest.mark.parametrize(("check", "variant", "method"), [(SMALL, "last-layer", "nuts"), (MORE, "mean-field", "chees")])
 def test_a_wrong_prior_is_bad(monkeypatch, check, variant, method):
-    """By the draws, and by the formula of the log joint; of three classes, too."""
     own = Subject.reduced
     monkeypatch.setattr(Subject, "reduced", lambda self, **settings: own(self, **settings | {"prior": "normal:1"}))
     wrong = bad(check.run(subject(variant, method)))

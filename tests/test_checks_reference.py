@@ -23,8 +23,6 @@ from bnn_pyro.checks.reference_posterior import (
 from bnn_pyro.plots import reference_outputs
 from bnn_pyro.settings import build
 
-#: References whose data every installation has.
-EMBEDDED = ("breast-cancer", "digits-last-layer", "toy-curve")
 TOY = {"hidden": (32,), "prior": "normal:3", "noise": 1.0}
 
 
@@ -50,7 +48,7 @@ def test_a_stored_reference_meets_the_bar_and_its_parts_fit(name):
     assert np.abs(averages - found.expected[:, found.points]).max() < 5 * 0.7 / np.sqrt(draws)
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
+@pytest.mark.parametrize("name", ["breast-cancer", "digits-last-layer", "toy-curve"])  # every installation has the data
 def test_the_density_knows_its_own_posterior_and_no_other(name):
     stored = load_reference(name)
     data, own = stored.data(), build(bp.ZOO[stored.about["variant"]], stored.settings())

@@ -1,7 +1,4 @@
-"""Samplers by the joint distribution and by the bias of the step size; estimators of objectives and gradients.
-
-Right ones pass; that wrong ones do not, see ``test_planted_faults``.
-"""
+"""Samplers by the joint distribution and by the step size's bias; estimators: right ones (see test_planted_faults)."""
 
 import math
 import re
@@ -30,21 +27,16 @@ def subject(inference, entry=NETWORK, **given):
     return Subject("mean-field", bp.MeanField(**entry), inference, correlated(num=30, inputs=2).data, given)
 
 
-def short(inference):
-    return dict(warmup=40) if inference in ("nuts", "hmc", "chees") else {}
-
-
 @pytest.mark.parametrize("inference", ["nuts", "hmc", "chees", "sghmc", "sgld"])
 def test_samplers_leave_the_joint_distribution_as_it_is(inference):
-    """No false alarm, and z-scores that are as large as chance makes them."""
-    outcome = SMALL.run(subject(inference, **short(inference)))
+    short = {} if inference in ("sghmc", "sgld") else {"warmup": 40}
+    outcome = SMALL.run(subject(inference, **short))
     assert outcome.level != "bad" and outcome.figures["joint_p"] > 1e-3, outcome.sentence
     z = [f.z for f in outcome.findings if f.z is not None]
     assert len(z) % 2 == 0 and 0.5 < np.abs(z).mean() < 1.2  # 0.8 of standard Normals
 
 
 def test_a_sampler_that_never_moves_passes_nothing():
-    """It leaves every distribution as it is, and tells nothing."""
     own_move = chees.Chains.move
 
     def still(self, potential, *rest):
@@ -54,7 +46,7 @@ def test_a_sampler_that_never_moves_passes_nothing():
         return moved._replace(after=held[0])
 
     with patch.object(chees.Chains, "move", still):
-        outcome = replace(SMALL, chains=2000).run(subject("chees", LINEAR, **short("chees")))
+        outcome = replace(SMALL, chains=2000).run(subject("chees", LINEAR, warmup=40))
     assert outcome.level == "caution" and "off by any amount" in outcome.sentence
 
 
@@ -77,7 +69,6 @@ def test_the_bias_is_that_of_the_step_size(inference):
     ("lr", "level", "words"), [(0.08, "caution", ""), (0.5, "bad", "too large"), (2.0, "bad", "explodes")]
 )
 def test_the_step_that_was_asked_for(lr, level, words):
-    """Judged by the recursion: small, known for its bias, too large, unstable."""
     outcome = StepSize(chains=30, times=1.0).run(subject("sghmc", {}, lr=lr))
     assert (outcome.level, outcome.findings[-1].estimate < 0.2) == (level, lr == 0.08) and words in outcome.sentence
 

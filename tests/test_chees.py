@@ -41,7 +41,6 @@ def sample(law, start, method, seed=0):
 
 @pytest.mark.parametrize("kind", ["correlated", "ill-conditioned"])
 def test_gaussian(kind):
-    """Every mean and covariance, from starts far off: correlation 0.95, or scales from 0.01 to 10."""
     size = 8
     scale = torch.logspace(-2, 1, size) if kind == "ill-conditioned" else torch.ones(size)
     correlation = torch.full((size, size), 0.95 if kind == "correlated" else 0.0)
@@ -97,7 +96,6 @@ def test_the_mass_forgets_the_first_iterations():
 
 
 def test_not_a_number_is_a_divergence(monkeypatch):
-    """A trajectory that ends in NaN is rejected and counted; the chain stays where it was."""
     with bp.isolated(0):
         potential = Potential(PROBLEM.entry().model(PROBLEM.schema), PROBLEM.data.x_train, PROBLEM.data.y_train)
         z = potential.prior_draws(6)

@@ -107,27 +107,6 @@ def test_hand_numbers_of_class_scores():
     np.testing.assert_allclose(raps - aps, [0, 0, 0.01], atol=1e-9)
 
 
-def test_local_intervals_cover_exactly(monkeypatch):
-    """Noise that grows with x, which the model does not know; the difficulty of a row must not have seen its score."""
-    for name, value in (("NEAREST", 2), ("DRAWN", 0.01)):  # where a row's own score would tell most
-        monkeypatch.setattr(f"bnn_pyro.calibration.conformal.{name}", value)
-    rng, sets, rows, new = np.random.default_rng(1), 400, 40, 20
-    x = torch.tensor(rng.uniform(size=(sets, rows + new, 1)))
-    y = torch.tensor(rng.normal(size=(sets, rows + new))) * (0.1 + 2 * x[..., 0])
-    plain = bp.Prediction(Normal(torch.zeros(1, rows + new).double(), torch.ones(1, rows + new).double()))
-    covered, seen = np.empty((2, sets, new))
-    for k in range(sets):
-        known, ahead = plain[:rows], plain[rows:]
-        conformal = Conformal.fit("local", known, y[k, :rows], x[k, :rows])
-        ahead.guarantee = conformal.at(new, x=x[k, rows:])
-        low, high, *_ = ahead.interval(LEVEL)
-        covered[k] = (low <= y[k, rows:]) & (y[k, rows:] <= high)
-        own = replace(conformal, inputs=x[k, :rows].tolist(), errors=y[k, :rows].abs().tolist())  # planted
-        scores = y[k].abs() / own.difficulty(x[k])
-        seen[k] = scores[rows:] <= threshold(scores[:rows].numpy(), LEVEL)
-    assert in_band(covered, rows // 2) and not in_band(seen, rows)
-
-
 def test_counts_are_covered():
     rate = torch.rand(2, 3000, generator=torch.Generator().manual_seed(1)) * 9 + 1
     prediction = Mixture(Poisson(rate))
@@ -178,7 +157,6 @@ def test_other_packages_have_the_same_thresholds():
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_groups_have_thresholds_of_their_own(task):
-    """Labels of rows, or the classes themselves; group b is harder, and has fewer rows."""
     prediction, y = simulated(task, 400, seed=6)
     group = np.random.default_rng(7).choice(["a", "b"], 400, p=[0.8, 0.2])
     if task == "regression":

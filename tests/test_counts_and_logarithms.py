@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import pyro.poutine as poutine
 import pytest
 import torch
+from conjugate import model_of
 from scipy import stats
 from test_parts import read
 
@@ -39,8 +40,7 @@ def test_the_log_joint_is_that_of_a_model_written_by_hand(variant):
     assert data.schema.features == ("x", "city=Oslo", "city=Rome", "hours")
     hours = torch.from_numpy(table["hours"].to_numpy()[data.index_train]).float()
     x, y, schema = data.x_train, data.y_train, data.schema
-    with bp.isolated(0):
-        model = bp.ZOO[variant](hidden=(), prior="normal:2", likelihood="poisson").model(schema).eval()
+    model = model_of(bp.ZOO[variant](hidden=(), prior="normal:2", likelihood="poisson"), schema).eval()
     log_joint = LogJoint(model, x, y)
     u = 0.3 * torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -129,7 +129,6 @@ def test_commands_take_an_exposure(tmp_path, capsys):
 
 # -- several targets with correlated noise ----------------------------------------------------------------------
 def test_correlated_noise_is_a_multivariate_normal():
-    """Of several draws: joint density, variances, and the covariance of draws of y."""
     likelihood, g = CorrelatedNoise((5.0, -1.0, 2.0), (3.0, 0.2, 1.0)), torch.Generator().manual_seed(0)
     f, y = torch.randn(4, 7, 3, generator=g), torch.randn(4, 7, 3, generator=g)
     own = {site: 0.5 * torch.randn(4, 3, generator=g) for site in likelihood.initial}

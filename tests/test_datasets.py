@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import torch
-from fake_mnist import fake_images
+from test_images import fake_images
 from test_own_data import ARRAY, FRAME, PRICE
 
 import bnn_pyro as bp

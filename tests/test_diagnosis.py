@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import xarray
-from conjugate import dataset
+from conjugate import dataset, model_of
 from test_diagnostics_verdicts import DATA, arviz, exact, guided, sound
 from zoo_problems import problem, quick
 
@@ -225,8 +225,7 @@ def test_every_posterior_of_the_zoo(name, method, task, tmp_path, monkeypatch):
 
 def test_names_of_dimensions():
     schema = bp.Schema("classification", (2,), ("ham", "spam", "other"), ("length", "links"))
-    with bp.isolated(0):
-        model = bp.MeanField(hidden=(4,)).model(schema)
+    model = model_of(bp.MeanField(hidden=(4,)), schema)
     g = torch.Generator().manual_seed(0)
     chains = {site: torch.randn(2, 5, *value.shape, generator=g) for site, value in model.initial.items()}
     data = dataset(torch.randn(6, 2, generator=g), torch.arange(6) % 3, schema)
@@ -249,14 +248,12 @@ def test_statistics_of_the_sampler_have_arviz_s_names():
 
 
 def test_arviz_takes_it():
-    """Its own leave-one-out is ours."""
     theirs, ours = arviz.loo(to_arviz(exact(), DATA), reff=1.0, pointwise=True), leave_one_out(exact(), DATA)
     assert float(theirs.elpd_loo if OLD else theirs.elpd) == pytest.approx(ours.elpd.sum(), abs=0.02)
     assert np.asarray(theirs.pareto_k) == pytest.approx(ours.pareto_k, abs=0.1)
 
 
 def test_draws_are_thinned_and_what_is_left_out_is_said(monkeypatch):
-    """Evenly, as many as are asked for, and draws, rows and large sites by the memory that they may take."""
 
     def found(posterior=None, **options):
         return groups(to_arviz(posterior or exact(), DATA, **options))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conjugate import correlated, dataset
+from conjugate import correlated, dataset, model_of
 
 import bnn_pyro as bp
 from bnn_pyro.diagnostics import diagnose, diagnose_chains, function_space
@@ -33,8 +33,7 @@ def exact(change=None, chains=CHAINS, draws=DRAWS, stats=None, problem=PROBLEM, 
     if change is not None:
         unit = change(unit)
     w = (mean + unit @ torch.linalg.cholesky(torch.linalg.inv(precision)).T).float()
-    with bp.isolated(0):
-        model = problem.entry().model(problem.schema)
+    model = model_of(problem.entry(), problem.schema)
     lp = -0.5 * unit.square().sum(-1)
     own = {"lp": lp, "energy": -lp + torch.rand(lp.shape, generator=g), "diverging": torch.zeros(lp.shape)}
     sites = {"layers.0.weight": w[..., None, :-1], "layers.0.bias": w[..., -1:]}
@@ -170,8 +169,7 @@ def guided(narrower=1.0, problem=PROBLEM, law=None, **about):
     mean, precision = (law or problem).mean, (law or problem).precision
     lower, w = torch.linalg.cholesky(torch.linalg.inv(precision)).float() / narrower, mean.float()
     sites = {"layers.0.weight": w[None, :-1], "layers.0.bias": w[-1:]} if problem.bias else {"layers.0.weight": w[None]}
-    with bp.isolated(0):
-        model = problem.entry().model(problem.schema)
+    model = model_of(problem.entry(), problem.schema)
     trace = {"epoch": list(range(100)), "elbo": [-50.0 - 100 * 0.5**i for i in range(100)]}
     guide = FullNormal.of(sites, lower)
     return bp.Posterior(model, problem.schema, guide=guide, trace=trace, provenance=about)
@@ -192,8 +190,7 @@ def classifier(classes, draws):
     """(four chains of random weights of a linear classifier of two inputs, the generator)."""
     schema = bp.Schema("classification", (2,), classes=tuple(classes))
     g, outputs = torch.Generator().manual_seed(1), 1 if len(classes) == 2 else len(classes)
-    with bp.isolated(0):
-        model = bp.MeanField(hidden=()).model(schema)
+    model = model_of(bp.MeanField(hidden=()), schema)
     weight, bias = torch.randn(4, draws, outputs, 2, generator=g), torch.randn(4, draws, outputs, generator=g)
     return bp.Posterior(model, schema, chains={"layers.0.weight": weight, "layers.0.bias": bias}), g
 
@@ -211,8 +208,7 @@ def test_classes_and_the_label_of_an_output(classes):
 def test_exchanged_units_are_no_disagreement():
     """A network's chains with signs flipped: weights apart, functions together."""
     schema, g = bp.Schema("regression", (1,)), torch.Generator().manual_seed(2)
-    with bp.isolated(0):
-        model = bp.MeanField(hidden=(2,), activation="tanh", noise=0.5).model(schema)
+    model = model_of(bp.MeanField(hidden=(2,), activation="tanh", noise=0.5), schema)
     place = {s: torch.randn(v.shape, generator=g) for s, v in model.initial.items()}
     chains = {s: v + 0.1 * torch.randn(2, 100, *v.shape, generator=g) for s, v in place.items()}
     for site in ("layers.0.weight", "layers.0.bias", "layers.1.weight"):

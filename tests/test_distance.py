@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import torch
 from conjugate import correlated
-from pyro.distributions import Categorical, LogNormal, Normal, Poisson
+from predictions import classes, gaussians
+from pyro.distributions import Categorical, LogNormal, Poisson
 from scipy import stats
 from test_conformal import simulated
 
@@ -18,20 +19,9 @@ from bnn_pyro.diagnostics.draws import as_chain
 from bnn_pyro.metrics import agreement, distance_floor, distances, total_variation, wasserstein
 from bnn_pyro.parts.mixtures import Mixture
 
-
-def classes(*draws):
-    """A prediction from probabilities (S, B, K)."""
-    return bp.Prediction(Categorical(logits=torch.tensor(draws).double().log()))
-
-
-def normals(locs, scales):
-    locs = torch.tensor(locs).double()
-    return bp.Prediction(Normal(locs, torch.as_tensor(scales).double().expand(locs.shape), validate_args=False))
-
-
-A = classes([[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]], [[0.7, 0.1, 0.2], [0.1, 0.85, 0.05]])
+A = classes([[[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]], [[0.7, 0.1, 0.2], [0.1, 0.85, 0.05]]])
 # means (0.6, 0.2, 0.2) and (0.5, 0.45, 0.05)
-B = classes([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]])
+B = classes([[[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]]])
 
 
 def test_classification_by_hand():
@@ -42,12 +32,12 @@ def test_classification_by_hand():
 
 def test_wasserstein_by_hand():
     """Shifted Normals: the shift. Normals of one mean: |σ − σ'| √(2/π). Mixtures: by their quantile functions."""
-    a = normals([[0.0, 1.0, -2.0]], 0.5)
-    assert wasserstein(a, normals([[0.25, 0.25, 1.0]], 0.5)).value == pytest.approx((0.25 + 0.75 + 3.0) / 3, rel=1e-3)
-    spread = wasserstein(normals([[3.0]], 1.0), normals([[3.0]], 2.5)).value
+    a = gaussians([[0.0, 1.0, -2.0]], 0.5)
+    assert wasserstein(a, gaussians([[0.25, 0.25, 1.0]], 0.5)).value == pytest.approx((0.25 + 0.75 + 3.0) / 3, rel=1e-3)
+    spread = wasserstein(gaussians([[3.0]], 1.0), gaussians([[3.0]], 2.5)).value
     assert spread == pytest.approx(1.5 * math.sqrt(2 / math.pi), rel=1e-3)
     levels = ((torch.arange(2000) + 0.5) / 2000).tolist()
-    p, q = normals([[0.0], [2.0], [2.5]], [[0.3], [0.1], [1.0]]), normals([[0.5], [1.0]], [[0.4], [2.0]])
+    p, q = gaussians([[0.0], [2.0], [2.5]], [[0.3], [0.1], [1.0]]), gaussians([[0.5], [1.0]], [[0.4], [2.0]])
     exact = (p.quantile(levels) - q.quantile(levels)).abs().mean().item()
     assert wasserstein(p, q).value == pytest.approx(exact, rel=5e-3)
 
@@ -66,7 +56,7 @@ def test_the_floor_of_independent_draws():
 
 def test_the_floor_of_chains_needs_blocks():
     """Two chains that stay apart: halves of single draws hide it, halves of chains show it."""
-    stuck = normals([[0.0]] * 100 + [[1.0]] * 100, 1.0)
+    stuck = gaussians([[0.0]] * 100 + [[1.0]] * 100, 1.0)
     assert distance_floor(stuck, block=100)["wasserstein"].value == pytest.approx(1.0, rel=1e-3)
     assert distance_floor(stuck)["wasserstein"].value < 0.25
 
@@ -74,12 +64,12 @@ def test_the_floor_of_chains_needs_blocks():
 @pytest.mark.parametrize(
     ("metric", "a", "b", "message"),
     [
-        (agreement, normals([[0.0]], 1.0), normals([[0.0]], 1.0), "'probs' belongs to classification"),
+        (agreement, gaussians([[0.0]], 1.0), gaussians([[0.0]], 1.0), "'probs' belongs to classification"),
         (wasserstein, A, B, "belongs to regression"),
-        (distances, A, normals([[0.0, 1.0]], 1.0), "cannot compare a classification with a regression"),
+        (distances, A, gaussians([[0.0, 1.0]], 1.0), "cannot compare a classification with a regression"),
         (total_variation, A, B[:1], "2 and 1 points"),
         (lambda a, b: distance_floor(b), A, B, "two blocks of draws"),
-        (wasserstein, normals([[math.nan]], 1.0), normals([[0.0]], 1.0), "not finite at row 0"),
+        (wasserstein, gaussians([[math.nan]], 1.0), gaussians([[0.0]], 1.0), "not finite at row 0"),
     ],
 )
 def test_refused(metric, a, b, message):
@@ -93,7 +83,7 @@ def test_predictive_intervals_sets_and_decisions():
     low, high, _, kind, note = prediction.interval(0.8)
     torch.testing.assert_close(torch.stack([low, high]).float(), prediction.quantile([0.1, 0.9]).float())
     assert kind == "predictive" and "if the model is right" in note
-    labels = classes([[0.5, 0.3, 0.2], [0.9, 0.06, 0.04]])
+    labels = classes([[[0.5, 0.3, 0.2], [0.9, 0.06, 0.04]]])
     assert labels.set(0.7).members.tolist() == [[True, True, False], [True, False, False]]
     assert labels.decide().tolist() == [0, 0]
     assert labels.decide(abstain_cost=0.3).tolist() == [-1, 0]  # expected costs 0.5 and 0.1

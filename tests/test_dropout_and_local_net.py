@@ -23,13 +23,9 @@ from bnn_pyro.parts.priors import BayesianNet, widest_activation
 W = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.25, -1.0]])
 
 
-def problem(num=12):
-    g = torch.Generator().manual_seed(5)
-    x = torch.randn(num, 3, generator=g)
-    return dataset(x, (x[:, 0] > 0).long(), bp.Schema("classification", (3,), classes=("a", "b")), x[:5] + 0.1)
-
-
-DATA = problem()
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(5))
+BINARY = bp.Schema("classification", (3,), classes=("a", "b"))
+DATA = dataset(X, (X[:, 0] > 0).long(), BINARY, X[:5] + 0.1)
 SMALL = dict(hidden=(6, 4), input_dropout=0.2, hidden_dropout=0.5)
 
 
@@ -39,7 +35,6 @@ def fit(method, entry=None, **settings):
 
 
 def test_the_rates_are_the_inputs_and_the_hidden_ones():
-    """By rule, those of images or of tables."""
     image = bp.Schema("classification", (1, 4, 4), ("a", "b"))
     with bp.isolated(0), torch.no_grad():
         assert bp.DropoutMLP(hidden=(5, 4), input_dropout=0.1).model(DATA.schema).net.rates == (0.1, 0.05, 0.05)
@@ -125,7 +120,6 @@ def test_the_gradient_is_the_mean_over_all_masks():
 
 
 def test_the_point_is_that_of_map_and_rate_0_is_map_bit_for_bit():
-    """One training, three readings: with masks, without, and the mean of the masks."""
     map_, dropout = (fit(m(epochs=20, batch_size=5)) for m in (bp.MAP, bp.MCDropout))
     assert set(dropout.trace) == {"epoch", "log_likelihood", "log_joint", "log_prior"} and dropout.trace == map_.trace
     for posterior in (map_, dropout.at_mean_weights()):

@@ -12,7 +12,7 @@ from monte_carlo import same, stop_at
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.inference.early_stopping import EarlyStopping, hold_out
+from bnn_pyro.inference.early_stopping import hold_out
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
 LONG = dict(epochs=30, batch_size=10, lr=0.05, patience=0)
@@ -40,14 +40,21 @@ def validation_nll(posterior, data):
     return -bp.predict(posterior, data.x_val).log_prob(data.y_val).mean().item()
 
 
-@pytest.mark.parametrize(("classes", "kind"), [(0, bp.MAP), (2, bp.MLE), (3, bp.MAP)])
-def test_the_weights_of_the_best_epoch_are_kept(classes, kind):
+DROPOUT = bp.DropoutMLP(hidden=(20,), prior="normal:3", hidden_dropout=0.3)
+
+
+@pytest.mark.parametrize(
+    ("classes", "kind", "entry"), [(0, bp.MAP, ENTRY), (2, bp.MLE, ENTRY), (3, bp.MAP, ENTRY), (2, bp.MAP, DROPOUT)]
+)
+def test_the_weights_of_the_best_epoch_are_kept(classes, kind, entry):
+    """Of which the validation NLL is that without dropout; and looking at it does not change the training."""
     data = rows(classes)
-    posterior = fit(data, patience=30, kind=kind)
+    posterior, other = (fit(data, entry, patience=patience, kind=kind) for patience in (30, 0))
     trace = posterior.trace["validation_nll"]
     assert len(trace) == 30 and min(trace) < trace[-1] - 0.05  # the last weights would not do
     assert validation_nll(posterior, data) == pytest.approx(min(trace), rel=1e-5)
-    assert validation_nll(fit(data, kind=kind), data) == pytest.approx(trace[-1], rel=1e-5)
+    assert validation_nll(other, data) == pytest.approx(trace[-1], rel=1e-5)
+    assert other.trace["log_likelihood"] == posterior.trace["log_likelihood"]
 
 
 @pytest.mark.parametrize("patience", [1, 4])
@@ -58,23 +65,6 @@ def test_it_stops_after_patience_epochs_without_a_better_one(patience):
         nll, epoch = whole["validation_nll"][epoch], epoch + 1
         best, since = (nll, 0) if nll < best else (best, since + 1)
     assert epoch < 30 and stopped == {name: line[:epoch] for name, line in whole.items()}
-
-
-def test_dropout_is_off_while_it_looks_and_on_again_after(monkeypatch):
-    schema = bp.Schema("classification", (1, 8, 8), tuple("abc"))
-    x, y = torch.randn(24, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
-    data = bp.Dataset("by-hand", schema, x[:16], y[:16], x[16:], y[16:], x[:0], y[:0])
-    modes, look, forward = [], EarlyStopping.score, bp.parts.nets.ConvNet.features
-
-    def note(self, x):
-        modes.extend([self.training] * (len(x) > 1))  # with one row, memory is measured
-        return forward(self, x)
-
-    monkeypatch.setattr(bp.parts.nets.ConvNet, "features", note)
-    monkeypatch.setattr(EarlyStopping, "score", lambda self, *rows: modes.append("looks") or look(self, *rows))
-    posterior = fit(data, bp.ConvNet(channels=(2,), hidden=(5,), dropout=0.5), patience=3, epochs=2, batch_size=0)
-    assert modes == [True, "looks", False, True, "looks", False]
-    assert validation_nll(posterior, data) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
 
 
 def test_without_validation_rows_some_of_the_training_rows_stop_it():
@@ -95,10 +85,7 @@ def test_without_validation_rows_some_of_the_training_rows_stop_it():
 
 
 def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path, monkeypatch):
-    """Half as many steps again at most; the run may be cut off before and after. A line of the trace is ten epochs.
-
-    It is cut off after the best epoch, whose weights the resumed run must still know.
-    """
+    """Half as many steps again at most. A resumed run knows the weights of the best epoch; a trace's line is ten."""
     data, how = rows(), dict(epochs=None, patience=40)
     whole = fit(data, **how)
     nll, num = whole.trace["validation_nll"], len(whole.trace["epoch"])
@@ -165,7 +152,6 @@ SETTINGS = dict(entry=bp.MLP(hidden=(3,)), epochs=6, batch_size=8)  # 24 steps a
 
 
 def test_members_are_point_estimates_from_different_starts():
-    """And do not depend on how many there are."""
     three, two, other = (
         fit(PROBLEM.data, kind=bp.Ensemble, members=m, seed=seed, **SETTINGS) for m, seed in ((3, 2), (2, 2), (3, 1))
     )
@@ -184,7 +170,6 @@ def run(method, **settings):
 
 
 def test_processes_are_stopped_and_this_one_has_the_rest_to_do(tmp_path):
-    """SIGTERM comes while two members are at it."""
     plain, lines = bp.Ensemble(members=3, epochs=30, batch_size=8), []
 
     class Slow(bp.Ensemble):  # travels by value

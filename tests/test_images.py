@@ -1,11 +1,11 @@
 """MNIST and its relatives, pictures, noise, NPZ files of tables and images; torch loaders; and what bad ones get."""
 
 import re
+import struct
 
 import numpy as np
 import pytest
 import torch
-from fake_mnist import fake_images, write_idx
 from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision import datasets
@@ -14,6 +14,23 @@ import bnn_pyro as bp
 from bnn_pyro.datasets import Schema, load_data, load_inputs, noise_images
 from bnn_pyro.datasets.images import read_images
 from bnn_pyro.datasets.rows import Rows
+
+
+def write_idx(path, array):
+    """One file of MNIST's layout: magic number (uint8, dimensions), sizes, bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = struct.pack(">HBB" + "I" * array.ndim, 0, 8, array.ndim, *array.shape)
+    path.write_bytes(header + array.astype(np.uint8).tobytes())
+
+
+def fake_images(folder, num_train=120, num_test=30):
+    """Images whose first pixel is the row number and whose label is row mod 10."""
+    for part, num in (("train", num_train), ("t10k", num_test)):
+        images = np.zeros((num, 28, 28), np.uint8)
+        images[:, 0, 0] = np.arange(num)
+        images[:, 9:19, 9:19] = 255
+        write_idx(folder / "raw" / f"{part}-images-idx3-ubyte", images)
+        write_idx(folder / "raw" / f"{part}-labels-idx1-ubyte", np.arange(num) % 10)
 
 
 @pytest.fixture
@@ -65,7 +82,6 @@ def test_a_failed_download_names_the_file_to_place_and_leaves_no_folder(root, mo
 
 
 def test_noise_is_in_pixel_units_and_seeded():
-    """Uniform over [0, 1]; Normal of the training pixels' mean and standard deviation."""
     schema = image_schema()
     for kind, mean, scale in (("uniform", 0.5, 12**-0.5), ("gaussian", 0.25, 0.5)):
         x = noise_images(kind, 200, schema, seed=3)
@@ -239,7 +255,6 @@ def same(a, b):
 
 @pytest.mark.parametrize("large", [False, True])
 def test_loaders_are_the_arrays_that_they_give(large, monkeypatch):
-    """Also on disk, and whatever their order and their batches."""
     expected, both = bp.dataset(INPUTS, TARGETS), bp.dataset(INPUTS, TARGETS, x_test=INPUTS[:20], y_test=TARGETS[:20])
     monkeypatch.setenv("BNN_PYRO_MEMORY", "1e-7" if large else "1")
     items, small = TensorDataset(INPUTS, TARGETS), TensorDataset(INPUTS[:20], TARGETS[:20])

@@ -63,10 +63,10 @@ def test_no_cycle_inside_a_unit():
     list(TopologicalSorter(graph).static_order())  # CycleError, with the cycle
 
 
-def test_one_file_alone_touches_the_store_and_the_global_generators():
-    """Only isolation.py may name them: everything else goes through ``isolated``."""
+def test_files_stay_short_and_one_alone_touches_the_store_and_the_global_generators():
     words = ("get_param_store", "clear_param_store", "set_rng_seed", "manual_seed(", "get_rng_state", "random.seed(")
     for module, path in FILES.items():
+        assert len(path.read_text().splitlines()) <= 300, f"{module} is long: two subjects in one?"
         if module != "isolation":
             text = path.read_text().replace("torch.Generator().manual_seed(", "").replace("generator.manual_seed(", "")
             found = [word for word in words if word in text]
@@ -84,9 +84,7 @@ import bnn_pyro
 dir(bnn_pyro)
 tell("package")
 from bnn_pyro.run import main
-folder = pathlib.Path(sys.argv[1])
-(folder / "t.csv").write_text("a,y\\n1,2\\n2,3.5\\n")
-answered = [f"inspect {folder}/t.csv", "--help", "train --help", "diagnose --help", "--version", "list", "list --json"]
+answered = ["--help", "train --help", "diagnose --help", "--version", "list", "list --json"]
 refused = ["train --epocs", "train meanfield", "train mlp --inference svii"]
 for command in answered + refused:
     with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -95,6 +93,11 @@ for command in answered + refused:
     assert code == (2 if command in refused else 0), (command, code)
     assert "examples" in out.getvalue() or not command.endswith("n --help")
 tell("commands")
+folder = pathlib.Path(sys.argv[1])
+(folder / "t.csv").write_text("a,y\\n1,2\\n2,3.5\\n")
+with contextlib.redirect_stdout(io.StringIO()):
+    assert not main(["inspect", str(folder / "t.csv")])
+tell("inspect")
 from bnn_pyro import fit, predict, metrics, ZOO, METHODS
 tell("fit")
 import torch
@@ -141,18 +144,18 @@ PLOTS = {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"}
     [
         ("package", "bnn_pyro", HEAVY | {"torchvision", "arviz", "scipy"}),
         ("commands", "bnn_pyro.run", HEAVY),
+        ("inspect", "pandas", {"torch"}),
         ("fit", "torch", PLOTS),
         ("work", "bnn_pyro.runs.evaluate", PLOTS - {"jinja2", "bnn_pyro.plots"}),
         ("train", "bnn_pyro.runs.train", {"bnn_pyro.checks", "bnn_pyro.runs.sweep"}),
     ],
 )
 def test_what_a_process_loads(loaded, stage, there, absent):
-    """At the import of the package, for help, lists and typing errors, for a fit, in a sweep's worker, by ``train``."""
     assert there in loaded[stage] and not absent & loaded[stage]
     assert stage != "train" or sum(name.startswith("bnn_pyro") for name in loaded[stage]) <= 110
 
 
-def test_list_is_read_as_the_tables_are():
+def test_list_is_read_as_the_tables_are_and_every_public_name_is_there():
     read = tables()
     for name, kind in bp.ZOO.items():
         defaults = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(kind()).items()}
@@ -163,19 +166,9 @@ def test_list_is_read_as_the_tables_are():
         assert read["methods"][name]["settings"] == asdict(kind())
     assert read["checks"] == {name: kind.idea for name, kind in bp.checks.CHECKS.items()}
     assert list(read["data"]) == list(bp.DATASETS)
-
-
-def test_every_public_name_is_there():
-    for name in bp.__all__:
-        assert getattr(bp, name) is not None, name
-    assert dir(bp) == sorted(bp.__all__)
+    assert dir(bp) == sorted(bp.__all__) and all(getattr(bp, name) is not None for name in bp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = bp.nonsense
-
-
-def test_files_stay_short():
-    for module, path in FILES.items():
-        assert len(path.read_text().splitlines()) <= 300, f"{module} is long: two subjects in one?"
 
 
 @pytest.mark.parametrize(
@@ -184,7 +177,6 @@ def test_files_stay_short():
     [("fitting", 67), *dict.fromkeys((kind.__module__.removeprefix("bnn_pyro."), 24) for kind in bp.ZOO.values())],
 )
 def test_few_files_have_to_be_read(module, most):
-    """Those that a fit, or a variant, leads to by imports."""
     found, todo = set(), [module]
     while todo:
         if (name := todo.pop()) not in found:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 import pyro
 import pytest
 import torch
-from conjugate import correlated
+from conjugate import correlated, model_of
 from monte_carlo import covariance
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from torch.distributions import MultivariateNormal, kl_divergence
@@ -36,8 +36,7 @@ def variant(problem, family, **settings):
 
 def small_model(**settings):
     problem = correlated(num=5)
-    with bp.isolated(0):
-        return problem.entry(**settings).model(problem.schema)
+    return model_of(problem.entry(**settings), problem.schema)
 
 
 def shaken(family, initial=None, seed=4):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pyro.poutine as poutine
 import pytest
 import torch
-from conjugate import correlated, dataset
+from conjugate import correlated, dataset, model_of
 from monte_carlo import covariance
 
 import bnn_pyro as bp
@@ -19,11 +19,6 @@ from bnn_pyro.parts.observed import ReadLikelihood
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 
 
-def made(entry, data):
-    with bp.isolated(0):
-        return entry.model(data.schema)
-
-
 def check_exact(problem, temperature=1.0):
     """q is the conjugate posterior of the noise σ√T: to float64 inside, and to float32, in which it is kept."""
     target = replace(problem, noise=problem.noise * math.sqrt(temperature))
@@ -32,7 +27,7 @@ def check_exact(problem, temperature=1.0):
     doubled = replace(problem.data, x_train=problem.data.x_train.double())  # the guide is of the inputs' type
     for data, room, rounding in ((doubled, 1e-8, 0.0), (problem.data, 3e-6, 2**-23)):
         method = bp.Laplace(temperature=temperature)
-        posterior = method.run(made(problem.entry(), data), None, data)
+        posterior = method.run(model_of(problem.entry(), data.schema), None, data)
         found = covariance(posterior.guide).detach().double()
         off = ((found - exact) / sd[:, None] / sd).abs().max()
         assert off < room, f"the covariance is off by {off:.1e}"
@@ -115,13 +110,13 @@ def test_mode_and_precision_are_those_of_the_model(case, monkeypatch):
     temperature = settings.pop("temperature", 1.0)
     monkeypatch.setattr(linear, "ROWS", 17)  # so that the sum is over chunks, and of unequal ones
     entry = bp.MeanField(hidden=(), **settings)
-    model = made(entry, data)
+    model = model_of(entry, data.schema)
     if case == "far off":
         monkeypatch.setattr(laplace, "MAX_SINGLE_ROWS", 5)  # all other rows as their mean
         monkeypatch.setattr(laplace, "MAX_ROUND", 3)
         model.net.layers[0].weight.data.mul_(20)
     posterior = bp.Laplace(temperature=temperature).run(model, None, data)
-    of, mode = log_joint(made(entry, data), data, temperature), posterior.guide.loc.detach().double()
+    of, mode = log_joint(model_of(entry, data.schema), data, temperature), posterior.guide.loc.detach().double()
     lower = torch.linalg.cholesky(covariance(posterior.guide).detach().double())
     precision = torch.cholesky_inverse(lower)
     gradient = torch.autograd.functional.jacobian(of, mode)
@@ -131,7 +126,7 @@ def test_mode_and_precision_are_those_of_the_model(case, monkeypatch):
     scale = precision.diagonal().rsqrt()
     hessian = -torch.func.hessian(of)(mode)
     if case in ("learned noise", "heteroscedastic"):
-        hessian = expected_hessian(made(entry, data), data, mode)
+        hessian = expected_hessian(model_of(entry, data.schema), data, mode)
     error = ((precision - hessian) * scale[:, None] * scale).abs().max()
     assert error < (1e-3 if case == "far off" else 2e-5), error
 
@@ -153,7 +148,7 @@ def expected_hessian(model, data, w):
 def test_kron_is_full_where_the_information_is_the_same_everywhere():
     """With prior weights that depend on the input alone, and at f = 0, where every I_n is diag(p) − ppᵀ of one p."""
     data = classes(3)
-    model = made(bp.MeanField(hidden=(), prior="fan-in:1"), data).double()
+    model = model_of(bp.MeanField(hidden=(), prior="fan-in:1"), data.schema).double()
     problem = Curvature(LogJoint(model, data.x_train.double(), data.y_train))
     for w, same in ((torch.zeros(12), True), (torch.linspace(-2, 2, 12), False)):
         full, kron = (problem.precision(w.double(), structure) for structure in (summed, factored))
@@ -175,12 +170,12 @@ def test_refusals_tell_the_way_out(settings, iterations, message, monkeypatch):
     monkeypatch.setattr(laplace, "MAX_WEIGHTS", 8 if "bias" in settings else 12)
     with pytest.raises(bp.UserError, match=message):
         entry = bp.MeanField(**{"hidden": (), **settings})
-        bp.Laplace(max_iterations=iterations).run(made(entry, data), None, data)
+        bp.Laplace(max_iterations=iterations).run(model_of(entry, data.schema), None, data)
 
 
 def test_it_stops_on_a_signal(tmp_path):
     data, checkpoint = classes(3), Checkpoint(tmp_path)
     checkpoint.signalled = True
     with pytest.raises(Interrupted):
-        bp.Laplace().run(made(bp.MeanField(hidden=()), data), None, data, checkpoint=checkpoint)
+        bp.Laplace().run(model_of(bp.MeanField(hidden=()), data.schema), None, data, checkpoint=checkpoint)
     assert not checkpoint.exists

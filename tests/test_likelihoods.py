@@ -8,6 +8,7 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
+from conjugate import model_of
 from scipy import integrate, stats
 from test_parts import read
 
@@ -148,8 +149,7 @@ def test_log_joints_have_the_priors_of_own_sites(name, priors):
     """Inputs are 0, and of the weights a bias alone counts, of prior Normal(0, 1)."""
     y, task = np.array([3.0, 0, 4, 2, 6, 1, 2, 5]), LIKELIHOODS[name][1]
     data = bp.dataset(np.zeros((8, 1)), y, task=task, split=0, validation=0)
-    with bp.isolated(0):
-        model = bp.MeanField(hidden=(), prior="normal:1", likelihood=name).model(data.schema)
+    model = model_of(bp.MeanField(hidden=(), prior="normal:1", likelihood=name), data.schema)
     log_joint, shift, scale = LogJoint(model, data.x_train, data.y_train), data.schema.y_shift, data.schema.y_scale
     u = 0.5 * torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     values = {site: value.double().reshape(3, -1).numpy() for site, value in log_joint.sites(u).items()}
@@ -176,12 +176,8 @@ def test_commands_take_ordered_classes(tmp_path, capsys):
     train = ["train", "hidden-layer", "--data", file, "--target", "y", "--task", "ordinal", "--epochs", "100"]
     train += ["--num-draws", "20", "--device", "cpu", "--quiet"]
     assert main([*train, "--classes", ",".join(sizes), "--out", run]) == 0
-    for command in (
-        ["diagnose", run, "--no-netcdf"],
-        ["evaluate", run, "--data", file],
-        ["predict", run, "--input", file, "--output", predictions],
-    ):
-        assert main([*command, "--quiet"]) == 0, command
+    assert main(["evaluate", run, "--data", file, "--quiet"]) == 0
+    assert main(["predict", run, "--input", file, "--output", predictions, "--quiet"]) == 0
     table, report = pd.read_csv(predictions), (tmp_path / "run/report.html").read_text()
     scores, boosted = (json.loads((tmp_path / "run" / name).read_text()) for name in ("metrics.json", "boosting.json"))
     assert "Ordinal · inference by svi" in report

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 import torch.nn.functional as F
-from pyro.infer import Predictive, TraceMeanField_ELBO
+from pyro.infer import TraceMeanField_ELBO
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
@@ -152,21 +152,7 @@ def test_kl_against_torch(dtype=torch.float64):
     assert torch.allclose(kl_divergence(layer(KL_factor=0.25, dtype=dtype), p).sum() * 4, rows.sum())
 
 
-def test_shapes_in_plates_bad_ones_and_values_without_a_density():
-    def flat(x):
-        return F.max_pool2d(x.flatten(0, -4), 2).unflatten(0, x.shape[:-3]).flatten(-3)
-
-    ones = torch.ones(5, 2).double()
-    with isolated(0), pyro.validation_enabled():
-        with pyro.plate("particles", 3, dim=-2), pyro.plate("rows", 2, dim=-1):
-            h = pyro.sample("g", layer())
-            assert h.shape == (3, 2, 5) and not torch.equal(h[0], h[1]) and (h[..., -1] == 1).all()
-            assert pyro.sample("f", HiddenLayer(h, ones, ones)).shape == (3, 2, 3)
-            images = pyro.sample("c", conv_layer())
-            assert images.shape == (3, 2, 3, 3, 3) and not torch.equal(images[0], images[1])
-            assert pyro.sample("e", conv_layer(size=6, non_linearity=flat)).shape == (3, 2, 12)
-        drawn = Predictive(lambda x: pyro.sample("h", layer(B=6)), num_samples=7)(None)["h"]
-    assert drawn.shape == (7, 6, 5)
+def test_bad_shapes_and_values_without_a_density():
     for scale, message in (((3, 2), r"X must be .* 3\)"), ((3, 1), "must both be")):
         with pytest.raises(ValueError, match=message):
             HiddenLayer(torch.ones(2, 4 if scale[1] == 2 else 3), torch.ones(3, 2), torch.ones(scale))
