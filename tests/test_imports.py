@@ -94,10 +94,20 @@ for command in answered + refused:
     assert "examples" in out.getvalue() or not command.endswith("n --help")
 tell("commands")
 folder = pathlib.Path(sys.argv[1])
-(folder / "t.csv").write_text("a,y\\n1,2\\n2,3.5\\n")
-with contextlib.redirect_stdout(io.StringIO()):
+
+def forked(job):
+    if not (child := os.fork()):
+        with contextlib.redirect_stdout(io.StringIO()):
+            job()
+        tell(job.__name__)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, job.__name__
+
+def inspect():
+    (folder / "t.csv").write_text("a,y\\n1,2\\n2,3.5\\n")
     assert not main(["inspect", str(folder / "t.csv")])
-tell("inspect")
+
+forked(inspect)
 from bnn_pyro import fit, predict, metrics, ZOO, METHODS
 tell("fit")
 import torch
@@ -116,13 +126,8 @@ def work():
     assert not make_run(task, sweep=folder)
     assert list(folder.glob("*/metrics.json"))
 
-for job in (work, train):
-    if not (child := os.fork()):
-        with contextlib.redirect_stdout(io.StringIO()):
-            job()
-        tell(job.__name__)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, job.__name__
+forked(work)
+forked(train)
 """
 
 
