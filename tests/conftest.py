@@ -93,10 +93,8 @@ def runs(tmp_path_factory):
     table = small_table(folder / "houses.csv")
     with pytest.MonkeyPatch.context() as patch:
         undrawn(patch)
-        assert main([*MEAN_FIELD, "--data", "digits", "--limit", "150", "--out", str(folder / "digits"), *SMALL]) == 0
-        assert (
-            main([*MEAN_FIELD, "--data", str(table), "--target", "price", "--out", str(folder / "houses"), *SMALL]) == 0
-        )
+        for name, options in ("digits", ["digits", "--limit", "150"]), ("houses", [str(table), "--target", "price"]):
+            assert main([*MEAN_FIELD, "--data", *options, "--out", str(folder / name), *SMALL]) == 0
     return folder
 
 

@@ -223,7 +223,7 @@ def test_every_posterior_of_the_zoo(name, method, task, tmp_path, monkeypatch):
     sound(diagnose(posterior, data))
 
 
-def test_names_of_dimensions():
+def test_names_of_dimensions_and_of_statistics():
     schema = bp.Schema("classification", (2,), ("ham", "spam", "other"), ("length", "links"))
     model = model_of(bp.MeanField(hidden=(4,)), schema)
     g = torch.Generator().manual_seed(0)
@@ -234,9 +234,7 @@ def test_names_of_dimensions():
     assert weight.dims == ("chain", "draw", "layers.0.out", "layers.0.in") and "predictions" not in found
     assert out.coords["layers.1.out"].values.tolist() == ["ham", "spam", "other"]
     assert np.array_equal(weight.sel({"layers.0.in": "links"}), chains["layers.0.weight"][..., 1].numpy())
-
-
-def test_statistics_of_the_sampler_have_arviz_s_names():
+    # Statistics of the sampler have ArviZ's names.
     steps, depth = torch.full((4, 500), 7.0, dtype=torch.float64), torch.full((4, 500), 3.0)
     diverging = torch.zeros(4, 500).index_fill(1, torch.tensor([3]), 1.0)
     stats = dict(diverging=diverging, n_steps=steps, tree_depth=depth, log_evidence=torch.zeros(1, 1))

@@ -42,7 +42,7 @@ def test_wasserstein_by_hand():
     assert wasserstein(p, q).value == pytest.approx(exact, rel=5e-3)
 
 
-def test_the_floor_of_independent_draws():
+def test_the_floor_of_independent_draws_and_of_chains():
     """One point, p = ½ ± δ at random: the halves of S draws differ by |Normal(0, 2δ/√S)| in total variation."""
     draws, delta = 1000, 0.2
     p = 0.5 + delta * (2.0 * (torch.rand(draws, 100, 1, generator=torch.Generator().manual_seed(0)) < 0.5) - 1.0)
@@ -52,10 +52,7 @@ def test_the_floor_of_independent_draws():
     assert value == pytest.approx(expected, rel=0.1) and low < value < high < 1.5 * expected
     assert floor["agreement"].value < 0.6  # the label of p = ½ is a coin
     assert distance_floor(a) == floor != distance_floor(a, seed=1)
-
-
-def test_the_floor_of_chains_needs_blocks():
-    """Two chains that stay apart: halves of single draws hide it, halves of chains show it."""
+    # Two chains that stay apart: halves of single draws hide it, halves of chains show it.
     stuck = gaussians([[0.0]] * 100 + [[1.0]] * 100, 1.0)
     assert distance_floor(stuck, block=100)["wasserstein"].value == pytest.approx(1.0, rel=1e-3)
     assert distance_floor(stuck)["wasserstein"].value < 0.25

@@ -15,6 +15,7 @@ from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.early_stopping import hold_out
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
+DROPOUT = bp.DropoutMLP(hidden=(20,), prior="normal:3", hidden_dropout=0.3)
 LONG = dict(epochs=30, batch_size=10, lr=0.05, patience=0)
 
 
@@ -38,9 +39,6 @@ def fit(data, entry=ENTRY, out=None, resume=False, kind=bp.MAP, seed=3, **settin
 
 def validation_nll(posterior, data):
     return -bp.predict(posterior, data.x_val).log_prob(data.y_val).mean().item()
-
-
-DROPOUT = bp.DropoutMLP(hidden=(20,), prior="normal:3", hidden_dropout=0.3)
 
 
 @pytest.mark.parametrize(
