@@ -25,6 +25,7 @@ _NAMES = {
     "fitting": "fit prior",
     "calibration.calibrated": "calibrate load",
     "explanation": "explain",
+    "listing": "help",
     "isolation": "isolated",
     "parallel.executor": "executor",
     "errors": "UserError",

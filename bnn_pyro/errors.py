@@ -1,11 +1,12 @@
 """Errors that a user can act on: what is wrong, where, and the way out.
 
 Everything that bad input can cause is raised as :class:`UserError`. The command line prints its one line and
-exits with code 2; a library user sees an ordinary ``ValueError``.
+exits with code 2; a library user sees an ordinary ``ValueError``. And what a notebook shows of an object.
 """
 
 import difflib
 from collections.abc import Iterable
+from html import escape
 
 
 class UserError(ValueError):
@@ -31,3 +32,13 @@ def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
 def first_line(error: BaseException) -> str:
     """What an error says, in its first line; its type's name where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+class Introduced:
+    """Has a ``repr`` of lines in angle brackets, then "next:" and calls divided by semicolons."""
+
+    def _repr_html_(self) -> str:
+        about, _, after = repr(self).partition("\nnext: ")
+        lines = "<br>".join(escape(line.strip("<>")) for line in about.splitlines())
+        calls = "".join(f"<li><code>{escape(call)}</code></li>" for call in after.split("; ") if call)
+        return f"<p>{lines}</p>" + (f"<p>next:</p><ul>{calls}</ul>" if calls else "")

@@ -79,6 +79,14 @@ def list_(args: Namespace) -> None:
     print(textwrap.fill(last, width))
 
 
+def help(name: str | None = None) -> None:
+    """Print the variants, methods, data sets and checks; or the settings of one variant or method.
+
+    Raises UserError for a name that there is not.
+    """
+    list_(Namespace(json=False, name=name))
+
+
 def _about(name: str, kind: Mapping[str, Any], width: int) -> list[str]:
     """What a variant or method is, and each of its settings with its default and meaning."""
     lines = [f"{name}: {kind.get('summary') or kind['doc'].removeprefix('Settings of ')}"]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import Introduced, UserError
 from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
@@ -55,7 +55,7 @@ def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
 
 
 @dataclass(frozen=True)
-class Posterior:
+class Posterior(Introduced):
     """An approximate posterior over the weights. Shapes: S draws, C chains, D draws a chain.
 
     model       the conditional p(y | x, w) that the draws belong to
@@ -91,8 +91,10 @@ class Posterior:
             chains, stored = next(iter(self.chains.values())).shape[:2]
             draws = f"{chains:,} {'chain' if chains == 1 else 'chains'} of {stored:,}"
         name, method, data = (about.get(key, "unknown") for key in ("entry", "method", "data"))
+        settings = {**about.get("entry_settings", {}), **about.get("method_settings", {})}
         return (
             f"<Posterior of {name} by {method} on {data}: {weights:,} weights; {draws}>\n"
+            f"settings: {', '.join(f'{name}={value}' for name, value in settings.items())}\n"
             "next: bp.predict(posterior, data.x_test); posterior.draw(100); posterior.history; posterior.save(folder)"
         )
 

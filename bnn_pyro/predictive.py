@@ -56,9 +56,11 @@ def predict(
 
     Raises UserError where x has not the shape that the posterior was trained on, or memory does not suffice.
     """
-    x = x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)
+    index, x = getattr(x, "axes", [None])[0], x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)
     if not isinstance(posterior, Posterior):
-        return posterior.predict(x, num_draws=num_draws, max_memory=max_memory, seed=seed, progress=progress)
+        made = posterior.predict(x, num_draws=num_draws, max_memory=max_memory, seed=seed, progress=progress)
+        made.schema, made.index = posterior.schema, index
+        return made
     num_draws, shape = NUM_DRAWS if num_draws is None else num_draws, posterior.schema.input_shape
     if tuple(x.shape[1:]) != tuple(shape):
         raise UserError(
@@ -88,7 +90,9 @@ def predict(
             if progress is not None:
                 progress(done, num_draws)
         joined = blocks[0] if len(blocks) == 1 else {n: torch.cat([b[n] for b in blocks]) for n in blocks[0]}
-        return read.mixture(make(type(read.likelihood), joined))
+        made = read.mixture(make(type(read.likelihood), joined))
+    made.schema, made.index = posterior.schema, index
+    return made
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import numpy as np
+import pandas as pd
 import pyro.poutine as poutine
 import pytest
 import torch
@@ -15,6 +16,7 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 from zoo_problems import problem
 
+import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -163,3 +165,20 @@ def test_mistakes_are_told(monkeypatch):
         refuses(words, call)
     monkeypatch.setattr(posterior.model.net, "forward", Mock(side_effect=MemoryError))
     refuses(r"not enough memory .*max_memory", predict, posterior, x, num_draws=2)
+
+
+def test_tables_and_introductions_of_predictions_and_posteriors():
+    """A frame keeps its own index through prediction, calibration and selection; what a notebook shows is escaped."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "<b>": rng.normal(size=60)}, index=[f"r{i}" for i in range(60)])
+    data = bp.dataset(frame, (2 * frame.a).rename("<price>"))
+    posterior = bp.fit("mean-field", data, bp.SVI(epochs=2), progress=False)
+    for fitted in (posterior, bp.calibrate(posterior, data.x_val, data.y_val)):
+        prediction = predict(fitted, frame)
+        table = prediction[[7, 3]].to_frame()
+        assert list(table.index) == ["r7", "r3"]
+        np.testing.assert_allclose(table["mean"], prediction.mean[[7, 3]], rtol=1e-5)
+    assert list(predict(posterior, frame.to_numpy())[:2].to_frame(index=["u", "v"]).index) == ["u", "v"]
+    refuses("to_frame .* bp.predict", Prediction(Normal(torch.zeros(2, 3), 1.0)).to_frame)
+    for shown, words in ((data, "&lt;price&gt;"), (posterior, "epochs=2"), (prediction, "<li><code>prediction")):
+        assert words in shown._repr_html_() and "<price>" not in shown._repr_html_()

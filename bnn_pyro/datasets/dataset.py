@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import Introduced, UserError
 
 if TYPE_CHECKING:
     from bnn_pyro.dates import Dates
@@ -195,7 +195,7 @@ class Schema:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Introduced):
     """Inputs and targets for training, validation and test.
 
     x_*  (N, *input_shape) float32, standardised with the statistics of x_train; or ``Rows`` of a file

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bnn_pyro.diagnostics.importance import GOOD_K
+from bnn_pyro.errors import Introduced
 
 #: From good to bad.
 LEVELS = ("good", "caution", "bad")
@@ -35,7 +36,7 @@ FATAL = ("spread", "kinetic temperature")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Introduced):
     """One sentence, or a few. level: a key of ``LEVELS``.   about: what it judges, in a word or two."""
 
     level: str
@@ -47,7 +48,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Introduced):
     """All that could be found out about one posterior.
 
     statistics  numbers by name, only those that apply: rhat_max, rhat_p (where that is above 1.01: how often the

@@ -7,11 +7,12 @@ what its guarantee rests on.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions.transforms import Transform, identity_transform
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import Introduced, UserError
 
 #: The action of :meth:`Decisions.decide` where every other one is too costly.
 ABSTAIN = -1
@@ -54,15 +55,18 @@ class Risk(NamedTuple):
     note: str
 
 
-class Decisions:
+class Decisions(Introduced):
     """The part of a prediction that acts on its probabilities. Shapes: B points, K classes, A actions.
 
     guarantee: of a conformal prediction, else None: ``interval(prediction, level)`` or ``set(prediction, level)``; an
         index gives that of some of its points.
     transform: from what the network models to y: the exponential where that is log y, else the identity.
+    schema, index: of what was predicted: its data, and the index of the frame that it was; None where not known.
     """
 
     guarantee: Any = None
+    schema: Any = None
+    index: Any = None
     transform: Transform = identity_transform
 
     def __repr__(self) -> str:
@@ -73,8 +77,23 @@ class Decisions:
             what, own = f"{self.mean.shape[-1]} {self.task}", "prediction.target(0)"
         return (
             f"<Prediction of {what} for {len(self):,} points by {self.num_draws:,} draws>\n"
-            f"next: prediction.mean; prediction.epistemic; {own}; bp.metrics.evaluate(prediction, y)"
+            f"next: prediction.to_frame(); prediction.epistemic; {own}; bp.metrics.evaluate(prediction, y)"
         )
+
+    def to_frame(self, index: Any = None) -> Any:
+        """A line a point, with the columns of a file that `predict` writes; see docs/command-line.md.
+
+        index: of the frame, (B,); by default that of the inputs where they were a frame.
+
+        Raises UserError for a prediction that ``predict`` did not make.
+        """
+        from pandas import DataFrame
+
+        from bnn_pyro.parts.prediction_table import columns_of
+
+        if self.schema is None:
+            raise UserError("to_frame names columns by the data of a posterior: take a prediction of bp.predict")
+        return DataFrame(columns_of(self, self.schema), index=self.index if index is None else index)
 
     @property
     def untransformed(self) -> Any:
@@ -176,6 +195,8 @@ class Decisions:
     def _carry(self, part: Any, index: Any) -> Any:
         """``part``, these points of this prediction, with their guarantee."""
         part.guarantee = None if self.guarantee is None else self.guarantee[index]
+        rows = index if isinstance(index, slice) else np.asarray(index)
+        part.schema, part.index = self.schema, None if self.index is None else self.index[rows]
         return part
 
 

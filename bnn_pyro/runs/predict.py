@@ -3,7 +3,6 @@
 import csv
 import math
 from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from bnn_pyro.calibration import calibrate, monitor
 from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, with_calibration
 from bnn_pyro.cells import MISSING
-from bnn_pyro.datasets import TABLES, Schema, load_inputs
+from bnn_pyro.datasets import TABLES, load_inputs
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.prepare import quantities
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
@@ -24,6 +23,7 @@ from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.metrics import nll
 from bnn_pyro.metrics.metric import share_of
 from bnn_pyro.parts.decisions import check_level
+from bnn_pyro.parts.prediction_table import columns_of, intervals_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.runs.evaluate import labelled, predict_with_progress
@@ -132,11 +132,11 @@ def predict_file(
 
             beside = pd.DataFrame({"file": [str(file.relative_to(path)) for file in pictures_in(path)]})
     prediction = predict_with_progress(posterior, x, recipe.num_draws, str(path))
-    columns, notes = _columns(prediction, schema, args.threshold), []
+    columns, notes = columns_of(prediction, schema, args.threshold), []
     finite = np.isfinite([values for values in columns.values() if values.dtype.kind == "f"]).all(0)
     for level in args.levels:
         names = [f"{what}_{100 * level:g}" for what in ("lower", "upper", "set")]
-        columns |= _intervals(prediction, schema, level, names)
+        columns |= intervals_of(prediction, schema, level, names)
     if not schema.is_image and (numeric := quantities(schema.columns, x.shape[1])).any():
         far, which = (x.abs() * numeric).max(1)
         columns |= {"furthest_input": np.array(schema.features)[which.numpy()], "furthest_sd": far.numpy()}
@@ -146,7 +146,7 @@ def predict_file(
     if calibrated:
         about = folder.read(GUARANTEES)
         level = about.get("level", 0.9)
-        columns = _intervals(prediction, schema, level, ("low", "high", "set"))
+        columns = intervals_of(prediction, schema, level, ("low", "high", "set"))
         table = table.join(pd.DataFrame(columns | {"share_as_uncertain": posterior.unusual(prediction)}))
         intervals = map(prediction.interval, () if schema.has_classes else (level, *args.levels))
         notes += [interval.note for interval in intervals if interval.high.isinf().any()]
@@ -172,40 +172,3 @@ def predict_file(
     if how != "refuse":
         beside.insert(0, "row", table.index, allow_duplicates=True)
     return pd.concat([beside, table], axis=1), notes
-
-
-def _columns(prediction: Prediction, schema: Schema, threshold: float | None) -> dict[str, Any]:
-    """What is said of each row, by names of columns; of several targets of each by itself, with its name before."""
-    if schema.task == "labels":
-        columns = {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.targets)}
-        parts = prediction.epistemic.unbind(1)
-        return columns | {f"{name}_epistemic_nats": v.numpy() for name, v in zip(schema.targets, parts, strict=True)}
-    if schema.targets:
-        each = (_columns(one, schema.of_target(""), None).items() for one in prediction.each)
-        pairs = zip(schema.targets, each, strict=True)
-        return {f"{name}_{what}": values for name, columns in pairs for what, values in columns}
-    if prediction.has_classes:
-        best = prediction.mean.argmax(-1) if threshold is None else (prediction.mean[:, 1] >= threshold).long()
-        columns = {schema.target: np.array(schema.classes, dtype=object)[best.numpy()]}
-        columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
-        return columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in ("total", "epistemic", "aleatoric")}
-    law = prediction.untransformed if schema.task == "survival" else prediction  # of times of log t: means may be huge
-    spreads = {"sd": law.total, "epistemic_sd": law.epistemic, "aleatoric_sd": law.aleatoric}
-    log = "log_" * (law is not prediction)
-    columns = {f"{log}mean": law.mean.numpy()} | {f"{log}{name}": v.sqrt().numpy() for name, v in spreads.items()}
-    quantiles = prediction.quantile((0.025, 0.5, 0.975)).numpy()
-    return columns | dict(zip(("q2.5", "q50", "q97.5"), quantiles, strict=True))
-
-
-def _intervals(prediction: Prediction, schema: Schema, level: float, names: Sequence[str]) -> dict[str, Any]:
-    """The ends of an interval, or a set of classes, conformal where the prediction is, by their names."""
-    if schema.task == "labels":
-        raise UserError("--levels asks for intervals, and labels have probabilities; leave it out")
-    if schema.task == "targets":
-        ends = [*zip(names, (v.unbind(1) for v in prediction.interval(level)[:2]), strict=False)]
-        return {f"{name}_{what}": v[k].numpy() for k, name in enumerate(schema.targets) for what, v in ends}
-    if prediction.has_classes:
-        classes = np.array(schema.classes, dtype=object)
-        return {names[2]: ["|".join(classes[row.numpy()]) for row in prediction.set(level).members]}
-    low, high, *_ = prediction.interval(level)
-    return {names[0]: low.numpy(), names[1]: high.numpy()}
