@@ -143,6 +143,7 @@ def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
         ("negative-binomial", {"log_dispersion": stats.norm(2, 1.5)}),
         ("student-t", {"log_noise": stats.norm(-1, 1), "log_df": stats.norm(2, 1)}),
         ("laplace", {"log_noise": stats.norm(-1, 1)}),
+        ("normal", {"log_noise": stats.norm(-1, 1)}),
     ],
 )
 def test_log_joints_have_the_priors_of_own_sites(name, priors):
@@ -161,7 +162,8 @@ def test_log_joints_have_the_priors_of_own_sites(name, priors):
         log_p = reference.logpmf(y).sum(1)
     else:
         where = dict(loc=shift + scale * f, scale=scale * own["log_noise"])
-        reference = stats.t(2 + own["log_df"], **where) if "log_df" in own else stats.laplace(**where)
+        kind = stats.norm if name == "normal" else stats.laplace
+        reference = stats.t(2 + own["log_df"], **where) if "log_df" in own else kind(**where)
         log_p = reference.logpdf(y).sum(1)
     for site, value in values.items():
         log_p = log_p + priors.get(site, stats.norm(0, 1)).logpdf(value)[:, 0]
