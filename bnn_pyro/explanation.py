@@ -3,10 +3,8 @@
 Permutation importance (Breiman 2001, Machine Learning 45:5-32; Fisher, Rudin & Dominici 2019, arXiv:1801.01489): by how
 much −log p(y | x, w), or of numbers the squared error, rises where the values of a column are shuffled among the rows.
 Partial dependence (Friedman 2001, Annals of Statistics 29:1189-1232): the mean output over the rows where a column has
-one value in all of them. Both are taken draw by draw, which scikit-learn's functions of one estimator cannot; for one
-draw they are its own.
-Where columns depend on one another both ask for inputs that there are not: a column may count for little because
-another tells the same.
+one value in all of them. Both are taken draw by draw; for one draw they are scikit-learn's own. Where columns depend on
+one another a column may count for little because another tells the same.
 """
 
 from collections.abc import Iterator, Mapping

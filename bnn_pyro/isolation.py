@@ -1,9 +1,8 @@
 """Pyro work that leaves nothing behind: the only file that touches the parameter store and global generators.
 
-Pyro keeps parameters in one global store, so that a fresh guide of the same name starts at the last run's optimum
-and drags the last run's guide along with it. ``pyro.set_rng_seed`` seeds ``random`` and numpy too, and
-``torch.random.fork_rng`` does not bring those back. Everything in this package that samples or trains enters
-:func:`isolated`.
+In Pyro's global store a fresh guide of the same name starts at the last run's optimum. ``pyro.set_rng_seed`` seeds
+``random`` and numpy too, and ``torch.random.fork_rng`` does not bring those back. Everything in this package that
+samples or trains enters :func:`isolated`.
 """
 
 import random

@@ -3,8 +3,8 @@
     SNR = |μ| / σ        log α = log σ²/μ² = −2 log SNR
 
 Weights are removed in the order of their SNR, over all layers together (Blundell et al. 2015, arXiv:1505.05424,
-section 5.1), or beyond a threshold of log α (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369). A removed weight is 0
-in every draw; the rest of q stays, as do biases and the noise: a weight is an entry of a layer's matrix or kernels.
+section 5.1), or beyond a threshold of log α (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369): they are 0 in every
+draw. A weight is an entry of a layer's matrix or kernels; biases and the noise stay.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A score says how badly y fits the prediction at x. Of n calibration rows and a new one that are exchangeable, the
 ⌈(n + 1) level⌉-th smallest calibration score is exceeded by the new one with a probability of at most 1 − level (Vovk,
 Gammerman & Shafer 2005; Lei et al. 2018, arXiv:1604.04173). The coverage that given calibration rows lead to is
-Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where scores tie. Scores of numbers are taken on
-the scale that the network models: where that is log y, intervals are of ratios, and positive.
+Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where scores tie.
 """
 
 import math
@@ -96,10 +95,8 @@ def _central_ends(prediction: Mixture, share: Tensor, level: float) -> tuple[Ten
 
 
 def _cumulative(prediction: Mixture, penalty: float = 0.0) -> Tensor:
-    """Mass of the classes before k, the most probable first, and a part u of k's own.
-
-    u, the same for all classes of a row, is made of the digits of its probabilities: a score of x and y alone, as
-    good as at random, without which all rows whose class is the last one would tie.
+    """Mass of the classes before k, the most probable first, and a part u of k's own, made of the probabilities' digits:
+    as good as at random, and without it all rows whose class is the last one would tie.
     """
     probs, order = prediction.probs.mean(0, dtype=torch.float64).sort(dim=-1, descending=True, stable=True)
     share = (probs @ (1e6 * torch.arange(2, probs.shape[-1] + 2, dtype=torch.float64).sqrt()))[:, None] % 1

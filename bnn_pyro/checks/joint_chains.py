@@ -3,11 +3,8 @@
     w ← one transition of the method that leaves p(w | y, x) as it is
 
 The kernel, its step size and mass matrix are what ``run`` of the method makes in a short warm-up, on one data set, and
-keeps from then on. Only the targets are exchanged, and what a chain remembers of its density with them.
-
-Weights alone see little: where the prior is wide beside the posterior, a sampler that is too wide by a half moves them
-by nothing. What sees it depends on the data too: the log-likelihood, and the slopes of the log joint, whose scale is
-that of the posterior itself (Modrák et al. 2023, arXiv:2211.02383).
+keeps from then on. Weights alone see little where the prior is wide beside the posterior: the log-likelihood and the
+slopes of the log joint depend on the data too (Modrák et al. 2023, arXiv:2211.02383).
 """
 
 from collections.abc import Callable, Mapping

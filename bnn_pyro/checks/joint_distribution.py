@@ -3,10 +3,9 @@
     marginal-conditional     w ~ p(w),  y ~ p(y | x, w), independently
     successive-conditional   w_k ~ K(· | w_{k−1}; y_{k−1}),  y_k ~ p(y | x, w_k),   where K keeps p(w | y, x)
 
-Geweke 2004, JASA 99:799. Both have the same joint distribution where model, prior, gradient and kernel are right, and
-no posterior has to be known. Chains start from the first simulator's draws: they are independent and stationary from
-the first transition on, and a kernel that is wrong drifts away from there. What is compared is (w_k, y_{k−1}): w as the
-kernel left it, with the targets that it was given. With y_k, only the prior would be seen.
+Geweke 2004, JASA 99:799. Both have the same joint distribution where model, prior, gradient and kernel are right.
+Chains start from the first simulator's draws, and a kernel that is wrong drifts away from there. What is compared is
+(w_k, y_{k−1}): w as the kernel left it, with the targets that it was given. With y_k, only the prior would be seen.
 """
 
 from collections.abc import Mapping

@@ -4,9 +4,8 @@ The variant gets the data of a reference, that of the subject's own data where t
 posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
 is known. Whether the model is the reference's, its density tells.
 
-Two ways to compare. Whether a sampler that claims the posterior has it: means of :func:`bounded` functions of every
-output, which tell a shift and a change of width, against those of all of the reference's draws, within the Monte-Carlo
-errors of both. And how far an approximation is off: its means, its spread, and what its intervals cover.
+A sampler that claims the posterior is held to means of :func:`bounded` functions of every output, within the
+Monte-Carlo errors of both; of an approximation it is told how far its means, spread and intervals are off.
 """
 
 import math

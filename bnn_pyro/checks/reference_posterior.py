@@ -2,10 +2,8 @@
 
 A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/checks`` from 10,000 draws of HMC
 that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space: averages over all draws,
-and predictions of a part of them. Weights are not stored: they are not identified. Reading executes nothing.
-
-Whether a model is the one that a reference is of is asked of its density: log p(y, w | x) at a few weights that a
-formula gives must be the same, whatever the settings are called. No other prior, noise, data or shape passes.
+and predictions of a part of them. A model is the one that a reference is of where log p(y, w | x) at a few weights that
+a formula gives is the same: no other prior, noise, data or shape passes.
 """
 
 import json

@@ -4,9 +4,8 @@
 
 Talts et al. 2018, arXiv:1804.06788; Modrák et al. 2023, arXiv:2211.02383. Every replication is what a user would run:
 ``fit`` with the variant, simulated data and the method. Three tests of every quantity (``sbc_ranks``) are corrected for
-all of them together. Of a method that converges to the posterior all must hold. The spread of an
-approximation is reported. It must not lie to one side of predictions, for prior and network are symmetric, or be no
-likelier than the prior.
+all of them together. Of a method that converges to the posterior all must hold. The spread of an approximation is
+reported; it must not lie to one side of predictions, or be no likelier than the prior.
 """
 
 from __future__ import annotations

@@ -7,9 +7,8 @@ Talts et al. 2018, arXiv:1804.06788. The statistic is that of Säilynoja, Bürkn
     N_i = #{r < i} ~ Binomial(R, i/(L+1)),  i = 1 … L        γ = min_i 2 min(P(N_i ≤ n_i), P(N_i ≥ n_i))
 
 What they simulate is exact here: paths of N inside a band are summed over, as a chain of Poisson increments given their
-total. An ECDF finds any kind of fault, and so none of them early. Two sums beside it find the common ones with a
-quarter of the ranks: of the normal scores z = Φ⁻¹((r + ½)/(L + 1)), which tells bias, and of their squares, which tells
-width. Their distributions are exact too, by convolution.
+total. Two sums beside it find the common faults with a quarter of the ranks, exact by convolution: of the normal scores
+z = Φ⁻¹((r + ½)/(L + 1)), which tells bias, and of their squares, which tells width.
 """
 
 from functools import lru_cache, partial

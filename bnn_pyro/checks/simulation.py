@@ -2,9 +2,8 @@
 
     w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) like f(w, y), w ~ q?
 
-The quantities f are those of a user first: predictions at fixed inputs. A posterior that ignores its data is seen by
-the log-likelihood alone, which depends on them (Modrák et al. 2023, arXiv:2211.02383). Single weights of a network have
-no meaning, units can be exchanged; the bias of the output has one, and the log prior density speaks for all of them.
+The quantities f are predictions at fixed inputs; the log-likelihood, by which alone a posterior that ignores its data is
+seen (Modrák et al. 2023, arXiv:2211.02383); the log prior density, and the output's bias: units can be exchanged.
 """
 
 import warnings

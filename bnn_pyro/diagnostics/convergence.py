@@ -4,9 +4,8 @@
 
 Vehtari, Gelman, Simpson, Carpenter & Bürkner 2021 (arXiv:1903.08008); where many short chains share a few starting
 points, the nested R-hat of Margossian et al. 2022 (arXiv:2110.13017). They are ArviZ's, number for number, which takes
-series one at a time. A scalar that every draw gives the same value has none of these numbers: NaN. In chains of fewer
-than 50 draws ArviZ counts too many effective draws; of 16 chains and more the variance of their means tells the same
-without autocorrelations, C·Var/Var(means), and the smaller count is taken. Fewer chains of under 10 draws have none.
+series one at a time; NaN of a scalar that every draw gives the same value. In chains of fewer than 50 draws ArviZ counts
+too many effective draws: of 16 chains and more C·Var/Var(means) is taken where it is smaller.
 """
 
 import warnings

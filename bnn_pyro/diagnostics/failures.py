@@ -4,10 +4,9 @@ What knows nothing is a Normal of the training targets' mean and standard deviat
 classes, or of times the likeliest Weibull, by densities alone. The rows are the validation rows where there are 30 or
 more, else training rows; 1,000 at most, evenly chosen. On each, a difference d to that reference: of −log p(y), in
 nats; of the squared error of the mean, in variances of the training targets, or of whether the class is wrong.
-Predictions are worse where Student's one-sided test of mean d > ``MARGINS`` has p < 0.0001. Before it d is cut from
-above, which makes its mean smaller, at 10 or at 1: a few rows that are off by any amount would else hide, in their own
-standard error, that all are off. Where the logarithm of the targets is modelled, that is what has a Normal, errors and
-variances.
+Predictions are worse where Student's one-sided test of mean d > ``MARGINS`` has p < 0.0001, of d cut from above at 10
+or at 1: a few rows that are off by any amount would else hide, in their own standard error, that all are off. Where the
+logarithm of the targets is modelled, that is what has a Normal, errors and variances.
 """
 
 import math

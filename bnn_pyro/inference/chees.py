@@ -4,13 +4,12 @@
 
 h is a quasi-random number in (0, 1), the same for all chains, so that one batched call moves them all. Hoffman, Radul &
 Sountsov 2021, AISTATS, equations 6 to 9 and algorithm 1. After an approach, in which each chain has a step size of its
-own until it has come to where the posterior is, all of them learn together in the warm-up: ε by dual averaging until
-the harmonic mean of the acceptance rates is the target, T by stochastic gradients of
+own, all learn together: ε until the harmonic mean of the acceptance rates is the target, T by stochastic gradients of
 
     ChEES(T) = ¼ E[(‖x' − E x'‖² − ‖x − E x‖²)²],  x = M^(1/2) z
 
-and M, 1 / the variance of every coordinate. Groups of chains, superchains, share a start: whether their means agree
-tells whether the starts are forgotten (nested R-hat, Margossian et al. 2022, arXiv:2110.13017).
+and M, 1 / the variance of every coordinate. Groups of chains, superchains, share a start (nested R-hat, Margossian et
+al. 2022, arXiv:2110.13017).
 """
 
 from __future__ import annotations

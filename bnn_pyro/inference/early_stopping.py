@@ -3,10 +3,8 @@
     NLL(t) = −1/M Σ_m log p(y_m | x_m, w_t, σ_t),     σ_t² = 1/M Σ_m (y_m − f(x_m, w_t))²
 
 Of a guide q the NLL is that of an equal mixture of draws of w. The rows held out are the validation rows, or a share of
-the training rows where the data have none (Prechelt 1998, doi:10.1007/3-540-49430-8_3). No gradient is taken of them:
-they choose the epoch, and a noise that is learned, of which the residuals of rows that were learned by heart would say
-too little. Where ``epochs`` is left out the learning rate stays until patience is over for the first time, and then
-falls.
+the training rows where the data have none (Prechelt 1998, doi:10.1007/3-540-49430-8_3). They choose the epoch, and a
+noise that is learned. Where ``epochs`` is left out the learning rate stays until patience is over for the first time.
 """
 
 import copy

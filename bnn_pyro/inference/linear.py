@@ -12,9 +12,8 @@ very Hessian. A learned noise has the information 2N/T about its logarithm, and 
                            z_ij = (Uᵀ V Q)_ij (c_i g_j + 1)^(1/2)
 
 τ is the prior's scale, G the Gram matrix of φ, every row weighted by the trace of its I_n, and C their mean (Martens &
-Grosse 2015, arXiv:1503.05671). Features of a network are far from uncorrelated: in the coordinates of the weights the
-widest direction of the posterior can be a hundred times the narrowest, and HMC needs trajectories as long. A linear
-change of coordinates alters no draw's distribution, however rough the approximation.
+Grosse 2015, arXiv:1503.05671). In the weights themselves the widest direction of the posterior can be a hundred times
+the narrowest. A linear change of coordinates alters no draw's distribution, however rough the approximation.
 """
 
 from collections.abc import Callable

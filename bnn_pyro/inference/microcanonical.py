@@ -9,11 +9,9 @@ arXiv:2111.02434). With the gradient g = |g| e held fixed for a time t, and δ =
     u' = (u + e (sinh δ + e·u (cosh δ − 1))) / (cosh δ + e·u sinh δ)
     K' − K = (d − 1) log(cosh δ + e·u sinh δ)
 
-and a step of an integrator is turns B between drifts A: z' = z + t u. Its error ΔE = K' − K − (log p' − log p) is 0 in
-continuous time, of the third order in the step, and less the log ratio of a Metropolis test (Robnik, Cohn-Gordon &
-Seljak 2025, arXiv:2503.01707).
-
-Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
+and a step of an integrator is turns B between drifts A: z' = z + t u. Its error ΔE = K' − K − (log p' − log p), of the
+third order in the step, is less the log ratio of a Metropolis test (Robnik, Cohn-Gordon & Seljak 2025,
+arXiv:2503.01707). Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
 """
 
 import math

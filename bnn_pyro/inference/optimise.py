@@ -1,16 +1,13 @@
 """Minimising -ELBO over mini-batches: the loop that SVI and the point estimates share.
 
-The learning rate falls by a cosine: noise in the gradient is averaged away at the end instead of left in the answer.
-Settings left out follow a rule (``inference.schedule``): without ``epochs`` the rate falls once the ELBO has settled.
-Every step is a function of (parameters, optimiser state, generator state, step number), so a checkpoint made between
-any two steps goes on to the very same result.
-
-The optimiser is Adam (Kingma & Ba 2015, arXiv:1412.6980), whose learning rate does not see the scale of the objective,
-here a sum over the training rows.
+By Adam (Kingma & Ba 2015, arXiv:1412.6980); the learning rate falls by a cosine, so that noise in the gradient is
+averaged away at the end. Settings left out follow a rule (``inference.schedule``): without ``epochs`` the rate falls
+once the ELBO has settled. Every step is a function of (parameters, optimiser state, generator state, step number), so a
+checkpoint made between any two steps goes on to the very same result.
 
 Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
-objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r drawn with noise of its own, so that the mean over the
-ranks estimates the same ELBO as one process does, also where their shares differ in size.
+objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r drawn with noise of its own: the mean over the ranks
+estimates the same ELBO as one process does.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
 
-The KL of a point mass to the prior is −log p(w); MLE gives it the weight 0. Training stops early (``early_stopping``),
-with what the held-out rows say of the noise. Where the network has dropout the likelihood is averaged over its masks,
-and the weights found are those of the network without: the layers divide what they keep by its share, so that nothing
-needs to be scaled (Srivastava et al. 2014, section 10).
+The KL of a point mass to the prior is −log p(w); MLE gives it the weight 0. Training stops early (``early_stopping``).
+Where the network has dropout the likelihood is averaged over its masks, and the weights found are those of the network
+without (Srivastava et al. 2014, section 10).
 """
 
 from __future__ import annotations

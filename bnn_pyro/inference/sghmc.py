@@ -8,14 +8,12 @@ Positions move with the *new* momentum. The target is p(y | x, w)^(1/T)·p(w), u
 How lr is chosen (η = lr/N, so that it is a step on the mean over the rows, as in gradient descent). In a direction of
 posterior variance 1/λ the variance of full-batch draws is too large by 1/(1 − ηλ/(4 − 2α)). The kinetic temperature
 that is shown, mean v²·(1 − α/2)/η over the weights, is the mean of just these factors: 1.02 says that variances are 2 %
-too large on average, standard deviations 1 %. Slow directions need about 2α/(ηλ) steps for an independent draw, and
-R-hat tells whether the run was long enough.
+too large on average. Slow directions need about 2α/(ηλ) steps for an independent draw.
 
 Mini-batches ask for a smaller step. Every epoch takes each row once, so that the noises of an epoch sum to zero and
-slow directions hardly feel them: standard deviations were 0 to 2 % too large up to ηλ·N/B = 4α and 6 % at 6α, while the
-momenta, which do feel them, were at 1.35 and 1.7: the temperature is a warning here, not a measure of the bias.
-Independent batches were worse (docs/results/sghmc.md). Where lr is left out it is the largest that this allows for the
-stiffest direction of any chain, whose λ is looked for at times in the burn-in (``stable_step``).
+slow directions hardly feel them: standard deviations were 0 to 2 % too large up to ηλ·N/B = 4α (docs/results/sghmc.md).
+The momenta do feel them, so that the temperature is a warning here, not a measure of the bias. Where lr is left out it
+is the largest that this allows for the stiffest direction of any chain, as the burn-in finds it (``stable_step``).
 """
 
 from __future__ import annotations

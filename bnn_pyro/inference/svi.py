@@ -3,8 +3,7 @@
     argmax_φ ELBO(φ) = E_q[log p(y | x, w)] − KL(q_φ(w) ‖ p(w))
 
 The ELBO is estimated with N/B-scaled mini-batches and reparametrised draws (Blundell et al. 2015; Ranganath et al.
-2014). SVI converges to the best q in the guide's family, which for a mean-field q is narrower than the posterior
-wherever weights are correlated.
+2014). A mean-field q is narrower than the posterior wherever weights are correlated.
 """
 
 from __future__ import annotations

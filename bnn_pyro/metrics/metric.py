@@ -1,10 +1,8 @@
 """A metric is a number per test point and a reduction; resampling the points gives its bootstrap interval.
 
-An interval tells what another test set of the same size would have changed. It says nothing about another seed or
-another training set: for those, train again.
-
-The reductions take how often each point occurs in each of R replicates, so that one sort or one matrix product
-serves a whole block of replicates; scikit-learn and torchmetrics would take them one by one.
+An interval tells what another test set of the same size would have changed, not another seed or training set. The
+reductions take how often each point occurs in each of R replicates, so that one sort or one matrix product serves a
+whole block of replicates.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

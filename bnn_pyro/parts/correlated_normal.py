@@ -5,12 +5,10 @@
     FullNormal       C = I + A, A (P, P) strictly lower triangular: any covariance
     LowRankNormal    C = [I, B], B (P, R): a diagonal, and R directions in which the weights move together
 
-A and B are relative to σ, so that one learning rate suits weights of any size. The entropy needs no determinant of a
-(P, P) matrix.
-
-In a guide one auxiliary site draws the whole vector, and every site of the model takes its own part of it. The density
-of the vector is the auxiliary site's, that of a part is 1, so that Pyro's own ELBOs are right as they are. Where the
-prior of a site is Normal its cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
+A and B are relative to σ, so that one learning rate suits weights of any size. In a guide one auxiliary site draws the
+whole vector, and every site of the model takes its own part of it. The density of the vector is the auxiliary site's,
+that of a part is 1, so that Pyro's own ELBOs are right as they are. Where the prior of a site is Normal its
+cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
 """
 
 from __future__ import annotations

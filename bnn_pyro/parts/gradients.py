@@ -11,8 +11,7 @@ where that is 0, its symmetric derivative: there the output does not depend on V
     dM = Xᵀ G      dV = (X²)ᵀ R      dX = G Mᵀ + 2·X·(R Vᵀ)
 
 X (…, B, D); A (D, H), or (D + 1, H) with ``bias``: its last row is then the weights of a 1 that joins every row of X.
-Output sample_shape + (…, B, H). ``FreeLinear`` has gradients of its own: a layer has many times more weights than
-activations of a mini-batch, so V is computed again for them, and they are added to within the product that makes them.
+Output sample_shape + (…, B, H). The gradients of ``FreeLinear`` compute V again, which is large, and add in place.
 """
 
 from collections.abc import Iterator, Mapping

@@ -9,11 +9,9 @@ takes it from ``kl_divergence``; under ``Trace_ELBO`` the layer in the model fin
 answers −KL, the one in the guide 0: give it a layer in both. Where a plate scales its sites by N/B, KL_factor is B/N.
 
 A convolution is not exact: each position of its output has exactly the distribution that sampled weights give it, but
-positions of one row share their weights, so that under sampled weights they are correlated, and ε is drawn here for
-each of them by itself. What looks at several positions (a pooling, the next layer) sees other joint noise, and an ELBO
-made of this layer is no bound on the evidence of the network over its weights. The usual way to train such layers all
-the same: Molchanov, Ashukha & Vetrov 2017 (arXiv:1701.05369, section 4.4), Shridhar, Laumann & Liwicki 2019
-(arXiv:1901.02731).
+ε is drawn for each by itself, where positions that share weights are correlated. An ELBO made of this layer is then no
+bound on the evidence of the network over its weights; it is the usual way all the same (Molchanov, Ashukha & Vetrov
+2017, arXiv:1701.05369, section 4.4; Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731).
 """
 
 from __future__ import annotations

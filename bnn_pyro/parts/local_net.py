@@ -3,9 +3,8 @@
     model   h₀ = x,  hₗ ~ layer(hₗ₋₁; prior of Wₗ),  y ~ likelihood(h_L)
     guide   h₀ = x,  hₗ ~ layer(hₗ₋₁; q(Wₗ))
 
-The pair is for training with stochastic gradients, whose noise is smaller where every row has noise of its own. What
-is learned is q(W), so each has a twin, ``weight_space``, over the weights themselves, on the same parameters: draws
-that are one function for all inputs, for predictions, pruning and diagnostics.
+The pair is for training. What is learned is q(W), so each has a twin, ``weight_space``, over the weights themselves, on
+the same parameters: draws that are one function for all inputs, for predictions, pruning and diagnostics.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,9 +1,8 @@
 """Deterministic networks: plain ``nn.Module``s that know nothing of Bayes.
 
 :class:`Linear` takes weights with leading draw dimensions (S, out, in) as well as one set (out, in), so that
-``torch.func.functional_call`` runs many draws of an :class:`MLP` in one call. Activations of convolutions are laid out
-channels-last (B, H, W, C in memory, whatever the shape says): pooling and the noise of local layers are several times
-faster there on a CPU.
+``torch.func.functional_call`` runs many draws of an :class:`MLP` in one call. Activations of convolutions are
+channels-last in memory, where pooling and the noise of local layers are several times faster on a CPU.
 """
 
 import hashlib

@@ -7,8 +7,7 @@
     CentredNormal    wᵢ ~ Normal(0, s)          a prior, s one number or one a row
     LogUniform       p(w) ∝ ∏ 1/|wᵢ|            improper: an ELBO under it compares fits of one model alone
 
-A training step costs passes over millions of weights beside its matrix products: hence closed forms with gradients of
-their own, in terms of the variance, which is what a layer needs.
+A training step costs passes over millions of weights: hence closed forms, in terms of the variance, as layers need it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a run is compared with: knowing nothing, its own mean weights, and gradient boosting, as paired differences.
 
-scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table. Classes have its
-probabilities. A number has a Normal around its prediction (of log y on a log scale; a count has a Poisson), whose scale
-is the root mean square of errors on training rows that were left out, in five folds.
+scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table. A number has a
+Normal around its prediction (a count a Poisson), whose scale is the root mean square of errors in five folds.
 """
 
 import time

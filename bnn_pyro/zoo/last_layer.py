@@ -3,9 +3,8 @@
     φ = net(x) / c    W, b ~ p(W, b)    f = W φ + b    y ~ likelihood(f)          q(W, b): Normal, of a chosen family
 
 The network is trained to a point estimate on the same rows and frozen; then the posterior of its last layer alone is
-inferred (Snoek et al. 2015, arXiv:1502.05700; Kristiadi, Hein & Hennig 2020, arXiv:2002.10118). The model is a
-generalised linear one, whose log posterior is concave for the usual likelihoods: samplers converge on it, and every
-approximation can be checked. What the features do not tell of an input, no last layer can be unsure about.
+inferred (Snoek et al. 2015, arXiv:1502.05700; Kristiadi, Hein & Hennig 2020, arXiv:2002.10118). The log posterior is
+concave for the usual likelihoods: samplers converge on it, and every approximation can be checked.
 """
 
 from __future__ import annotations

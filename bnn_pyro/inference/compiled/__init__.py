@@ -1,12 +1,9 @@
 """The gradient of a log density, traced once and compiled by the machine's C compiler in about a second.
 
-A Python call of an operator costs more than what it computes for a small network: one gradient of 50 weights takes a
-millisecond as some two hundred operators, and a fiftieth of that as one piece of C that runs through the arrays of one
-chain, chain after chain, on all cores that OMP_NUM_THREADS allows. What is not supported, or a machine without a
-compiler, raises ``NotCompiled``; on a GPU, and where matrices are large, operators are the faster way anyhow.
-
-What was compiled is kept in memory for other fits of the model: a library by its source, and the trace by what it
-depends on, where the caller can say that (:func:`recipe`).
+One gradient of 50 weights takes a millisecond as some two hundred operators of torch, and a fiftieth of that as one
+piece of C that runs through the arrays of one chain, chain after chain, on all cores that OMP_NUM_THREADS allows. What
+is not supported, or a machine without a compiler, raises ``NotCompiled``. What was compiled is kept in memory: a library
+by its source, and the trace by what it depends on, where the caller can say that (:func:`recipe`).
 """
 
 import ctypes
