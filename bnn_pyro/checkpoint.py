@@ -53,10 +53,7 @@ class Checkpoint:
         self._handlers: dict[int, Any] = {}
 
     def child(self, name: str) -> Checkpoint:
-        """A file of its own beside this one's, for a part of the run; it stops when this one does, or its task is to.
-
-        A child may be pickled to another process.
-        """
+        """A file beside this one's, for a part of the run, which stops when this one does; it may be pickled."""
         child = copy.copy(self)
         child.path, child.parent = self.path.with_suffix(f".{name}.pt"), self
         return child
@@ -80,10 +77,7 @@ class Checkpoint:
         return here().first_does(lambda: self.path.is_file() or any(self._children()))
 
     def load(self) -> dict[str, Any] | None:
-        """The last saved state, or None where there is none.
-
-        Raises UserError where the file is damaged or belongs to other settings or data.
-        """
+        """The last saved state, if any. Raises UserError where the file is damaged, or of other settings or data."""
 
         def read() -> dict[str, Any] | None:
             if not self.path.is_file():

@@ -194,10 +194,7 @@ def check(args: Namespace) -> int:
 
 
 def sweep(args: Namespace) -> int:
-    """Every recipe on every data set, split and seed: the fits that are missing, and one report of all.
-
-    Returns 1 where a fit failed, else 0.
-    """
+    """All recipes on all data sets, splits, seeds: missing fits, one report. Returns 1 where a fit failed, else 0."""
     from bnn_pyro.parallel.executor import parse_executor
     from bnn_pyro.runs.sweep import SweepFolder, planned_text, run_sweep
     from bnn_pyro.runs.sweep_config import FAILED, read_sweep_config

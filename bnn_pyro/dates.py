@@ -61,10 +61,7 @@ class Dates(NamedTuple):
         return pd.DataFrame(values, cells.index, dtype=np.float64)
 
     def replaced(self, where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-        """The table with these numbers, nan where the date is missing, before its other columns.
-
-        Raises UserError for the first value that is no date.
-        """
+        """The table with these numbers first, nan where the date is missing. Raises UserError for what is no date."""
         made = self.numbers(cells := frame[self.name])
         bad = made.iloc[:, 0].isna() & ~gaps[self.name]
         if bad.any():
@@ -79,10 +76,7 @@ class Dates(NamedTuple):
 
 
 def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates | None:
-    """How a column's values that are not missing are read, where most of them are dates.   how: "parts" or "elapsed".
-
-    Raises UserError where day and month might be either.
-    """
+    """How a column of dates is read, "parts" or "elapsed"; None of others. Raises UserError for unclear months."""
     if cells.dtype == "category" or cells.dtype.kind in "iuf" or not len(cells):
         return None
     moments = {order: Dates(cells.name, order).read(cells) for order in ORDERS}

@@ -114,10 +114,7 @@ class Ranks:
         return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
 
     def share_of_step(self, x: Tensor, y: Tensor, num: int) -> tuple[Tensor, Tensor, float]:
-        """(x, y, what their log-likelihood is multiplied by) of this rank in a step whose rows stand for ``num``.
-
-        A rank without rows of its own takes one with weight 0: its guide has a KL all the same.
-        """
+        """(x, y, factor of their log-likelihood) of this rank's rows of a step; one row of factor 0 if it has none."""
         mine = self.part(x), self.part(y)
         return (*mine, self.size * num / len(x)) if len(mine[0]) else (x[:1], y[:1], 0.0)
 
@@ -218,10 +215,7 @@ def joined() -> Iterator[Ranks]:
 
 
 def choose_device(name: str) -> torch.device:
-    """ "auto", "cpu" or "cuda" -> a device; UserError where CUDA is asked for and absent.
-
-    Each process of a fit has a GPU of its own.
-    """
+    """A device by "auto", "cpu" or "cuda", of each process its own GPU. Raises UserError where CUDA is absent."""
     import torch
 
     if name not in ("auto", "cpu", "cuda"):

@@ -120,10 +120,7 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
 
 
 def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
-    """{site: (num, *site shape)} of the prior of a model over weights, at x (1, *input_shape), inside ``isolated``.
-
-    Raises UserError for a prior without draws.
-    """
+    """{site: (num, *shape)} of a model's prior, at x (1, *input_shape). Raises UserError for a prior without draws."""
     try:
         with torch.no_grad(), in_mode(model, training=False):
             head, x = split_frozen(model, x)
@@ -172,10 +169,7 @@ def fit_setup(
     max_minutes: float | None = None,
     start: Any = None,
 ) -> Posterior:
-    """The posterior of a setup that :func:`check_setup` returned, with its backbone trained; see :func:`fit`.
-
-    start: a ``warm_start.Start``.
-    """
+    """The posterior of what :func:`check_setup` returned; see :func:`fit`.   start: a ``warm_start.Start``."""
     ranks, entry = here(), setup.entry
     if _takes_all_rows(setup, data):
         data = replace(data, x_train=data.x_train[:], x_val=data.x_val[:])

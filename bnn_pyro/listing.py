@@ -53,10 +53,7 @@ def tables() -> dict[str, dict[str, Any]]:
 
 
 def list_(args: Namespace) -> None:
-    """Print the tables: each name beside its lines, wrapped to the terminal; or all of one variant or method.
-
-    Raises UserError for a name that there is not.
-    """
+    """Print the tables, wrapped to the terminal, or all of one variant or method. Raises UserError for another name."""
     if args.json:
         print(json.dumps(tables(), indent=2, ensure_ascii=False))
         return

@@ -40,10 +40,7 @@ def weight_space(module: nn.Module | None) -> nn.Module | None:
 
 
 def model_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """{name: value}: persistent buffers of a model, such as the running statistics of batch normalisation.
-
-    Those of a frozen backbone are not among them.
-    """
+    """{name: value}: persistent buffers of a model, such as running statistics, but not of a frozen backbone."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     state = model.state_dict()
     return {k: v for k, v in state.items() if k not in parameters and not k.startswith("backbone.")}
@@ -134,10 +131,7 @@ class Posterior(Introduced):
         return blocks[0] if len(blocks) == 1 else {site: torch.cat([b[site] for b in blocks]) for site in blocks[0]}
 
     def blocks(self, num: int, x: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
-        """The same draws a few at a time, at most ``BLOCK_BYTES`` of weights each; call inside ``isolated``.
-
-        The size of a block is no parameter: a guide's draws would depend on it.
-        """
+        """The same, ``BLOCK_BYTES`` at most at once: fixed, as a guide's draws depend on it; call in ``isolated``."""
         if num < 1:
             raise UserError(f"the number of draws must be at least 1, got {num}")
         weights = sum(value.numel() for value in self.model.initial.values())
@@ -263,10 +257,7 @@ def archive_digest(blob: bytes, meta: Mapping[str, Any]) -> str:
 
 
 def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tensors, meta) of a saved posterior; executes nothing.
-
-    Raises UserError where a file is missing, truncated, altered, or of a newer format.
-    """
+    """(tensors, meta) of a saved posterior. Raises UserError where a file is absent, altered or of another format."""
     folder = Path(folder)
     path = folder / "posterior.pt"
     for name in ("posterior.json", "posterior.pt"):

@@ -110,10 +110,7 @@ def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
 
 
 def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int], corner: tuple[slice, slice]) -> None:
-    """Copy the parameters of a piece to its corner (draws, points) of ``shape``, on the CPU.
-
-    Pieces that are kept as they are would lie between the activations and keep their memory from being used again.
-    """
+    """Copy a piece's parameters to its corner (draws, points) of ``shape`` on the CPU, which frees the activations."""
     for name, (value, event) in parameters(piece).items():
         if name not in values:
             own = piece.batch_shape[2:] + value.shape[value.dim() - event :]  # several targets: (S, B, T)

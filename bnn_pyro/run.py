@@ -159,10 +159,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Arguments -> a namespace with ``command``; options without a command belong to ``train``.
-
-    Raises UserError for a mistyped command or option, or a value of the wrong kind.
-    """
+    """Arguments -> a namespace with ``command``, by default train. Raises UserError for what is mistyped."""
     words = tomllib.loads((Path(__file__).parent / "help.toml").read_text(encoding="utf-8"))
     argv = list(argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version")):

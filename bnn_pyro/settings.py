@@ -192,10 +192,7 @@ def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The fields of a settings dataclass as JSON-able values; an object that is not is given by its ``description``.
-
-    An optional field is left out where it is None.
-    """
+    """The fields as JSON-able values, objects by their ``description``; an optional field that is None is left out."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
               if not (field.metadata.get("optional") and getattr(settings, field.name) is None)}  # fmt: skip
     values = {k: dict(getattr(v, "description", None) or {}) or v for k, v in values.items()}

@@ -198,10 +198,7 @@ def load(folder: str | os.PathLike, entry: Entry | None = None, *, module: Any =
 
 
 def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posterior | Calibrated:
-    """A posterior of this folder with its calibration, where there is one.
-
-    Raises UserError where ``calibration.json`` is damaged, or of another posterior.
-    """
+    """A posterior of this folder with its calibration, if any. Raises UserError where that is damaged or another's."""
     path = Path(folder) / FILE
     if not path.is_file():
         return posterior
@@ -257,10 +254,7 @@ class Adaptive:
 
 # -- rows --------------------------------------------------------------------------------------------------------------
 def _unused(posterior: Posterior, before: Calibrated | None, x: Tensor, y: Tensor) -> Tensor:
-    """Digests of the calibration rows. Raises UserError where they trained, or calibrated before.
-
-    Data have duplicates: as many of the rows may equal training rows as training rows equal one another.
-    """
+    """Digests of the calibration rows. Raises UserError where some calibrated before, or trained (duplicates may)."""
     digests = row_digests(x, y)
     if before is not None and bool(torch.isin(digests, before.rows).any()):
         raise UserError("some of these rows calibrated this posterior before; a second step takes other rows")

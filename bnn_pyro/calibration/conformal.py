@@ -95,7 +95,7 @@ def _central_ends(prediction: Mixture, share: Tensor, level: float) -> tuple[Ten
 
 
 def _cumulative(prediction: Mixture, penalty: float = 0.0) -> Tensor:
-    """Mass of the classes before k, the most probable first, and a part u of k's own, made of the probabilities' digits:
+    """Mass of the classes before k, the most probable first, and a part u of k's own, from the probabilities' digits:
     as good as at random, and without it all rows whose class is the last one would tie.
     """
     probs, order = prediction.probs.mean(0, dtype=torch.float64).sort(dim=-1, descending=True, stable=True)

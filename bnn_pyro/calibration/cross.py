@@ -49,10 +49,7 @@ def cv_plus(
 
 @dataclass(frozen=True)
 class CrossConformal:
-    """What :func:`cross_conformal` returns: K posteriors, and of the n rows the scores and the folds.
-
-    level, x: as of a calibrated posterior; x (B, *input_shape) is standardised as the data are.
-    """
+    """What :func:`cross_conformal` returns: K posteriors, and of the n rows the scores and the folds."""
 
     posteriors: tuple[Posterior, ...]
     scores: np.ndarray
@@ -60,7 +57,7 @@ class CrossConformal:
     num_draws: int = 100
 
     def interval(self, x: Tensor, level: float = 0.9) -> Interval:
-        """In target units. Raises UserError for a level outside (0, 1)."""
+        """In target units, at standardised x (B, *input_shape). Raises UserError for a level outside (0, 1)."""
         check_level(level)
         pairs = [_moments(posterior, x, self.num_draws) for posterior in self.posteriors]
         means, spreads = (np.stack(values) for values in zip(*pairs, strict=True))

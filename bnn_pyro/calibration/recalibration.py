@@ -110,10 +110,7 @@ class RecalibratedClasses(Recalibrated, ClassMixture):
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 class Affine:
-    """y ↦ mean + factor · (y − mean) of every component: variance scaling, of families with a location and a scale.
-
-    On a log scale it is log y that is scaled.
-    """
+    """y ↦ mean + factor · (y − mean) of every component with a location and a scale; on a log scale, of log y."""
 
     task = "regression"
 

@@ -30,10 +30,7 @@ INIT_SCALE = 0.05
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked: a variant ``entry`` and a method by their names, and data whose inputs are used.
-
-    given: the user's settings of the method, which go above those of a check.
-    """
+    """What is checked, on inputs of ``data``.   given: the user's settings of the method, above those of a check."""
 
     variant: str
     entry: Entry
@@ -103,10 +100,7 @@ class Subject:
         return ""
 
     def reduced(self, **settings: Any) -> Entry:
-        """The variant with those of the settings that it has, without dropout, on features that are the inputs.
-
-        settings: hidden, activation, bias, prior, noise.
-        """
+        """The variant with those of the settings that it has, without dropout, on features that are the inputs."""
         entry, names = self.entry, defaults(self.entry)
         small = {"init_scale": INIT_SCALE, "input_dropout": 0.0, "hidden_dropout": 0.0, "backbone": nn.Flatten()}
         return dataclasses.replace(entry, **{k: v for k, v in {**small, **settings}.items() if k in names})

@@ -203,10 +203,7 @@ class JointChains:
 
 
 def normal_scores(sample: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(C, M) -> (C, M) as the standard Normal would have them, by their ranks in a sorted sample (S, M).
-
-    A test of means needs tails that are not heavy; ranks have none, whatever the prior.
-    """
+    """(C, M) -> (C, M) as the standard Normal has them, whose tails are light: by ranks in a sorted sample (S, M)."""
     pairs, num = list(zip(sample.T, values.T, strict=True)), len(sample)
     below, upto = (np.stack([np.searchsorted(s, v, side) for s, v in pairs], 1) for side in ("left", "right"))
     return ndtri((0.5 * (below + upto) / num).clip(0.5 / num, 1 - 0.5 / num))

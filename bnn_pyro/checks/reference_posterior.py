@@ -83,10 +83,7 @@ class ReferencePosterior:
         return load_data(**self.about["data"])
 
     def settings(self) -> dict[str, Any]:
-        """What the posterior depends on, of a variant's settings.
-
-        A last layer has the stored hidden layer for its backbone, which takes unstandardised pixels.
-        """
+        """Settings of a variant that the posterior depends on; of a last layer also the stored backbone."""
         entry = {k: tuple(v) if isinstance(v, list) else v for k, v in self.about["entry"].items()}
         if not self.backbone:
             return entry

@@ -66,11 +66,7 @@ def ecdf_difference(ranks: np.ndarray, num: int) -> np.ndarray:
 
 
 def width(ranks: np.ndarray, num: int) -> np.ndarray:
-    """How wide the draws lie, as a share of what is right, by ranks (…, R) on 0 … ``num``; (…,).
-
-    1/rms of the normal scores, over that of uniform ranks. (Ranks end at 0 and ``num``: a width of a half is told as
-    0.6 among 159 draws.)
-    """
+    """Width of the draws as a share of what is right, (…,), by ranks (…, R): 1/rms of scores, over uniform ranks'."""
     z = normal_scores(np.arange(num + 1), num)
     return np.sqrt(np.square(z).mean() / np.square(z[ranks]).mean(-1))
 
@@ -81,11 +77,7 @@ def normal_scores(ranks: np.ndarray, num: int) -> np.ndarray:
 
 
 def covered(ranks: np.ndarray, num: int, level: float) -> np.ndarray:
-    """Whether the central interval of ``level`` holds the truth, by its rank (…,) on 0 … ``num``.
-
-    Rank r stands for [r, r+1]/(num + 1), and counts by the share of it that lies inside: of uniform ranks, exactly
-    ``level`` are covered, whatever ``num``.
-    """
+    """Share of each rank's [r, r+1]/(num + 1), (…,), inside the central interval: of uniform ranks ``level``."""
     low = 0.5 * (1 - level) * (num + 1)
     inside = np.minimum(ranks + 1, num + 1 - low) - np.maximum(ranks, low)
     return np.clip(inside, 0.0, 1.0)

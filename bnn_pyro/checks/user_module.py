@@ -62,10 +62,7 @@ def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, d
 # -- linear in the weights ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class LinearModule(Problem):
-    """Linear regression by a module: inputs (N, P + 1) are A and f₀, in units of the target, x its first rows.
-
-    rows: the data as the variant takes them.
-    """
+    """Linear regression by a module: inputs (N, P + 1) are A and f₀, in target units; rows: as the variant's data."""
 
     rows: Dataset | None = None
 

@@ -151,10 +151,7 @@ class Schema:
         return len(self.input_shape) == 3
 
     def standardise(self, x: Tensor) -> Tensor:
-        """Raw inputs (…, *input_shape) -> standardised float32 inputs of the same shape.
-
-        float64 inputs are shifted in float64: a year or a timestamp has few digits left in 32 bits.
-        """
+        """Raw inputs (…, *input_shape) -> standardised float32 ones; float64 is shifted as such, for timestamps."""
         x = torch.as_tensor(x)
         x = x if x.dtype == torch.float64 else x.to(torch.float32)
         shift, scale = self._affine(x)

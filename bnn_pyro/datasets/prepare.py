@@ -65,10 +65,7 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
 
 
 def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **how: Any) -> Dataset:
-    """``divide(raw, **how)`` into training, validation and test part, all standardised by the training part.
-
-    limit, scale: as of ``dataset``.
-    """
+    """``divide(raw, **how)``, all parts standardised by the training part.   limit, scale: as of ``dataset``."""
     train, val, test, record = divide(raw, **how)
     if limit is not None:
         if limit < 1:

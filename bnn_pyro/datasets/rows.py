@@ -98,10 +98,7 @@ class OnDisk:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Standardised inputs (N, *input_shape) in a file: ``x[rows]`` is a float32 tensor, as of a tensor of them all.
-
-    numbers  (N,) of the rows in the file      schema, white  see ``standardised``
-    """
+    """Standardised inputs (N, *input_shape) in a file: ``x[rows]`` is a float32 tensor.   numbers: (N,) of the rows."""
 
     source: OnDisk
     schema: Schema
@@ -153,10 +150,7 @@ def taken(x: Tensor | OnDisk, rows: Tensor) -> Iterator[Tensor]:
 
 
 def standardised(x: Tensor | OnDisk, schema: Schema, white: float = 1.0, rows: Tensor | None = None) -> Tensor:
-    """``schema.standardise`` of x (N, F), or of pixels (N, channels, height, width) from 0 to ``white``: float32.
-
-    rows: take these (all where not given).
-    """
+    """``schema.standardise`` of rows of x (N, F), or of pixels (N, channels, height, width) to ``white``: float32."""
     rows, done = torch.arange(len(x)) if rows is None else rows, 0
     result = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32)
     for chunk in taken(x, rows):
@@ -203,10 +197,7 @@ def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -
 
 
 def row_digests(x: Tensor, y: Tensor) -> Tensor:
-    """A 64-bit hash of each row's inputs and target, (N,) int64: equal rows have equal ones, others hardly ever.
-
-    Sums of 32-bit words times fixed odd numbers, modulo 2^64.
-    """
+    """A 64-bit hash of each row's inputs and target, (N,) int64: sums of 32-bit words times odd numbers."""
     width, sums = sum(math.prod(part.shape[1:]) for part in (x, y)), []
     odd = np.random.default_rng(0).integers(2**64, size=width, dtype=np.uint64) | np.uint64(1)
     for some in zip(*(part.split(max(1, 2**20 // width)) for part in (x, y)), strict=True):

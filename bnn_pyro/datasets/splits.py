@@ -169,10 +169,7 @@ def _numbers(where: str, rows: Any, num: int) -> np.ndarray:
 
 
 def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], seed: int) -> Division:
-    """Rows of equal values (N,) to one part, as near to the shares (train, validation, test) as they allow.
-
-    kind  "groups": in random order; "time": the last rows test, those before them validate
-    """
+    """Rows of equal values (N,) to one part, near to the shares; of "time" the last test, those before validate."""
     codes, generator, shares = _codes(values, len(raw.y), kind), np.random.default_rng(seed % 2**32), _shares(fractions)
     if kind == "groups":
         codes = generator.permutation(codes.max() + 1).argsort()[codes]

@@ -239,10 +239,7 @@ def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSI
 def encode_rows(
     where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows as those that ``like`` was made of: x (N, features), not standardised, and y (N,) or None.
-
-    Raises UserError as :func:`read_rows`.
-    """
+    """x (N, features), not standardised, and y (N,) or None, read as ``like`` was. Raises as :func:`read_rows`."""
     gaps = frames.gaps_in(_with_columns(where, frame, like), words)
     for date in like.dates:
         frame = date.replaced(where, frame, gaps)

@@ -4,8 +4,8 @@
 
 Vehtari, Gelman, Simpson, Carpenter & Bürkner 2021 (arXiv:1903.08008); where many short chains share a few starting
 points, the nested R-hat of Margossian et al. 2022 (arXiv:2110.13017). They are ArviZ's, number for number, which takes
-series one at a time; NaN of a scalar that every draw gives the same value. In chains of fewer than 50 draws ArviZ counts
-too many effective draws: of 16 chains and more C·Var/Var(means) is taken where it is smaller.
+series one at a time; NaN of a scalar that never varies. In chains of fewer than 50 draws ArviZ counts too many
+effective draws: of 16 chains and more C·Var/Var(means) is taken where it is smaller.
 """
 
 import warnings

@@ -208,10 +208,7 @@ def _of_version(tree: Any) -> Any:
 
 
 def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
-    """Write what :func:`to_arviz` returned as a netCDF file, uncompressed: the whole of it, or nothing.
-
-    Raises UserError where it cannot be written: no such folder, no permission, a full disk.
-    """
+    """Write what :func:`to_arviz` returned as netCDF, whole or not at all. Raises UserError where it cannot be."""
     with telling(path := Path(path)), warnings.catch_warnings(action="ignore"):
         try:
             with whole_file(path) as file:
@@ -221,10 +218,7 @@ def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
 
 
 def load_netcdf(path: str | os.PathLike) -> Any:
-    """Read such a file back, whole, into memory: what the installed ArviZ takes.
-
-    Raises UserError where there is none, or where it is no netCDF file.
-    """
+    """Read such a file back into memory, for the installed ArviZ. Raises UserError where it is absent or damaged."""
     path = existing(path)
     try:
         with warnings.catch_warnings(action="ignore"):

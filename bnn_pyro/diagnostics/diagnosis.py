@@ -124,10 +124,7 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
 
 
 def diagnose_chains(posterior: Posterior, data: Dataset) -> Diagnosis | None:
-    """The part of a diagnosis that tells whether chains have converged, at fewer points; None without chains.
-
-    By the same rules as :func:`diagnose`, in a second or two.
-    """
+    """Whether chains have converged, as :func:`diagnose` says it, by fewer points, in seconds; None without chains."""
     work = _Work(posterior, data, *QUICK)
     if not work.is_chain:
         return None

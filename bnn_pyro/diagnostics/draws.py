@@ -119,10 +119,7 @@ def even_weights(posterior: Posterior, most: int) -> list[tuple[str, tuple[int, 
 def chosen_weights(
     posterior: Posterior, picks: Sequence[tuple[str, tuple[int, ...]]], num_draws: int, seed: int = 0
 ) -> tuple[list[str], np.ndarray]:
-    """(names, values (M, C, D) float64) of the weights at ``picks``, M sites with an index.
-
-    num_draws: of a guide; all that are stored of chains.
-    """
+    """(names, values (M, C, D) float64) of the weights at ``picks``.   num_draws: of a guide; chains give all."""
     names = [f"{site}[{', '.join(map(str, index))}]".removesuffix("[]") for site, index in picks]
     values = stored_or_fresh(
         posterior, num_draws, seed, lambda block: [block[site][(..., *index)] for site, index in picks]
@@ -217,10 +214,7 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
 
 
 def settled(trace: Mapping[str, Sequence[float]]) -> float:
-    """By how many nats the objective still rose in the last fifth of the training, 0 where that is noise.
-
-    The last tenth of the epochs against the tenth before it; NaN without a trace of an objective, or under 20 epochs.
-    """
+    """Nats that the objective rose by from the last tenth of epochs but one to the last; 0: noise, NaN: too few."""
     objective = trace.get("elbo") or trace.get("log_joint") or ()
     tenth = len(objective) // 10
     if tenth < 2 or "kinetic_temperature" in trace:

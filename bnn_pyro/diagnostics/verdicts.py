@@ -149,10 +149,7 @@ class Findings:
 
     @property
     def causes(self) -> dict[str, tuple[str, str]]:
-        """Why the sampler does not reach the posterior, by its own numbers, the gravest first.
-
-        {what it is about: (a clause, what to set)}.
-        """
+        """{about: (a clause, what to set)}: why the sampler does not reach the posterior, the gravest first."""
         kinetic, share = self.get("kinetic_temperature"), self.get("divergences") / self.total
         signs = {
             "spread": self.get("spread_max") > RUNAWAY,

@@ -81,10 +81,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def methods_for(variant: Any) -> tuple[str, ...]:
-    """The names of the methods whose needs a variant (settings or class) has, its default first.
-
-    Raises UserError for a variant that does not say what it has.
-    """
+    """Names of the methods that suit a variant, its default first. Raises UserError where it has no ``has``."""
     if not hasattr(variant, "has"):
         name = getattr(variant, "__name__", type(variant).__name__)
         raise UserError(f"{name} has no class attribute 'has', which says what methods can use of a variant; a "

@@ -93,10 +93,7 @@ class ChEES(Sampler):
 
 
 class Kernel:
-    """All chains between two iterations, and what their warm-up has learned.   starts: None where ``begin`` is called.
-
-    done: iterations so far.
-    """
+    """All chains after ``done`` iterations, and what they have learned.   starts: None where ``begin`` is called."""
 
     def __init__(self, settings: ChEES, potential: Potential, starts: Starts | None = None) -> None:
         self.settings, self.potential, self.starts = settings, potential, starts

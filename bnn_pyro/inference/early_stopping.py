@@ -44,10 +44,7 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
 
 
 def default_patience(data: Dataset, batch_size: int) -> int:
-    """Epochs without a better NLL after which training stops by rule; 0, none, where the rows held out are too few.
-
-    data: from :func:`hold_out`.   batch_size: rows a step; 0: all.
-    """
+    """Epochs of patience by rule; 0: too few rows are held out.   data: of :func:`hold_out`.   batch_size: 0: all."""
     if len(data.x_val) < MIN_HELD_OUT:
         return 0
     num = len(data.x_train)
@@ -55,10 +52,7 @@ def default_patience(data: Dataset, batch_size: int) -> int:
 
 
 class EarlyStopping:
-    """Watches the mean NLL (nats per row) of held-out rows by a point estimate, and keeps its best weights.
-
-    x, y: the rows.   patience: epochs without a better NLL after which training is to stop.
-    """
+    """Watches the mean NLL (nats per row) of rows x, y by a point, and keeps the best weights.   patience: epochs."""
 
     #: Whether the learning rate falls from the best epoch on.
     goes_back: ClassVar[bool] = False

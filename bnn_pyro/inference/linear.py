@@ -50,10 +50,7 @@ Information = Callable[[Tensor], Tensor]
 
 
 def linear_layer(model: nn.Module) -> nn.Module | None:
-    """The layer of a ``BayesianNet`` over an ``MLP`` without hidden layers; None for any other model.
-
-    Its numbers come first in the flat vector: W by rows, then the bias.
-    """
+    """The layer of a ``BayesianNet`` over an ``MLP`` without hidden layers, first in the flat vector; else None."""
     net = getattr(model, "net", None)
     plain = isinstance(model, BayesianNet) and type(model).forward is BayesianNet.forward
     known = plain and isinstance(net, MLP) and type(net).forward is MLP.forward
@@ -105,10 +102,7 @@ class LinearLogJoint(LogJoint):
 
 
 def categorical(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(log p(y | f) summed over the rows (C,), its gradient (C, K, B)) of labels; f (C, K, B).
-
-    By automatic differentiation this takes as long as all the rest of a step of a last layer.
-    """
+    """(log p(y | f) of labels, summed (C,), its gradient (C, K, B)), f (C, K, B): faster than by autograd."""
     log_p = f.log_softmax(-2)
     labels = y.unsqueeze(-2).expand((*f.shape[:-2], 1, f.shape[-1]))
     total = log_p.gather(-2, labels).flatten(-2).sum(-1)
@@ -248,10 +242,7 @@ class Whitened(Space):
 
 
 def coordinates(potential: Potential) -> Space:
-    """Where a sampler of this model had best move: rounded at the mode of a linear model, else as it is.
-
-    potential: in plain coordinates; call inside ``isolated``.
-    """
+    """Rounded at the mode of a linear model, else plain, as the potential's are; call inside ``isolated``."""
     likelihood = type(getattr(potential.model, "likelihood", None))
     unknown = getattr(likelihood, "information", Likelihood.information) is Likelihood.information
     if unknown or linear_layer(potential.model) is None:

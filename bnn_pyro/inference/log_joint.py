@@ -46,10 +46,7 @@ class Rescale(Messenger):
 
 
 class Recorder(Messenger):
-    """Keeps the sample sites of a call, after giving latent ones their values.
-
-    ``poutine.trace`` and ``poutine.condition`` at once, without copies of every message, which take longer.
-    """
+    """Keeps the sample sites of a call, after giving latent ones values: faster than ``trace`` of ``condition``."""
 
     def __init__(self, values: Weights | None = None) -> None:
         super().__init__()
@@ -136,10 +133,7 @@ class LogJoint:
         return torch.cat([self._transforms[site].inv(w[site]).reshape(len(w[site]), -1) for site in self.free], 1)
 
     def sample_prior(self, *numbers: int) -> list[dict[str, Tensor]]:
-        """For each number, as many draws from the prior: {site: (number, *shape)}; call inside ``isolated``.
-
-        Raises UserError for a prior without samples: there is no posterior to speak of.
-        """
+        """For each number as many draws, {site: (number, *shape)}. Raises UserError for a prior without draws."""
         try:
             drawn = {site: [prior.sample((num,)) for num in numbers] for site, prior in self.priors.items()}
         except NotImplementedError:
@@ -242,11 +236,7 @@ def _kl(q: dict, p: dict) -> Tensor:
 
 
 def _entropy(q: dict) -> Tensor:
-    """−E[log q] of a site that the guide alone has, in closed form, else at the draw.
-
-    Raises ValueError unless the guide says that it is auxiliary, as the whole of a joint guide: a misspelt site would
-    be rewarded for its entropy.
-    """
+    """−E[log q] of an auxiliary site, which the guide alone has. Raises ValueError for others: they may be misspelt."""
     if not q["infer"].get("is_auxiliary"):
         raise ValueError(f"the guide's site '{q['name']}' is none of the model's, and is not marked as auxiliary")
     try:

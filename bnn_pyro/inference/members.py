@@ -63,10 +63,7 @@ def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
 
 
 class Members:
-    """M networks between two epochs, which one call of the operators moves.
-
-    epochs: at most, over which lr falls by a cosine.   patience: 0, and all are taken.
-    """
+    """M networks between two epochs.   epochs: at most, over which lr falls by a cosine.   patience: 0 takes all."""
 
     def __init__(
         self, model: nn.Module, data: Dataset, members: int, seed: int, *, epochs: int = 300, patience: int = 50,

@@ -47,10 +47,7 @@ FIRST_STEP = 1e-3
 
 
 class Kernel:
-    """G chains between two transitions: where they are, what their warm-up has learned, and their generators.
-
-    settings: a ``MILE``.   start: (G, P).
-    """
+    """G chains between two transitions, and what they have learned.   settings: a ``MILE``.   start: (G, P)."""
 
     def __init__(self, settings: Any, potential: Potential, start: np.ndarray, seed: int) -> None:
         self.settings, self.potential = settings, potential
@@ -84,10 +81,7 @@ class Kernel:
         return {**figures, "lp": self.point.density, "step_size": step}
 
     def _langevin(self) -> dict[str, np.ndarray]:
-        """A step of every chain; one that diverges is taken back, and after the warm-up its chain's step halved.
-
-        Shorter steps have less bias, so that draws before and after agree better with the posterior, not worse.
-        """
+        """A step of every chain; one that diverges is taken back, and after the warm-up its chain's step halved."""
         settings, before = self.settings, self.point
         state = before._replace(u=refresh(before.u, self._noise(), self.step_size / self.length))
         state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)))

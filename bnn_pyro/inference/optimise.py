@@ -66,10 +66,7 @@ class Optimisation(Settings):
     patience: int | None = setting(None, low=0, optional=True)
 
     def held_out(self, model: nn.Module, data: Dataset, seed: int) -> tuple[Dataset, int]:
-        """(the data with the rows that stop the training as validation rows, the patience); as they are, 0: none do.
-
-        Raises UserError where early stopping is asked for, and the rows are too few for it.
-        """
+        """(data whose validation rows stop the training, patience; 0: none do). Raises UserError for too few rows."""
         if self.patience == 0 or (self.patience is None and not self.stops_early(model)):
             return data, 0
         apart = hold_out(data, seed)
@@ -103,10 +100,7 @@ class Optimisation(Settings):
         return ({"schedule": chosen} if chosen else {}) | ({"stopped": over} if over else {}) | about
 
     def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any) -> tuple[Trace, str]:
-        """Fit ``guide`` in place, as ``how`` says (see :class:`Training`); the trace, and what ``Run.take`` says.
-
-        Raises UserError where the objective stops being finite, and Interrupted after a signal.
-        """
+        """Fit ``guide``, see :class:`Training`: (trace, as ``Run.take``). Raises UserError where it is not finite."""
         training = Training(self, model, guide, data, run.seed, **how)
         over = run.take(training)
         if training.since:  # it was over within a line of the trace
@@ -164,10 +158,7 @@ class Training:
             yield self.record() if self.step % self.window == 0 or self.step == self.total else None
 
     def batches(self) -> Iterator[Tensor | slice]:
-        """Rows of each step that is left. A new random order every epoch.
-
-        The order is a function of (seed, epoch) alone, so that step k has the same rows after a resume.
-        """
+        """Rows of each step that is left: a random order of (seed, epoch) alone, the same after a resume."""
         if self.per_epoch == 1:
             while self.step < self.total:
                 yield slice(None)

@@ -95,10 +95,7 @@ class MCDropout(MAP):
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
-        """Find the weights as MAP does and put them into the guide; see ``Method.run``.
-
-        Raises UserError for a variant whose guide is not that of a network with dropout.
-        """
+        """Find the weights as MAP does, for the guide; see ``Method.run``. Raises UserError without dropout."""
         if not isinstance(guide, DroppedInputs):
             raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
         point, trace, over = self.find(model, data, Run(**how))

@@ -76,10 +76,7 @@ class Potential(LogJoint):
         return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def give(self, y: Tensor) -> None:
-        """From now on the posterior given other targets of the same rows: y (N,), or (C, N), its own for each chain.
-
-        Compiled code takes (N,) as it is, and is left for operators with (C, N).
-        """
+        """Other targets of the same rows from now on: y (N,), or (C, N), of each chain its own, by operators alone."""
         self.y = y.to(self.y)
         if self.compiled is not None and y.dim() == 1:
             self.compiled.targets.copy_(y)
@@ -117,10 +114,7 @@ class Potential(LogJoint):
         return self.position(*self.sample_prior(num))
 
     def compile(self, chains: int = 1) -> bool:
-        """From now on by compiled code, for C chains; where there is none, warn and stay with PyTorch's operators.
-
-        The compiled gradient is compared with the other one around the initial values first.
-        """
+        """By compiled code for C chains from now on, where it agrees with the operators; else warn and keep these."""
         g = torch.Generator().manual_seed(0)
         noise = torch.randn(max(chains, MIN_COMPARED), self.size, generator=g, dtype=torch.float64).to(self.x.device)
         z = self.space.inverse(self.initial) + 0.3 * noise

@@ -188,10 +188,7 @@ def _too_early(records: Sequence[Record], run: Run, thin: int) -> UserError:
 
 
 def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], chains: int) -> None:
-    """Warn of chains whose draws stand for nothing but their starts.
-
-    z (C, D, P), diverging (C, D).   numbers: of these C among the ``chains`` of the run, from 0.
-    """
+    """Warn of chains that never move or always diverge.   z (C, D, P).   numbers: of these C among ``chains``."""
     if z.shape[1] < MIN_DRAWS:
         return
     diverged = diverging.bool().all(1)

@@ -25,10 +25,7 @@ def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:
 
 
 def stiffest(log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The largest |λ| of the Hessian of −log π at each of C places, (C,); w (C, P), rows as for ``LogJoint.terms``.
-
-    By power iteration with differences of gradients.
-    """
+    """The largest |λ| of the Hessian of −log π at w (C, P), (C,): power iteration by differences of gradients."""
     u = torch.randn_like(w)
     for _ in range(ITERATIONS):
         u = REACH * u / u.norm(dim=1, keepdim=True)

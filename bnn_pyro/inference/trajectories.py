@@ -2,7 +2,7 @@
 
     H(z, u) = −log p(z) + ½ uᵀu        M⁻¹ = diag(s²),  u = s r        z' = s u,  u' = s ∇ log p(z)
 
-u is the momentum r in units of its own standard deviation: neither the energy nor the U-turn criterion needs M. The tree
+u is the momentum r in units of its own standard deviation: neither energy nor U-turn criterion needs M. The tree
 is that of Pyro's NUTS: multinomial weights, the generalised criterion of the summed momenta (Hoffman & Gelman 2014,
 arXiv:1111.4246; Betancourt 2017, arXiv:1701.02434, A.4). Pyro's own leapfrog step takes 300 µs whatever P.
 """

@@ -21,10 +21,7 @@ BINS = 15
 
 
 def mean_probs(prediction: Prediction) -> np.ndarray:
-    """The predictive class probabilities (B, K) in float64, summing to 1.
-
-    Dividing by the sum undoes the rounding of single-precision probabilities near 1, where networks have ties.
-    """
+    """The predictive class probabilities (B, K), float64, divided by their sum: rounding near 1 makes ties."""
     probs = prediction.probs.mean(0, dtype=torch.float64).numpy()
     return probs / probs.sum(1, keepdims=True)
 
@@ -118,11 +115,7 @@ def ece_floor(prediction: Prediction, *, replicates: int = 1000, seed: int = 0) 
 
 # -- ranking -----------------------------------------------------------------------------------------------------------
 def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """points (B, 2) = (key, value): the values of each replicate in ascending order of the key, (R, B).
-
-    Points of equal keys share their mean value, which is what a random order among them would give on average: a
-    saturated network has thousands of ties, and the file's order must not matter.
-    """
+    """points (B, 2) = (key, value): values of each replicate in ascending order of key, (R, B); ties share the mean."""
     key, value = points.T
     order, starts = ties(key)
     size = np.add.reduceat(counts[:, order], starts, axis=1)

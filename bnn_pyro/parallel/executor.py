@@ -104,10 +104,7 @@ def usable_cores() -> int:
 
 # -- Dask clusters -----------------------------------------------------------------------------------------------------
 def connect(client: Any, stack: contextlib.ExitStack) -> Any:
-    """A ``distributed.Client`` of a scheduler's address, a Client or a cluster; it is closed with ``stack`` if opened.
-
-    Raises UserError where ``distributed`` is missing, the scheduler does not answer, or a worker has no bnn_pyro.
-    """
+    """A ``distributed.Client`` of an address or a cluster. Raises UserError where it, or bnn_pyro there, is absent."""
     try:
         import distributed
     except ImportError:

@@ -164,11 +164,7 @@ class _Run:
                 raise self.reason
 
     def within(self, pool: Any, grace: float) -> None:
-        """In the workers of a pool (``ProcessPool``, ``DaskPool``).
-
-        A task whose process died runs again; after the second time alone, after the others: the one that ends its
-        process by itself is found and given up, and one that needs the memory of two gets it.
-        """
+        """In a pool's workers; a task whose process died runs again, after the second time alone, after the others."""
         waiting, deaths, at_work, given_up = deque(range(len(self.tasks))), Counter(), {}, []
         ended: queue.SimpleQueue = queue.SimpleQueue()
         deadline: float | None = None

@@ -60,10 +60,7 @@ class Pretrained:
         return "standardised" if self.schema is not None else self.description.get("inputs", "raw")
 
     def taking(self, inputs: str) -> Pretrained:
-        """The same network, given "raw" or "standardised" inputs.
-
-        Raises UserError for a network that takes the one kind only.
-        """
+        """The same network, given "raw" or "standardised" inputs. Raises UserError where it takes one kind only."""
         if inputs != self.inputs and self.description["kind"] not in ("module", "file"):
             name = f"the backbone ({in_words(self.description)})"
             raise UserError(f"{name} takes {self.inputs} inputs; leave 'inputs' out")
@@ -160,10 +157,7 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
 
 # -- a user's own network ----------------------------------------------------------------------------------------
 def from_text(text: str) -> Pretrained:
-    """The network that ``text`` names.
-
-    Raises UserError where there is no such file or architecture, or the weights do not belong to it.
-    """
+    """The network that ``text`` names. Raises UserError for no such file or architecture, or weights of another one."""
     name, colon, file = text.partition(":")
     if colon and not Path(text).is_file() and not set(name) & set("/\\."):
         return _torchvision(name, Path(file))
@@ -177,10 +171,7 @@ def from_text(text: str) -> Pretrained:
 
 
 def from_description(description: Mapping[str, Any]) -> Pretrained:
-    """The network of a saved posterior; its weights, where the posterior holds them, are put in afterwards.
-
-    Raises UserError where it is needed and not there, or is another one by now.
-    """
+    """The network of a saved posterior, whose weights may come later. Raises UserError where it is absent or other."""
     if description["kind"] == "torchvision":
         return Pretrained(_Torchvision(description["name"]), description)
     if description["kind"] == "module":

@@ -47,10 +47,7 @@ def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
 
 
 def make(kind: type, values: dict[str, Tensor]) -> Distribution:
-    """A distribution of parameters that were read off others of its kind.
-
-    Their logits are normalised; the constructor would do it again, in the time of the product that they came from.
-    """
+    """A distribution of parameters read off others of its kind, whose logits are normalised: that takes time."""
     if kind is not Categorical:
         return kind(**values, validate_args=False)
     logits = values["logits"]

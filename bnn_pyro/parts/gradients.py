@@ -103,10 +103,7 @@ def _moments(X: Tensor, M: Tensor, V: Tensor, bias: bool) -> tuple[Tensor, Tenso
 
 
 def _add_noise(mean: Tensor, variance: Tensor, sample_shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """(draws mean + std·ε of shape sample_shape + mean's, ε / 2·std of each); both arguments are overwritten.
-
-    The noise lies in memory as the variance does: mixed layouts of images cost ten times as much.
-    """
+    """(draws mean + std·ε, ε / 2·std of each), the noise laid out as the variance is; both arguments overwritten."""
     # A convolution that is not a plain sum may leave a variance of 0 a little below it.
     std, shape = variance.clamp_min_(0).sqrt_(), mean.shape
     last = std.dim() == 4 and std.is_contiguous(memory_format=torch.channels_last)

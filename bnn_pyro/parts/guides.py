@@ -31,10 +31,7 @@ def register(guide: nn.Module) -> None:
 
 
 class _Flat(nn.Module):
-    """Sites cut from one flat vector: one optimiser tensor and one elementwise kernel, however many layers.
-
-    Not a ``PyroModule``, which could not be called under ``isolated()`` unless it was made there.
-    """
+    """Sites cut from one flat vector. No ``PyroModule``, which ``isolated()`` would not let be called."""
 
     def __init__(self, initial: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -43,10 +43,7 @@ class FreeScale(nn.Module):
 
 
 class DropoutScale(nn.Module):
-    """q(A) = Normal(μ, αμ²), α = sigmoid(·) < 1, learned for the parts of A that ``shape`` names.
-
-    1 is the bound of Kingma et al. 2015, section 3: it is dropout at rate ½.
-    """
+    """q(A) = Normal(μ, αμ²), α = sigmoid(·) < 1 (Kingma et al. 2015, section 3) for the parts that ``shape`` names."""
 
     def __init__(self, start: Tensor, init: float, shape: torch.Size) -> None:
         super().__init__()

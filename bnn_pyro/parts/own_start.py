@@ -106,10 +106,7 @@ def _typical(value: Tensor) -> float:
 
 @torch.no_grad()
 def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
-    """Variance of a module's outputs over draws of q and rows x, over that of the pass at the means: the most off.
-
-    In training mode, but without dropout.
-    """
+    """Variance of outputs over draws of q and rows x, over that of the pass at the means: the most off, no dropout."""
     with isolated(0):
         means = _mean_squares(model, {name: p for name, p in model.net.named_parameters()}, x)
         off = dict.fromkeys(means, 0.0)

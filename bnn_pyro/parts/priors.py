@@ -61,10 +61,7 @@ class GammaNormal(ArrayDistribution):
 
 
 class ScaleMixture(ArrayDistribution):
-    """wᵢ ~ π Normal(0, σ₁) + (1 − π) Normal(0, σ₂): Blundell et al. 2015, equation 7.
-
-    No closed-form KL to a Normal exists: TraceMeanField_ELBO falls back to one Monte-Carlo draw of it.
-    """
+    """wᵢ ~ π Normal(0, σ₁) + (1 − π) Normal(0, σ₂): Blundell et al. 2015, equation 7; its KL has no closed form."""
 
     has_rsample = False
 
@@ -95,10 +92,7 @@ def _normal(scale: float = 1.0) -> Maker:
 
 
 def _fan_in(scale: float = 1.0) -> Maker:
-    """fan-in:SCALE — Normal(0, scale/√fan-in) for weights, Normal(0, scale) for biases; SCALE > 0 (Neal 1996).
-
-    The outputs then keep their prior variance whatever the widths.
-    """
+    """fan-in:SCALE — Normal(0, scale/√fan-in) for weights, Normal(0, scale) for biases; SCALE > 0 (Neal 1996)."""
     return lambda w: _normal(scale / math.sqrt(w[0].numel()) if w.dim() > 1 else scale)(w)
 
 
@@ -224,10 +218,7 @@ class BayesianNet(nn.Module):
 
 @torch.no_grad()
 def widest_activation(model: nn.Module, x: Tensor) -> int:
-    """The most numbers per point and draw that a module of the model returns: what bounds on memory count.
-
-    Measured by a call with the first row of x (B, *input_shape) at the initial weights.
-    """
+    """The most numbers per point and draw that a module of the model returns, by the first row of x (B, …)."""
     widest = [1]
 
     def measure(_: str, output: object) -> None:

@@ -218,10 +218,7 @@ class CentredNormal(ArrayDistribution):
 
 
 class LogUniform(ArrayDistribution):
-    """p(w) ∝ ∏ 1/|wᵢ|: improper, so it has an unnormalised density and no samples (Hron et al. 2018, arXiv:1807.01969).
-
-    It makes sense of dropout: the KL of Normal(μ, αμ²) to it depends on α alone, and falls as α grows.
-    """
+    """p(w) ∝ ∏ 1/|wᵢ|: improper, a density without samples (Hron et al. 2018, arXiv:1807.01969), for dropout."""
 
     has_rsample = False
 

@@ -13,10 +13,7 @@ MOST_COLUMNS, MOST_OUTPUTS = 15, 5
 
 @drawn
 def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axes:
-    """Rise of the loss where a column is permuted, the largest 15: median and 90 % of draws.
-
-    explanation: of ``bp.explain``.
-    """
+    """Rise of the loss where a column is permuted, the largest 15, median and 90 % of draws; of ``bp.explain``."""
     table = explanation.importance.iloc[:MOST_COLUMNS]
     ax = panel(ax, 5.6, 1.2 + 0.26 * len(table))
     place, middle = np.arange(len(table)), table["importance"].to_numpy()

@@ -119,10 +119,7 @@ class RunFacts:
 
     @property
     def worries(self) -> list[Mapping[str, str]]:
-        """Why the fit failed; chains that have not converged; inputs of another kind that look familiar; a q too wide.
-
-        {level, about, sentence} of each.
-        """
+        """{level, about, sentence}: a failed fit, chains not converged, other inputs that look familiar, a wide q."""
         failed = [{"level": "failed", "about": "fit", "sentence": self.failed}] if self.failed else []
         failed += [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
         for key in (key for key in self.metrics if re.fullmatch("ood_.+_total_entropy", key)):

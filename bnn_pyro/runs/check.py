@@ -79,10 +79,7 @@ class SubjectSpec:
 
 
 def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
-    """What the command line names. Raises UserError for values of the wrong kind.
-
-    prepare: load its data and build all of it once, so that bad input is refused early.
-    """
+    """What the command line names. Raises UserError for bad values, with ``prepare`` also of data and variant."""
     images = getattr(ZOO[args.variant], "images_only", False)
     recipe = resolve(args, {"data": {"name": IMAGES if images else DATA}})
     names = flag_settings(args)
@@ -95,10 +92,7 @@ def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
 
 
 def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
-    """Every variant with each of its methods, or with the one that is named.
-
-    Raises UserError for an option that needs a variant.
-    """
+    """Every variant with each of its methods, or the one named. Raises UserError for an option that needs a variant."""
     for name, value in vars(args).items():
         if name not in ZOO_OPTIONS and value not in (None, [], False):
             option = f"--{name.replace('_', '-')}"

@@ -34,10 +34,7 @@ MAX_WEIGHTS = 20
 
 
 def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, place: RunFolder) -> str:
-    """Diagnose a run and write what was found to ``place``. Returns verdicts and tables, for a terminal.
-
-    Raises UserError where the data are not those that the run was trained on.
-    """
+    """Diagnose a run into ``place``; verdicts and tables as text. Raises UserError where the data are not the run's."""
     folder.check_data(posterior, data)
     start = time.perf_counter()
     with progress_bar("diagnose") as report:

@@ -65,10 +65,7 @@ class Recipe(Setup, Settings):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Recipe:
-        """Of what config.json holds: keys of ``KEYS``.
-
-        Raises UserError for names and settings that there are not, or values outside of what their settings take.
-        """
+        """Of what config.json holds, ``KEYS``. Raises UserError for names, settings or values that there are not."""
         setup = make_setup(config.get("variant", VARIANT), config.get("inference"))
         setup = setup.changed(*(config.get(name, {}) for name in ("variant_settings", "inference_settings")))
         return cls(setup.entry, setup.method, **{k: v for k, v in config.items() if k not in NAMES})

@@ -156,10 +156,7 @@ def run_sweep(
 
 
 def planned_text(config: SweepConfig, folder: SweepFolder) -> str:
-    """What `--dry-run` prints: every fit and where it stands, after the checks that come before training.
-
-    Raises UserError as :func:`run_sweep`, but for fits of other settings, which are listed.
-    """
+    """What `--dry-run` prints: where every fit stands, after the checks before training. Raises as ``run_sweep``."""
     planned = [(task, *folder.status(task)) for task in config.tasks]
     check_tasks(config, [task for task, state, _ in planned if state != FINISHED])
     table = as_text(pd.DataFrame({"": {task.name: f"{state} {reason}".strip() for task, state, reason in planned}}))

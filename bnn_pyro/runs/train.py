@@ -104,10 +104,7 @@ def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:
 
 
 def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
-    """``load()`` for all processes of a fit; one of every machine first, so that the others find what it downloaded.
-
-    Raises on all the UserError of any.
-    """
+    """``load()`` for all processes, one a machine first, which downloads. Raises on all the UserError of any."""
     with ranks.agreed():
         data = load() if ranks.local == 0 else None
     with ranks.agreed():

@@ -2,8 +2,8 @@
 
 One gradient of 50 weights takes a millisecond as some two hundred operators of torch, and a fiftieth of that as one
 piece of C that runs through the arrays of one chain, chain after chain, on all cores that OMP_NUM_THREADS allows. What
-is not supported, or a machine without a compiler, raises ``NotCompiled``. What was compiled is kept in memory: a library
-by its source, and the trace by what it depends on, where the caller can say that (:func:`recipe`).
+is not supported, or a machine without a compiler, raises ``NotCompiled``. What was compiled is kept in memory: a
+library by its source, and the trace by what it depends on, where the caller can say that (:func:`recipe`).
 """
 
 import ctypes
@@ -45,10 +45,7 @@ KEPT = 32
 
 
 class CompiledGradient:
-    """The log density and its gradient as a call into C; results do not depend on the number of threads.
-
-    targets: what the code reads as the targets y, where it was traced with any; other ones may be copied there.
-    """
+    """The log density and its gradient by C, the same on any number of threads.   targets: what it reads as y."""
 
     def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int, targets: Tensor | None = None) -> None:
         self.targets = targets
