@@ -201,6 +201,10 @@ def test_from_a_file_to_predictions(task, tmp_path, capsys):
     single = metrics.evaluate(bp.predict(posterior, data.x_test, num_draws=5).target(1), data.y_test[:, 1])
     assert list(scores["targets"]) == names and scores["targets"]["t1"]["nll"] == pytest.approx(single["nll"].value)
     assert "Each target by itself" in (tmp_path / "run" / "report.html").read_text() and "t1" in capsys.readouterr().out
+    known, new, num = data.y_train.numpy(), data.y_test.numpy(), len(data.y_train)
+    law = stats.norm(known.mean(0), known.std(0)).logpdf
+    law = law if task == "targets" else stats.bernoulli((known.sum(0) + 1) / (num + 2)).logpmf
+    assert scores["nll"] - scores["nll_minus_nothing"] == pytest.approx(-law(new).sum(1).mean(), rel=1e-4)
     assert not main(["predict", run, "--input", file, "--output", out])
     table, prediction = pd.read_csv(out), bp.predict(posterior, bp.load_inputs(file, posterior.schema), num_draws=5)
     column = table["t1_mean" if task == "targets" else "p(t1)"].to_numpy()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from pyro.distributions import Categorical, LogNormal, Normal, Poisson
+from pyro.distributions import Bernoulli, Categorical, LogNormal, Normal, Poisson
 from torch import Tensor
 
 from bnn_pyro import metrics
@@ -23,6 +23,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing
 from bnn_pyro.parts.components import without_inputs
 from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, TimeMixture
+from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import signal_to_noise
@@ -74,11 +75,12 @@ def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dat
     return scores
 
 
-def knows_nothing(data: Dataset) -> Prediction | None:
-    """The test rows' prediction without any input; None of several targets.
+def knows_nothing(data: Dataset) -> Prediction:
+    """The test rows' prediction without any input.
 
     It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
-    deviation (of log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull.
+    deviation (of log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull. Several
+    targets have such a Normal each; labels their frequency, with a row more of either kind.
     """
     schema, num, y = data.schema, len(data.y_test), data.y_train.cpu()
     if schema.has_classes:
@@ -88,8 +90,10 @@ def knows_nothing(data: Dataset) -> Prediction | None:
         return Prediction(Poisson(y.float().mean().clamp_min(FLOOR).expand(1, num)))
     if schema.task == "survival":
         return TimeMixture(without_inputs(y).expand((1, num)))
-    if schema.task != "regression":
-        return None
+    if schema.task == "labels":
+        return SeveralMixture(Bernoulli((y.sum(0) + 1) / (len(y) + 2)).expand((1, num, y.shape[1])))
+    if schema.targets:
+        return SeveralMixture(Normal(y.mean(0), y.std(0, correction=0)).expand((1, num, y.shape[1])))
     y = y.log() if schema.target_scale == "log" else y
     return _normal(schema, *(v.expand(1, num) for v in (y.mean(), y.std(correction=0))))
 

@@ -142,8 +142,8 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
             scores["means_outside"] = int(((prediction.mean < ends[0]) | (prediction.mean > ends[1])).sum())
         elif data.schema.task == "survival":
             scores["censored_rows"] = int((data.y_test < 0).sum())
-        if (reference := knows_nothing(data)) is not None:
-            scores |= paired_differences(prediction, reference, data.y_test, NOTHING, HEADLINE[data.schema.task])
+        names = HEADLINE[data.schema.task]
+        scores |= paired_differences(prediction, knows_nothing(data), data.y_test, NOTHING, names)
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
         scores |= against_mean_weights(posterior, prediction, data)
     if len(data.x_val):
