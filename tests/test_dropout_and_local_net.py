@@ -241,11 +241,13 @@ def test_what_does_not_fit_is_refused(make, message):
         make()
 
 
-@pytest.mark.parametrize("scale", ["free", "layer"])
-def test_a_step_leaves_nothing_for_the_garbage_collector(scale):
+@pytest.mark.parametrize(
+    "entry", [*(bp.HiddenLayerNet(hidden=(6, 5), **SCALES[s]) for s in ("free", "layer")), bp.MeanField(hidden=(6, 5))]
+)
+def test_a_step_leaves_nothing_for_the_garbage_collector(entry):
     """Activations of one step in a cycle would stay until some later collection: several steps' memory at once."""
     problem = data()
-    model, guide = perturbed(bp.HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
+    model, guide = perturbed(entry, problem)
     made = []
 
     class Remember(Messenger):

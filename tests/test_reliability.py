@@ -120,7 +120,8 @@ RUNS = {
     "svi": ["mean-field", "--epochs", "60", "--hidden", "8"],
     "nuts": ["mean-field", "--inference", "nuts", "--hidden", "3", "--set", "draws=12", "--set", "warmup=12",
              "--set", "chains=2", "--set", "compiled=no", "--set", "cores=1", "--set", "max_tree_depth=3"],
-    "sghmc": ["mean-field", "--inference", "sghmc", "--hidden", "8", "--epochs", "150", "--set", "chains=2"],
+    "sghmc": ["mean-field", "--inference", "sghmc", "--hidden", "8", "--epochs", "150", "--set", "chains=2",
+              "--set", "start=jitter"],
 }  # fmt: skip
 FAST = ["--data", "toy-curve", "--no-baseline", "--num-draws", "3", "--device", "cpu", "--quiet"]
 
@@ -159,7 +160,7 @@ def test_chains_begun_over_a_finished_run_are_not_mistaken_for_it(tmp_path, monk
 METHODS = {
     "svi": bp.SVI(epochs=30),
     "nuts": bp.NUTS(draws=8, warmup=10, chains=2, compiled="no", cores=1, max_tree_depth=3),
-    "sghmc": bp.SGHMC(epochs=20, chains=2),
+    "sghmc": bp.SGHMC(epochs=20, chains=2, start="jitter"),
 }
 NET = bp.MeanField(hidden=(4,))
 

@@ -136,6 +136,7 @@ SURE = "reliability confidence-histogram selective-risk confusion-matrix"
 NUTS = [f"--set={s}" for s in ["draws=6", "warmup=6", "chains=2", "compiled=no", "cores=1", "max_tree_depth=3"]]
 NUTS += ["--inference=nuts", "--no-baseline"]
 #: Arguments of `train`, and the figures of the report.
+SGHMC = ["--inference=sghmc", "--epochs=60", "--set=chains=2", "--set=start=jitter"]
 REPORTS = {
     "images": (
         ["mean-field", "--data", "digits", "--limit", "150", "--epochs", "3"],
@@ -146,7 +147,7 @@ REPORTS = {
         f"decision-boundary epistemic-map {SURE} threshold-curves {EFFECTS} growing-ensemble transitions",
     ),
     "curve": (
-        ["mean-field", "--data=toy-curve", "--no-baseline", "--inference=sghmc", "--epochs=60", "--set=chains=2"],
+        ["mean-field", "--data=toy-curve", "--no-baseline", *SGHMC],
         "predictive-band predictive-band-far predicted-observed calibration growing-ensemble sampler-trace",
     ),
 }

@@ -125,19 +125,22 @@ class FlatNormals:
 
 
 class JointlyDrawn(NormalWeights):
-    """One array of :class:`FlatNormals`: where gradients are wanted, its first draw is that of the common pass."""
+    """One array of :class:`FlatNormals`: where gradients are wanted, its first draw is that of the common pass.
+
+    sums: (Σ log σ, Σ (μ² + σ²)) of that pass; None before.
+    """
 
     def __init__(self, whole: FlatNormals, name: str, loc: Tensor) -> None:
-        self.whole, self.name, self.loc, self.is_drawn = whole, name, loc, False
+        self.whole, self.name, self.loc, self.sums = whole, name, loc, None
         ArrayDistribution.__init__(self, loc.shape)
 
     scale = cached_property(lambda self: cut(self.whole.scale, self.whole.shapes)[self.name])
 
     def _draw(self, shape: torch.Size) -> Tensor:
-        if self.is_drawn or shape != self.event_shape or not torch.is_grad_enabled():
+        if self.sums is not None or shape != self.event_shape or not torch.is_grad_enabled():
             return super()._draw(shape)
-        self.is_drawn = True
-        return self.whole.drawn[self.name][2]
+        *self.sums, draw = self.whole.drawn.pop(self.name)  # a draw may refer to its distribution: no cycle
+        return draw
 
 
 class FreeWeights(_NormalArray):
@@ -265,9 +268,9 @@ def _kl_known(q: FreeWeights, p: CentredNormal) -> Tensor:
 @register_kl(JointlyDrawn, CentredNormal)
 def _kl_jointly_drawn(q: JointlyDrawn, p: CentredNormal) -> Tensor:
     """KL(∏ Normal(μᵢ, σᵢ) ‖ Normal(0, s²I)) = ½ Σ(μ² + σ²)/s² − Σ log σ + n (log s − ½), in nats."""
-    if not q.is_drawn or q.event_shape != p.event_shape or p.scale.dim():
+    if q.sums is None or q.event_shape != p.event_shape or p.scale.dim():
         return _kl_normals(q, p)
-    logs, squares, _ = q.whole.drawn[q.name]
+    logs, squares = q.sums
     return 0.5 * squares / p.scale.square() - logs + p.event_shape.numel() * (p.scale.log() - 0.5)
 
 
