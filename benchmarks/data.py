@@ -20,9 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.markdown import table
 from benchmarks.memory import peak, run_apart
-from benchmarks.provenance import RESULTS, Measurements, add_out, check_tree, source
+from benchmarks.provenance import RESULTS, Measurements, add_out, check_tree, source, table
 
 __all__ = ["TABLES", "main"]
 

@@ -22,11 +22,7 @@ INTERVAL, TREE_INTERVAL = 0.002, 0.1
 
 
 class Peak:
-    """Bytes beyond those before the block, known when it has ended.
-
-    resident   highest resident set, which the kernel keeps; mapped files count in it while their pages are there
-    anonymous  highest memory that the process had asked for, by looking again and again: without mapped files
-    """
+    """Bytes beyond those before the block: highest resident set, mapped pages included; highest memory asked for."""
 
     resident = 0
     anonymous = 0
@@ -49,10 +45,7 @@ def peak() -> Iterator[Peak]:
 
 
 def asked_bytes(*phases: Callable[[], object]) -> tuple[list[int], list[int]]:
-    """(bytes held after each phase, highest bytes during each) of CPU tensors, over what was held at the start.
-
-    By torch's profiler, which notes every allocation and release, kernels' own buffers included.
-    """
+    """(bytes held after each phase, highest during each) of CPU tensors beyond those at the start: torch's profile."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     gc.collect()

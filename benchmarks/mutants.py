@@ -36,8 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.markdown import table
-from benchmarks.provenance import RESULTS, ROOT, add_out, check_tree, provenance, write_json
+from benchmarks.provenance import RESULTS, ROOT, add_out, check_tree, provenance, table, write_json
 
 __all__ = ["TABLES"]
 

@@ -1,4 +1,4 @@
-"""Where a figure comes from: command, commit, machine and date; and the results files that hold figures with these.
+"""Where a figure comes from: command, commit, machine and date; the files that hold figures with these; tables of them.
 
 ``benchmarks/results`` holds figures of committed code alone, so that each can be made again: what would write there
 from a tree with uncommitted changes is refused before it starts. Other files (``--out``) take such figures too, with a
@@ -16,12 +16,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 __all__ = ["RESULTS", "ROOT", "Measurements", "add_out", "check_kept", "check_tree", "commit", "provenance", "source",
-           "write_json"]  # fmt: skip
+           "table", "write_json"]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -80,10 +80,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 class Measurements:
-    """A part of a results file: {part: [{"key": what was measured, "runs": [figures with their provenance]}]}.
-
-    A run is in the file as soon as it is measured: a command that was interrupted goes on with what is missing.
-    """
+    """A part of a results file, written run by run: {part: [{"key": what, "runs": [figures and provenance]}]}."""
 
     def __init__(self, path: Path, part: str) -> None:
         self.path, self.part = path, part
@@ -124,6 +121,12 @@ def source(lines: list[dict[str, Any]]) -> str:
     )
     loads = [run["load"] for run in runs]
     return f"`{commands}`; commit {commits}; {runs[-1]['machine']}; {dates}; load {min(loads):.1f} to {max(loads):.1f}."
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table of cells; rows that are short end in "–"."""
+    lines = [head, ["---"] * len(head), *([*row, *["–"] * (len(head) - len(row))] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -19,11 +19,7 @@ Times = dict[str, list[float]]
 
 
 def take_turns(contestants: Mapping[str, Callable[[], float]], rounds: int, times: Times, title: str = "") -> None:
-    """Run every contestant once a round, in a new order each round.
-
-    contestants: {name: what runs it once and returns seconds of its unit}.   times: filled with whole rounds only, so
-    that an interrupt leaves ratios that can be taken.
-    """
+    """Run every contestant once a round, in a new order; ``times`` takes whole rounds alone, also at an interrupt."""
     order, start = random.Random(0), time.perf_counter()
     for done in range(rounds):
         names = list(contestants)
@@ -107,11 +103,7 @@ class Clocked:
 
 
 def clocked(method: Any, seconds: float = math.inf, epochs_least: int = 4) -> Any:
-    """The same settings of a class of its own, which notes the time.
-
-    It raises ``Enough`` after ``epochs_least`` epochs, once ``seconds`` have passed since the first one's end; with 0
-    epochs, where the first would begin.
-    """
+    """The method; raises ``Enough`` after ``epochs_least`` epochs and ``seconds`` since the first (0: before it)."""
     own = {"began": [], "ticks": [], "seconds": seconds, "epochs_least": epochs_least}
     kind = type("Timed" + type(method).__name__, (Clocked, type(method)), own)
     return kind(**{f.name: getattr(method, f.name) for f in fields(method)})

@@ -81,8 +81,7 @@ def run(name: str, model: str, python: str) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> None:
     """Measure what is missing, or write the table."""
-    from benchmarks.markdown import table
-    from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept, source
+    from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept, source, table
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bde", default=sys.executable, metavar="PYTHON")

@@ -28,8 +28,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge
 
-from benchmarks.markdown import table
-from benchmarks.provenance import ROOT, check_kept
+from benchmarks.provenance import ROOT, check_kept, table
 from bnn_pyro import metrics
 from bnn_pyro.datasets import Dataset
 from bnn_pyro.parts.mixtures import Mixture

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.markdown import table
-from benchmarks.provenance import RESULTS
+from benchmarks.provenance import RESULTS, table
 
 __all__ = ["sweep_tables"]
 

@@ -29,8 +29,7 @@ from sklearn.model_selection import cross_val_predict
 
 import bnn_pyro as bp
 from benchmarks.accuracy.peers import rows_of
-from benchmarks.markdown import table
-from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept
+from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept, table
 from bnn_pyro import metrics
 from bnn_pyro.datasets import Dataset
 from bnn_pyro.parts.mixtures import Mixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from benchmarks.markdown import table
-from benchmarks.provenance import RESULTS
+from benchmarks.provenance import RESULTS, table
 from bnn_pyro.checks.reference_posterior import load_reference, references
 from bnn_pyro.runs.check import overview
 

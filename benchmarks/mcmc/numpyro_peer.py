@@ -12,47 +12,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 import pyro
 import torch
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 from benchmarks.mcmc.problems import Problem
-from benchmarks.mcmc.pyro_peer import pyro_model
+from benchmarks.mcmc.pyro_peer import plain_model, pyro_model
 from bnn_pyro import isolated
 
 __all__ = ["check", "numpyro_model", "sample"]
 
-ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}
-
 
 def numpyro_model(problem: Problem) -> tuple[Callable, tuple[Any, Any]]:
     """(the model in NumPyro, its arguments x and y)."""
-    sites, schema = problem.sites(), problem.data.schema
-    activation = ACTIVATIONS[problem.entry.activation]
-    layers, regression = len(sites) // 2, schema.task == "regression"
-
-    def joint(x: Any, y: Any = None) -> None:
-        w = {n: numpyro.sample(n, dist.Normal(0.0, s).expand(shape).to_event(len(shape))) for n, shape, s in sites}
-        h = x
-        for k in range(layers):
-            h = h @ w[f"layers.{k}.weight"].T + w[f"layers.{k}.bias"]
-            h = activation(h) if k + 1 < layers else h[:, 0]
-        with numpyro.plate("data", len(x)):
-            if regression:
-                numpyro.sample("y", dist.Normal(schema.y_shift + schema.y_scale * h, problem.entry.noise), obs=y)
-            else:
-                numpyro.sample("y", dist.Bernoulli(logits=h), obs=y)
-
+    joint = plain_model(problem, numpyro, {"relu": jax.nn.relu, "tanh": jnp.tanh}[problem.entry.activation])
     return joint, (jnp.asarray(problem.data.x_train.numpy()), jnp.asarray(problem.data.y_train.numpy()))
 
 
 def check(problem: Problem, draws: int = 20, tolerance: float = 1e-4) -> float:
-    """The largest difference of the package's log joint to Pyro's and to NumPyro's, relative.
-
-    At weights of several sizes. AssertionError where it exceeds ``tolerance``: then nothing may be compared.
-    """
+    """Largest relative difference of the package's log joint to the others'; AssertionError above ``tolerance``."""
     model, (plain, given) = problem.model(), pyro_model(problem)
     joint, args = numpyro_model(problem)
     theirs = jax.jit(lambda w: log_density(joint, args, {}, w)[0])

@@ -1,4 +1,4 @@
-"""The same models as an ordinary user of Pyro writes them, and plain ``pyro.infer.NUTS``.
+"""The same models as an ordinary user of Pyro or NumPyro writes them, and plain ``pyro.infer.NUTS``.
 
 The package's own model serves Pyro's kernels too, and takes as long there; but ``jit_compile`` refuses the functional
 calls in it, and a peer should have its best settings.
@@ -7,39 +7,42 @@ calls in it, and a peer should have its best settings.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC, NUTS
 
 from benchmarks.mcmc.problems import Problem
 from bnn_pyro import isolated
 
-__all__ = ["pyro_model", "sample"]
-
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh}
+__all__ = ["plain_model", "pyro_model", "sample"]
 
 
-def pyro_model(problem: Problem) -> tuple[Callable, tuple[torch.Tensor, torch.Tensor]]:
-    """(the model in plain Pyro, its arguments x and y)."""
-    sites, schema = problem.sites(), problem.data.schema
-    activation = ACTIVATIONS[problem.entry.activation]
+def plain_model(problem: Problem, library: Any, activation: Callable) -> Callable[..., None]:
+    """The model of x and y by ``sample``, ``plate`` and ``distributions`` of a library, pyro or numpyro."""
+    (sites, schema), dist = (problem.sites(), problem.data.schema), library.distributions
     layers, regression = len(sites) // 2, schema.task == "regression"
 
-    def joint(x: torch.Tensor, y: torch.Tensor | None = None) -> None:
-        w = {n: pyro.sample(n, dist.Normal(0.0, s).expand(shape).to_event(len(shape))) for n, shape, s in sites}
+    def joint(x: Any, y: Any = None) -> None:
+        w = {n: library.sample(n, dist.Normal(0.0, s).expand(shape).to_event(len(shape))) for n, shape, s in sites}
         h = x
         for k in range(layers):
             h = h @ w[f"layers.{k}.weight"].T + w[f"layers.{k}.bias"]
             h = activation(h) if k + 1 < layers else h[:, 0]
-        with pyro.plate("data", len(x)):
+        with library.plate("data", len(x)):
             if regression:
-                pyro.sample("y", dist.Normal(schema.y_shift + schema.y_scale * h, problem.entry.noise), obs=y)
+                library.sample("y", dist.Normal(schema.y_shift + schema.y_scale * h, problem.entry.noise), obs=y)
             else:
-                pyro.sample("y", dist.Bernoulli(logits=h), obs=y)
+                library.sample("y", dist.Bernoulli(logits=h), obs=y)
 
+    return joint
+
+
+def pyro_model(problem: Problem) -> tuple[Callable, tuple[torch.Tensor, torch.Tensor]]:
+    """(the model in plain Pyro, its arguments x and y)."""
+    joint = plain_model(problem, pyro, getattr(torch, problem.entry.activation))
     return joint, (problem.data.x_train, problem.data.y_train.float())
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -85,26 +85,9 @@ def sample(sampler: Sampler, problem: Problem, seed: int) -> Draws:
     """Draws of the posterior, from nothing."""
     settings = sampler.settings | sampler.by_problem.get(problem.name, {})
     with pyro.validation_enabled(True):  # Pyro's default
-        return KINDS.get(sampler.kind, _package)(sampler.kind, problem, seed=seed, **settings)
-
-
-def _pyro(_: str, problem: Problem, **settings: Any) -> Draws:
-    from benchmarks.mcmc import pyro_peer
-
-    return pyro_peer.sample(problem, **settings)
-
-
-def _numpyro_draws(_: str, problem: Problem, **settings: Any) -> Draws:
-    from benchmarks.mcmc import numpyro_peer
-
-    return numpyro_peer.sample(problem, **settings)
-
-
-def _package(kind: str, problem: Problem, seed: int, **settings: Any) -> Draws:
-    method = build(bp.METHODS[kind], settings)
-    posterior = bp.fit(problem.entry, problem.data, method, seed=seed, device="cpu", progress=False)
+        if sampler.kind not in bp.METHODS:
+            return import_module(f"benchmarks.mcmc.{sampler.kind}_peer").sample(problem, seed=seed, **settings)
+        method = build(bp.METHODS[sampler.kind], settings)
+        posterior = bp.fit(problem.entry, problem.data, method, seed=seed, device="cpu", progress=False)
     chains, stats = ({k: v.numpy() for k, v in of.items()} for of in (posterior.chains, posterior.stats))
     return chains, stats
-
-
-KINDS: dict[str, Callable[..., Draws]] = {"pyro": _pyro, "numpyro": _numpyro_draws}

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.markdown import table
 from benchmarks.mcmc.problems import TITLES
 from benchmarks.mcmc.samplers import SAMPLERS
-from benchmarks.provenance import RESULTS, Measurements, source
+from benchmarks.provenance import RESULTS, Measurements, source, table
 
 __all__ = ["TABLES"]
 
@@ -61,10 +60,7 @@ def speed_table() -> str:
 
 
 def best(found: Runs, problem: str, samplers: tuple[str, ...]) -> tuple[str, float, bool] | None:
-    """The fastest of some samplers, its least effective draws per second, and whether its R-hat is at most 1.01.
-
-    One with a larger R-hat counts only where there is none with a smaller.
-    """
+    """(sampler, least effective draws a second, R-hat at most 1.01) of the fastest; a larger R-hat counts last."""
     rates = [
         (median(found[problem, s], "rhat_max") <= 1.01, median(found[problem, s], "ess_min_per_second"), s)
         for s in samplers

@@ -62,11 +62,7 @@ def main() -> None:
 
 
 def score(f: np.ndarray, superchain: np.ndarray | None = None) -> dict:
-    """Bulk effective draws and R-hat of f (C, D, M), the worst and the median of the M points.
-
-    One chain is compared with itself, first half with second.   superchain: (C,) of chains that set out from the same
-    point; R-hat is then nested.
-    """
+    """Bulk effective draws and R-hat of f (C, D, M), worst and median; nested by ``superchain`` (C,): starts shared."""
     from bnn_pyro.diagnostics.convergence import chain_statistics
 
     series = np.moveaxis(f[:, : f.shape[1] // 2 * 2], 2, 0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from benchmarks.markdown import table
-from benchmarks.provenance import RESULTS
+from benchmarks.provenance import RESULTS, table
 
 __all__ = ["TABLES"]
 

@@ -12,16 +12,32 @@ is missing. Inputs and labels are synthetic.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import sys
+import warnings
+from dataclasses import replace
 
 from benchmarks.provenance import Measurements, add_out, check_tree
 from benchmarks.scaling.growth import ALLOCATORS, measure_growth
-from benchmarks.scaling.processes import measure_processes
-from benchmarks.scaling.subjects import SUBJECTS
+from benchmarks.scaling.processes import measure_processes, time_fit
+from benchmarks.scaling.subjects import SUBJECTS, measure
+
+
+def run(name: str, settings: str) -> None:
+    """One measurement in this process, ``python -m benchmarks.scaling run map {}``: a line of JSON."""
+    warnings.simplefilter("ignore")
+    some = json.loads(settings)
+    found = time_fit(**some) if name == "fit" else measure(name, replace(SUBJECTS[name].sizes, **some))
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's processes the first
+        print(json.dumps(found))
 
 
 def main() -> None:
     """Measure a part."""
+    if sys.argv[1:2] == ["run"]:
+        run(*sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=[*ALLOCATORS, "processes"])
     parser.add_argument("--subject", nargs="+", choices=list(SUBJECTS), default=[], help="some of growth's (all)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.scaling.sizes import F32, F64, Sizes
+from benchmarks.scaling.subjects import F32, F64, Sizes
 
 __all__ = ["FORMULAE", "TEXTS", "expected"]
 
@@ -89,10 +89,7 @@ STATS = 8
 
 
 def _chees(s: Sizes) -> dict[str, Bytes]:
-    """Draws in float64 as they come and once more chain by chain, then the weights.
-
-    A linear model is sampled in other coordinates, from which the draws are brought back.
-    """
+    """Draws in float64 as they come and once more chain by chain; those of a linear model in other coordinates, too."""
     numbers, back = s.chains * s.draws, 0 if s.hidden else F64
     return {
         "end": {

@@ -47,10 +47,7 @@ SWEEPS: tuple[tuple[str, str, tuple[int, ...], dict[str, int]], ...] = (
 
 
 def measure_growth(results: Measurements, subjects: list[str], repeats: int) -> None:
-    """Every point of every sweep, ``repeats`` times over; what is in the results already counts.
-
-    The part of ``results`` is one of ``ALLOCATORS``.
-    """
+    """Every point of every sweep, ``repeats`` times over; what is in the results already counts."""
     for again in range(repeats):
         for subject, grows, values, fixed in SWEEPS:
             if subjects and subject not in subjects:
@@ -61,7 +58,7 @@ def measure_growth(results: Measurements, subjects: list[str], repeats: int) -> 
                     continue
                 load, sizes = os.getloadavg()[0], {**fixed, grows: value}
                 threads = str(SUBJECTS[subject].sizes.threads)
-                worker = ("benchmarks.scaling.worker", subject, json.dumps(sizes))
+                worker = ("benchmarks.scaling", "run", subject, json.dumps(sizes))
                 run = run_apart(*worker, timeout=LIMIT, OMP_NUM_THREADS=threads, **ALLOCATORS[results.part])
                 results.add(key, run, load)
                 print(f"{subject} {grows} {value} {fixed or ''}: {run['seconds']:.4g} s", flush=True)

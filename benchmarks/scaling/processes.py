@@ -85,7 +85,7 @@ def measure_processes(results: Measurements, count: int, repeats: int, device: s
 def launch(way: Way, settings: dict[str, Any]) -> dict[str, Any]:
     """What rank 0 of such a fit measures."""
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(way.processes))
-    worker = ("benchmarks.scaling.worker", "fit", json.dumps(settings))
+    worker = ("benchmarks.scaling", "run", "fit", json.dumps(settings))
     return run_apart(*worker, launcher=torchrun if way.processes > 1 else (), OMP_NUM_THREADS=str(way.threads))
 
 

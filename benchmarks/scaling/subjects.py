@@ -8,19 +8,71 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 import bnn_pyro as bp
 from benchmarks.memory import peak
-from benchmarks.scaling.sizes import Sizes
 from benchmarks.timing import Enough, clocked
 
-__all__ = ["SUBJECTS", "Subject", "measure", "run"]
+__all__ = ["F32", "F64", "SUBJECTS", "Sizes", "Subject", "measure", "run"]
 
 #: Epochs that are timed at least after the first, and seconds after which that is enough.
 EPOCHS, SECONDS = 3, 2.0
+#: Bytes of float32, float64 and int64.
+F32, F64 = 4, 8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """N rows of ``inputs`` numbers, two hidden layers of ``width`` (0: a linear model), K classes, B rows a batch.
+
+    chains  C of a sampler      draws  stored of each chain, or S of a prediction      points  that are predicted
+    memory  MiB that ``predict`` is told to keep within; 0: more than it can use
+    threads of this process
+    """
+
+    rows: int = 512
+    inputs: int = 784
+    width: int = 400
+    classes: int = 10
+    batch: int = 128
+    chains: int = 1
+    draws: int = 100
+    points: int = 1000
+    memory: int = 256
+    threads: int = 1
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """Widths of the hidden layers."""
+        return (self.width, self.width) if self.width else ()
+
+    @property
+    def outputs(self) -> int:
+        """Numbers that the network gives: one log-odds for two classes."""
+        return 1 if self.classes == 2 else self.classes
+
+    @property
+    def weights(self) -> int:
+        """P, weights and biases of the network."""
+        widths = (self.inputs, *self.hidden, self.outputs)
+        return sum((i + 1) * o for i, o in pairwise(widths))
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Widths of the activations, from the first hidden layer to the output."""
+        return (*self.hidden, self.outputs)
+
+    def data(self) -> bp.Dataset:
+        """Standard normal inputs, random labels; no validation and no test rows."""
+        g = torch.Generator().manual_seed(0)
+        x = torch.randn(self.rows, self.inputs, generator=g)
+        y = torch.randint(self.classes, (self.rows,), generator=g)
+        schema = bp.Schema("classification", (self.inputs,), tuple(str(k) for k in range(self.classes)))
+        return bp.Dataset("synthetic", schema, x, y, x[:0], y[:0], x[:0], y[:0])
 
 
 @dataclass(frozen=True)
@@ -88,10 +140,7 @@ SUBJECTS: dict[str, Subject] = {
 
 
 def measure(name: str, sizes: Sizes) -> dict[str, float]:
-    """{seconds (of the subject's unit), peak and anonymous (bytes), …} of one run in this process.
-
-    The same thing at tiny sizes runs first: code that is read from disk, threads, lazily made state.
-    """
+    """{seconds (of the unit), peak and anonymous (bytes), …} of a run in this process, after a tiny one."""
     subject = SUBJECTS[name]
     torch.set_num_threads(sizes.threads)
     tiny = replace(sizes, rows=32, inputs=min(sizes.inputs, 8), width=min(sizes.width, 8), batch=16, points=4, draws=2)

@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.markdown import table
-from benchmarks.provenance import RESULTS, Measurements, source
+from benchmarks.provenance import RESULTS, Measurements, source, table
 from benchmarks.scaling.formulae import TEXTS, expected
 from benchmarks.scaling.growth import SWEEPS
 from benchmarks.scaling.processes import BATCHES, FITS, ways
-from benchmarks.scaling.sizes import Sizes
-from benchmarks.scaling.subjects import SUBJECTS
+from benchmarks.scaling.subjects import SUBJECTS, Sizes
 
 __all__ = ["TABLES", "best", "exponent"]
 

@@ -9,7 +9,6 @@ evaluates as a mixture. Its README takes three draws a step; one is taken here, 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 
 import pyro
 import pyro.distributions as dist
@@ -17,23 +16,10 @@ import torch
 from pyro.infer import SVI, TraceMeanField_ELBO
 from torch import Tensor, nn
 
-from benchmarks.speed.problem import LR, NOISE, Contestant, Problem, Step, network
+from benchmarks.speed.problem import NOISE, Contestant, Problem, Step, adam_step, network
 from benchmarks.speed.through_pyro import adam
 
 __all__ = ["PEERS"]
-
-
-def _adam_step(net: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    optimiser = torch.optim.Adam(net.parameters(), lr=LR, fused=True)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = loss_of(x, y)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        return loss.detach()
-
-    return step
 
 
 def torchbnn(problem: Problem) -> Step:
@@ -42,7 +28,7 @@ def torchbnn(problem: Problem) -> Step:
 
     net = network(problem, lambda i, o: bnn.BayesLinear(0, 1.0, i, o)).to(problem.device)
     kl = bnn.BKLLoss(reduction="sum")
-    return _adam_step(net, lambda x, y: problem.nll(net(x), y) + kl(net).squeeze() / problem.rows)
+    return adam_step(net, lambda x, y: problem.nll(net(x), y) + kl(net).squeeze() / problem.rows)
 
 
 def bayesian_torch(problem: Problem, kind: str) -> Step:
@@ -53,7 +39,7 @@ def bayesian_torch(problem: Problem, kind: str) -> Step:
     settings = dict(prior_mu=0.0, prior_sigma=1.0, posterior_mu_init=0.0, posterior_rho_init=-3.0)
     dnn_to_bnn(net, {**settings, "type": kind, "moped_enable": False, "moped_delta": 0.5})
     net = net.to(problem.device)
-    return _adam_step(net, lambda x, y: problem.nll(net(x), y) + get_kl_loss(net) / problem.rows)
+    return adam_step(net, lambda x, y: problem.nll(net(x), y) + get_kl_loss(net) / problem.rows)
 
 
 def blitz(problem: Problem) -> Step:
@@ -76,7 +62,7 @@ def blitz(problem: Problem) -> Step:
         settings = dict(criterion=problem.nll, sample_nbr=1, complexity_cost_weight=1 / problem.rows)
         return net.sample_elbo(inputs=x, labels=y, **settings)
 
-    return _adam_step(net, loss)
+    return adam_step(net, loss)
 
 
 def tyxe(problem: Problem) -> Step:
@@ -106,7 +92,7 @@ def torch_blue(problem: Problem) -> Step:
     net = net.to(problem.device)
     kind = MeanFieldNormal if problem.regression else Categorical
     loss = vi.KullbackLeiblerLoss(kind(), dataset_size=problem.rows)
-    return _adam_step(net, lambda x, y: loss(net(x, samples=1), y))
+    return adam_step(net, lambda x, y: loss(net(x, samples=1), y))
 
 
 PEERS: dict[str, Contestant] = {

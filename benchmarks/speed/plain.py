@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.speed.problem import INIT_SCALE, LR, Contestant, Problem, Step, network
+from benchmarks.speed.problem import INIT_SCALE, Contestant, Problem, Step, adam_step, network
 
 __all__ = ["PLAIN"]
 
@@ -16,16 +16,7 @@ __all__ = ["PLAIN"]
 def deterministic(problem: Problem) -> Step:
     """Adam on the mean negative log-likelihood."""
     net = network(problem).to(problem.device)
-    optimiser = torch.optim.Adam(net.parameters(), lr=LR, fused=True)
-
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = problem.nll(net(x), y)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
-        return loss.detach()
-
-    return step
+    return adam_step(net, lambda x, y: problem.nll(net(x), y))
 
 
 class LocalWeights(nn.Module):
@@ -41,11 +32,9 @@ class LocalWeights(nn.Module):
 def local(problem: Problem) -> Step:
     """Local reparametrization with a closed-form KL: −ELBO = N·nll + KL; 10⁻¹² keeps the root's gradient finite."""
     weights = LocalWeights(problem).to(problem.device)
-    optimiser = torch.optim.Adam(weights.parameters(), lr=LR, fused=True)
     last = len(weights.means) - 1
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        optimiser.zero_grad(set_to_none=True)
+    def loss(x: Tensor, y: Tensor) -> Tensor:
         divergence = torch.zeros((), device=problem.device)
         for i, (mean, log_variance) in enumerate(zip(weights.means, weights.log_variances, strict=True)):
             x, variance = F.pad(x, (0, 1), value=1.0), log_variance.exp()
@@ -53,12 +42,9 @@ def local(problem: Problem) -> Step:
             divergence = divergence + 0.5 * (variance + mean.square() - 1 - log_variance).sum()
             x = x @ mean + std * torch.randn_like(std)
             x = x if i == last else F.leaky_relu(x)
-        loss = problem.rows * problem.nll(x, y) + divergence
-        loss.backward()
-        optimiser.step()
-        return loss.detach()
+        return problem.rows * problem.nll(x, y) + divergence
 
-    return step
+    return adam_step(weights, loss)
 
 
 PLAIN: dict[str, Contestant] = {

@@ -8,7 +8,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 import bnn_pyro as bp
 from benchmarks.accuracy.nets import lstm, transformer
 
-__all__ = ["INIT_SCALE", "LR", "NOISE", "Contestant", "Problem", "Runner", "Step", "network", "wait_for"]
+__all__ = ["INIT_SCALE", "LR", "NOISE", "Contestant", "Problem", "Runner", "Step", "adam_step", "network", "wait_for"]
 
 #: Standard deviation of the targets in regression, known to every contestant.
 NOISE = 0.1
@@ -103,14 +102,12 @@ class Contestant:
             times itself
     note    what it is, for the results
     needs   a package that must be importable
-    around  a context in which its steps run
     modules  whether it takes any module, and not only the layers that it brings
     """
 
     build: Callable[[Problem], Step]
     note: str
     needs: str | None = None
-    around: Callable[[], AbstractContextManager] = contextlib.nullcontext
     modules: bool = False
 
     @property
@@ -142,8 +139,7 @@ class Runner:
         if self.store is not None:
             store.set_state(self.store)
         try:
-            with self.contestant.around():
-                yield
+            yield
         finally:
             self.store = store.get_state()
             store.clear()
@@ -158,10 +154,7 @@ class Runner:
         return loss
 
     def seconds(self, steps: int) -> float:
-        """Seconds a step: the median of the steps, or on a GPU, where steps overlap, their mean.
-
-        A step untimed before them brings the contestant's weights back into the caches.
-        """
+        """Of a step, after an untimed one: the median, or on a GPU, where steps overlap, the mean."""
         with self.active():
             if hasattr(self.step, "seconds"):
                 return self.step.seconds(steps)
@@ -196,6 +189,20 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "transformer": _own(transformer),
     "lstm": _own(lstm),
 }
+
+
+def adam_step(net: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    """A step of fused Adam on what ``loss_of(x, y)`` gives."""
+    optimiser = torch.optim.Adam(net.parameters(), lr=LR, fused=True)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = loss_of(x, y)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return step
 
 
 def network(problem: Problem, linear: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Module:

@@ -60,10 +60,7 @@ def chosen(only: Sequence[str], sizes: str) -> list[str]:
 
 
 def time_steps(task: Problem, names: Sequence[str], rounds: int, steps: int, result: dict[str, Any]) -> None:
-    """Fill ``result`` with {"rounds", "ms": {contestant: spread}, "ratios", "failed": {contestant: error}}; print it.
-
-    steps: of a block, at most. An interrupt keeps the rounds that are whole.
-    """
+    """Fill ``result`` with rounds, ms and ratios (spreads), failed {contestant: error}; interrupts keep rounds."""
     runners, failed, times = {}, {}, Times()
     with warnings.catch_warnings(), isolated(0):
         warnings.simplefilter("ignore")  # the peers', and Pyro's of torch.jit

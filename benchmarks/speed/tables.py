@@ -6,8 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.markdown import table
-from benchmarks.provenance import RESULTS
+from benchmarks.provenance import RESULTS, table
 
 __all__ = ["TABLES"]
 

@@ -47,10 +47,7 @@ def observe(problem: Problem, f: Tensor, y: Tensor) -> None:
 
 
 def hidden_layers(problem: Problem, layer: type, stock: bool = False) -> Step:
-    """The pair of model and guide that people write, with ``pyro.param`` and ``SVI.step``.
-
-    stock: of Pyro's own layer, which takes the share of the KL that a batch pays and stands outside of the plate.
-    """
+    """Model and guide as people write them; ``stock``: Pyro's layer, outside of the plate, its share of the KL."""
     shapes = [(i + 1, o) for i, o in pairwise(problem.sizes)]
     last = len(shapes) - 1
     prior = [(torch.zeros(s, device=problem.device), torch.ones(s, device=problem.device)) for s in shapes]
