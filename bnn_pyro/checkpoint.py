@@ -77,7 +77,7 @@ class Checkpoint:
         return here().first_does(lambda: self.path.is_file() or any(self._children()))
 
     def load(self) -> dict[str, Any] | None:
-        """The last saved state, if any. Raises UserError where the file is damaged, or of other settings or data."""
+        """The last saved state, None without one; UserError where it is damaged or of other settings or data."""
 
         def read() -> dict[str, Any] | None:
             if not self.path.is_file():

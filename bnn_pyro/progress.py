@@ -70,10 +70,7 @@ def announce(text: str, show: bool = True) -> None:
 
 # -- of a task ---------------------------------------------------------------------------------------------------------
 class Channel:
-    """From a task to those that wait for it; a task in a task has both.
-
-    send: called as send(share, figures), every so many seconds at most.   asked: whether the task is to end.
-    """
+    """From a task to those that wait for it: ``send(share, figures)`` now and then; ``asked``: whether it is to end."""
 
     def __init__(self, send: Callable[[float, Figures], None], asked: Callable[[], bool], every: float = 0.0) -> None:
         self._send, self._asked, self.every, self.last, self.outer = send, asked, every, 0.0, _CHANNEL.get()

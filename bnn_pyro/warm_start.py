@@ -18,11 +18,7 @@ from bnn_pyro.posterior import Posterior, model_buffers, weight_space
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fit starts.
-
-    how    "guide": at the posterior's q; "point": at its weights
-    facts  what the provenance says of it, with a digest of its weights
-    """
+    """Where a fit starts: ``how`` "guide" at the posterior's q or "point" at its weights, and facts for provenance."""
 
     posterior: Posterior
     how: str

@@ -13,11 +13,10 @@ from torch.distributions import MultivariateNormal
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.check import Estimate, judge
-from bnn_pyro.checks.integration import best_normal, climb, curvature, grid, hermite, importance, normal
+from bnn_pyro.checks.integration import best_normal, climb, curvature, grid, hermite, importance, normal, stationary
 from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
 from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.problems import linear_regression
-from bnn_pyro.checks.stationary import stationary
 from bnn_pyro.inference import log_joint
 
 

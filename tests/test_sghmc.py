@@ -12,7 +12,7 @@ from zoo_problems import problem
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.checks.stationary import stationary_covariance
+from bnn_pyro.checks.integration import stationary_covariance
 from bnn_pyro.inference import sg_chains
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.log_joint import LogJoint

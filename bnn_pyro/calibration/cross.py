@@ -35,10 +35,7 @@ from bnn_pyro.zoo import Entry
 def cv_plus(
     means: np.ndarray, spreads: np.ndarray, scores: np.ndarray, folds: np.ndarray, level: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The ends of the intervals, (B,) each; infinite where n rows are too few for the level.
-
-    means, spreads: (K, B) of the points by the fit without each fold.   scores, folds: (n,) of the rows.
-    """
+    """Ends of the intervals, (B,), by means and spreads (K, B) of the fits without each fold, scores and folds (n,)."""
     num, needed = len(scores), int(np.ceil(level * (len(scores) + 1) * (1 - ROUNDING)))
     if needed > num:
         return np.full(means.shape[1], -np.inf), np.full(means.shape[1], np.inf)

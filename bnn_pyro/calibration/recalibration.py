@@ -110,7 +110,7 @@ class RecalibratedClasses(Recalibrated, ClassMixture):
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 class Affine:
-    """y ↦ mean + factor · (y − mean) of every component with a location and a scale; on a log scale, of log y."""
+    """Variance scaling, y ↦ mean + factor · (y − mean) of every component, on a log scale of log y."""
 
     task = "regression"
 

@@ -1,4 +1,4 @@
-"""Distributions of a few weights as nodes with masses: any expectation is a sum over them. Maxima and curvatures.
+"""Distributions of a few weights: nodes with masses, maxima and curvatures; the stationary law of stochastic gradients.
 
 Three sets of nodes: the trapezoidal rule on a box outside which the density is e⁻³⁰ of its maximum, whose error falls
 exponentially with the number of nodes where densities are smooth; Gauss–Hermite quadrature of a Normal; and, for more
@@ -8,12 +8,16 @@ weights than a grid holds, Sobol points of a Normal, weighted by the density (im
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import solve_discrete_lyapunov
 from scipy.optimize import minimize
 from torch import Tensor
 from torch.quasirandom import SobolEngine
+
+from bnn_pyro.inference import Method
 
 #: exp(−NEGLIGIBLE) of the maximum counts as nothing; nodes a side of the first look, and of the integral.
 NEGLIGIBLE, COARSE_NODES, NODES = 30.0, 201, 401
@@ -131,3 +135,30 @@ def _with_gradient(loss: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], t
         return value.item(), torch.autograd.grad(value, leaf)[0].numpy()
 
     return both
+
+
+def stationary_covariance(precision: Tensor, eta: float, friction: float, noise: Tensor | float = 0.0) -> Tensor:
+    """(P, P) of w ← w + v, v ← (1 − α) v − η Λ (w − m) + Normal(0, 2αη + noise); noise: (P, P), of gradients, × η²."""
+    one = np.eye(len(precision))
+    kick = np.hstack([-eta * precision.double().numpy(), (1 - friction) * one])
+    move = np.vstack([np.hstack([one, 0 * one]) + kick, kick])
+    both = np.vstack([one, one])
+    covariance = solve_discrete_lyapunov(move, both @ (2 * friction * eta * one + np.asarray(noise)) @ both.T)
+    return torch.from_numpy(covariance[: len(one), : len(one)])
+
+
+def stationary(method: Method, problem: Any) -> tuple[Tensor, Tensor]:
+    """Covariances (P, P) at a constant step, without the noise of mini-batches and with that of independent ones."""
+    (mean, precision), num, size = problem.gaussian, len(problem.inputs), method.batch_size
+    eta = method.eta_share * method.lr / num
+    low = stationary_covariance(precision, eta, method.friction)
+    if not 0 < (size or 0) < num:
+        return low, low
+    # Gradients of rows, a r / σ², at weights of the posterior: E r² = (r at the mean)² + its variance.
+    a, variance = problem.design(problem.inputs), problem.noise**2 * problem.temperature
+    residual = problem.targets - problem.output(mean[None], problem.inputs)[0]
+    square = residual.square() + ((a @ torch.linalg.inv(precision)) * a).sum(1)
+    rows = (a.T * square) @ a / variance**2 / num
+    batch = num // math.ceil(num / size)
+    noise = eta**2 * num**2 / batch * (1 - batch / num) * rows * num / (num - 1)
+    return low, stationary_covariance(precision, eta, method.friction, noise)

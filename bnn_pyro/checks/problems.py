@@ -20,8 +20,17 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Normal
 
-from bnn_pyro.checks.integration import Nodes, best_normal, climb, curvature, grid, importance, normal, standard_nodes
-from bnn_pyro.checks.stationary import stationary
+from bnn_pyro.checks.integration import (
+    Nodes,
+    best_normal,
+    climb,
+    curvature,
+    grid,
+    importance,
+    normal,
+    standard_nodes,
+    stationary,
+)
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
 

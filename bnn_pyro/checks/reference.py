@@ -159,10 +159,7 @@ def compared(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, fl
 
 
 def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
-    """{level: (share of the reference's draws inside the central intervals of the draws, its Monte-Carlo error)}.
-
-    Of every output at the points with stored draws; the error is that at one of them, since points go together.
-    """
+    """{level: (share of the reference's draws inside the draws' central intervals, its error at one of the points)}."""
     mine, draws = outputs.flat[:, reference.points], reference.outputs()
     number = 1 / outputs.effective + 1 / len(draws)
     shares = {}

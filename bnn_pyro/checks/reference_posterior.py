@@ -129,10 +129,7 @@ def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
 
 
 def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """(2, …, B, J) of outputs (…, B, J): tanh z and z²/(1 + z²), z = (output − centre)/spread.
-
-    They tell a shift and a change of width, and their means over some hundred draws are Normal far into the tails.
-    """
+    """(2, …, B, J) of outputs (…, B, J): tanh z and z²/(1 + z²), z = (output − centre)/spread; means are Normal."""
     z = (outputs - centre) / np.where(spread > 0, spread, 1.0)
     square = np.square(z)
     return np.stack([np.tanh(z), square / (1 + square)])

@@ -43,10 +43,7 @@ def p_uniform(ranks: np.ndarray, num: int) -> float:
 
 @lru_cache(maxsize=256)
 def band(total: int, num: int, chance: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(u, low, high), each (num + 2,): where the empirical distribution function of ``total`` uniform ranks stays.
-
-    At u_i = i/(num + 1) it lies between low_i and high_i, at all i at once but for a share of at most ``chance``.
-    """
+    """(u, low, high), (num + 2,) each: where the ECDF of ``total`` uniform ranks stays, but for ``chance``."""
     below, above = 0.0, 1.0  # γ: with the lower one the band is wide enough, with the upper one it is not
     for _ in range(60):
         middle = 0.5 * (below + above)
@@ -66,7 +63,7 @@ def ecdf_difference(ranks: np.ndarray, num: int) -> np.ndarray:
 
 
 def width(ranks: np.ndarray, num: int) -> np.ndarray:
-    """Width of the draws as a share of what is right, (…,), by ranks (…, R): 1/rms of scores, over uniform ranks'."""
+    """How wide the draws lie by ranks (…, R) on 0 … ``num``: 1/rms of the normal scores, over that of uniform ranks."""
     z = normal_scores(np.arange(num + 1), num)
     return np.sqrt(np.square(z).mean() / np.square(z[ranks]).mean(-1))
 
@@ -109,10 +106,7 @@ p_location, p_width = partial(_p_of_sum, power=1), partial(_p_of_sum, power=2)
 
 
 def seen(total: int, num: int, chance: float, power: float = 0.8) -> tuple[float, float]:
-    """Widths of Normal draws, one below 1 and one above, beyond which ``p_width`` < chance with this power, about.
-
-    Of ``total`` data sets and ``num`` draws each; 0 or infinite where it is below 0.2 or above 5.
-    """
+    """Widths of Normal draws, below 1 (or 0) and above (or ∞), that ``p_width`` < chance tells with this power."""
     scores, below = _sum(total, num, 2)
     low, high = np.searchsorted(below, [chance / 2, 1 - chance / 2])
     widths, truths = np.geomspace(0.2, 5, 160), ndtri((np.arange(100) + 0.5) / 100)

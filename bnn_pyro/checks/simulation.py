@@ -141,7 +141,7 @@ class Replication(NamedTuple):
 def replicate(
     entry: Entry, inputs: Design, method: Method, seed: int, num_draws: int, number: int
 ) -> Replication | UserError:
-    """One replication by its number, or why the fit failed.   num_draws: of a posterior that is no chains."""
+    """One replication by its number, as a user would fit it, or why it failed; num_draws: of what is no chains."""
     first, second = (int(s) for s in np.random.SeedSequence([seed, number]).generate_state(2))
     with isolated(first):
         simulator = Simulator(entry, inputs)

@@ -42,10 +42,7 @@ def fixed_noise(subject: Subject) -> dict[str, float]:
 
 
 def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, data: Dataset) -> Tensor:
-    """Outputs (S, N, K), in units of the target, of the user's own module at the training rows: a plain pass a draw.
-
-    w: {site: (S, *shape)}.   model: of the module; where it takes batch statistics, torch itself does so here.
-    """
+    """Outputs (S, N, K), target units, of the user's module at the training rows by w {site: (S, *shape)}."""
     schema, own, outputs = data.schema, subject.entry.own(data.schema).eval(), []
     own.load_state_dict(model.net.state_dict(), strict=False)  # frozen weights, which a function may draw anew
     for layer in norm_layers(own).values() if model.statistics is not None else ():

@@ -259,10 +259,7 @@ def _division(raw: Raw, split: Any, by: dict[str, Any], validation: float | None
 
 # -- several inputs a row, packed to one row of numbers ---------------------------------------------------------------
 def _parts_of(x: Any) -> dict[str, Any]:
-    """{name: array} of a mapping, of a tuple with the names "0", "1", …; {} of anything else.
-
-    One part at least has more than one axis: {name: (N,)} is a frame, and a tuple of numbers a row.
-    """
+    """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of more than one axis; else {}."""
     parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}
     return {str(k): v for k, v in parts.items()} if any(getattr(v, "ndim", 0) > 1 for v in parts.values()) else {}
 

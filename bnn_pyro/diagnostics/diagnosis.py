@@ -124,7 +124,7 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
 
 
 def diagnose_chains(posterior: Posterior, data: Dataset) -> Diagnosis | None:
-    """Whether chains have converged, as :func:`diagnose` says it, by fewer points, in seconds; None without chains."""
+    """By the rules of :func:`diagnose`, at fewer points: whether chains have converged; None without chains."""
     work = _Work(posterior, data, *QUICK)
     if not work.is_chain:
         return None

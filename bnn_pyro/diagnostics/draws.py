@@ -214,7 +214,7 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
 
 
 def settled(trace: Mapping[str, Sequence[float]]) -> float:
-    """Nats that the objective rose by from the last tenth of epochs but one to the last; 0: noise, NaN: too few."""
+    """By how many nats the objective still rose in its last fifth; 0 where that is noise, NaN under 20 epochs."""
     objective = trace.get("elbo") or trace.get("log_joint") or ()
     tenth = len(objective) // 10
     if tenth < 2 or "kinetic_temperature" in trace:

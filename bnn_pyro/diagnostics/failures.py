@@ -47,10 +47,7 @@ class Failure:
 
 
 def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Failure | None:
-    """Why a posterior's predictions are of no use, or None where nothing shows that: see above.
-
-    data: what it was fitted to.   num_draws: of each prediction, one that takes 1,000 rows at most.
-    """
+    """Why predictions are of no use, or None; num_draws: of each prediction, of at most 1,000 rows of ``data``."""
     if broken := _not_finite(posterior):
         return Failure(f"{broken}: the computation broke down, {REMEDY}", finite=False)
     what, x, y = "validation", data.x_val, data.y_val

@@ -134,10 +134,7 @@ def proper_prior(posterior: Posterior, data: Dataset) -> str:
 
 
 def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[Posterior, np.ndarray]:
-    """(draws of the guide as one chain, log r (S,) in nats up to a constant), S as many as take seconds.
-
-    Raises NoWeights where q has no density, the prior is improper, or the problem is too large.
-    """
+    """(draws of the guide, log r (S,) in nats up to a constant); NoWeights without a density, or where too large."""
     if posterior.chains is not None:
         raise NoWeights("the draws are no approximation's")
     if reason := proper_prior(posterior, data):

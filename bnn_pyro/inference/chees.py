@@ -93,7 +93,7 @@ class ChEES(Sampler):
 
 
 class Kernel:
-    """All chains after ``done`` iterations, and what they have learned.   starts: None where ``begin`` is called."""
+    """All chains between two iterations, what their warm-up has learned, and the number of iterations ``done``."""
 
     def __init__(self, settings: ChEES, potential: Potential, starts: Starts | None = None) -> None:
         self.settings, self.potential, self.starts = settings, potential, starts

@@ -149,7 +149,7 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
 
 
 def _near_the_mode(features: Tensor, information: Information) -> Tensor:
-    """The sum over the rows that tell most, often nearly all of it, and its factors over the others: cheap."""
+    """The sum over the few rows that tell most, and its factors over the others: a good guide to the mode."""
     traces = [trace(information(rows)) * rows.square().sum(-1) for rows in features.split(ROWS)]
     first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
     precision = summed(features[first], information)

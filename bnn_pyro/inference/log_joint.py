@@ -46,7 +46,7 @@ class Rescale(Messenger):
 
 
 class Recorder(Messenger):
-    """Keeps the sample sites of a call, after giving latent ones values: faster than ``trace`` of ``condition``."""
+    """Keeps the sample sites of a call, after giving latent ones their values: quicker than two of Pyro's handlers."""
 
     def __init__(self, values: Weights | None = None) -> None:
         super().__init__()

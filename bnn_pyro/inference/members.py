@@ -63,7 +63,7 @@ def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
 
 
 class Members:
-    """M networks between two epochs.   epochs: at most, over which lr falls by a cosine.   patience: 0 takes all."""
+    """M networks between two epochs, moved at once; lr falls by a cosine over at most ``epochs``; patience 0: all."""
 
     def __init__(
         self, model: nn.Module, data: Dataset, members: int, seed: int, *, epochs: int = 300, patience: int = 50,

@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(u', K' − K in nats) after a time (G,) in a fixed gradient, as above; by exp(−δ), which does not overflow."""
+    """(u', K' − K in nats) after a time (G,) in a fixed gradient, by exp(−δ), which does not overflow."""
     last = u.shape[1] - 1
     norm = np.sqrt(np.einsum("gd,gd->g", gradient, gradient))
     e = gradient / np.maximum(norm, 1e-300)[:, None]

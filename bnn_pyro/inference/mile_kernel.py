@@ -47,7 +47,7 @@ FIRST_STEP = 1e-3
 
 
 class Kernel:
-    """G chains between two transitions, and what they have learned.   settings: a ``MILE``.   start: (G, P)."""
+    """G chains (``start``: (G, P)) between two transitions, what their warm-up has learned, and their generators."""
 
     def __init__(self, settings: Any, potential: Potential, start: np.ndarray, seed: int) -> None:
         self.settings, self.potential = settings, potential

@@ -158,7 +158,7 @@ class Training:
             yield self.record() if self.step % self.window == 0 or self.step == self.total else None
 
     def batches(self) -> Iterator[Tensor | slice]:
-        """Rows of each step that is left: a random order of (seed, epoch) alone, the same after a resume."""
+        """Rows of each step that is left; an epoch's order is a function of (seed, epoch) alone, as resuming needs."""
         if self.per_epoch == 1:
             while self.step < self.total:
                 yield slice(None)

@@ -100,10 +100,7 @@ class NormalWeights(_NormalArray):
 
 
 class FlatNormals:
-    """Independent Normals of many arrays. loc, rho: (P,), σ = softplus(ρ).   shapes: {array: its shape}, in order.
-
-    spare: see ``gradients.DrawNormals``.
-    """
+    """Normals of arrays {array: shape}, in order; loc, rho: (P,), σ = softplus(ρ); spare: see ``DrawNormals``."""
 
     def __init__(self, loc: Tensor, rho: Tensor, shapes: Mapping[str, torch.Size], spare: list[Tensor]) -> None:
         self.loc, self.rho, self.shapes, self.spare = loc, rho, shapes, spare

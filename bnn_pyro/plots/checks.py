@@ -107,10 +107,7 @@ def rank_ecdfs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
 
 
 def draw_ecdf_difference(ax: Axes, ranks: np.ndarray, draws: int, bands: Mapping[float, str]) -> bool:
-    """Empirical minus uniform distribution function of ranks (R,), thick where it leaves the first band: does it?
-
-    bands: {chance with which uniform ranks leave it anywhere: label}, the widest first.
-    """
+    """Empirical minus uniform CDF of ranks (R,), thick where outside the first of ``bands`` {chance: label}."""
     difference = ecdf_difference(ranks, draws)
     for k, (chance, label) in enumerate(bands.items(), 1):
         u, low, high = band(len(ranks), draws, chance)

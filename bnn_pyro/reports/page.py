@@ -70,11 +70,7 @@ def draw_figures(
     evidence: Mapping[str, Any],
     prefix: str = "",
 ) -> list[Picture]:
-    """The figures whose evidence is there, with a number in it.
-
-    section: of figures.toml, where each figure's words are, and its ``needs``, the evidence that must be there.
-    figures: {figure: evidence -> axes, or None where it does not apply}.   prefix: of the names of their files.
-    """
+    """Draw the figures {name: evidence -> axes or None} of a section of figures.toml whose ``needs`` are there."""
     pictures = []
     for figure, draw in figures.items():
         words = read_texts("figures")[section][figure]

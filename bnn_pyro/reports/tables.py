@@ -62,10 +62,7 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of one run: what its column is headed with, its folder, its recipe, and what its files say.
-
-    baseline: the deterministic network's facts, or None. What is named like a JSON file is {} where there is none.
-    """
+    """What is known of a run: heading, folder, recipe, its JSON files ({} for none); baseline: the network's facts."""
 
     label: str
     folder: str

@@ -39,10 +39,7 @@ SUM = 1e-3
 def paired_differences(
     prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "", names: Collection[str] = ()
 ) -> dict[str, float]:
-    """{metric, metric_low, metric_high}: prediction − first on the same rows, of every metric that both have.
-
-    suffix: behind the name of the metric.   names: of some metrics; () takes all.
-    """
+    """{metric, _low, _high}: prediction − first on the same rows, of metrics that both have; names: () for all."""
     differences, table = {}, metrics.METRICS[prediction.task]
     for name, metric in ((name, table[name]) for name in names or table):
         with suppress(metrics.Undefined):

@@ -215,10 +215,7 @@ def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bo
 
 
 def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """(x, y) of other data with labels for a trained model: x standardised by its schema.
-
-    A file is taken whole; of a named data set, the test part. Labels are matched by the names of the classes.
-    """
+    """(x, y) of other labelled data, x standardised: a whole file, or a set's test part; classes match by name."""
     if Path(name).suffix.lower() in TABLES:
         x, y = read_rows(name, schema)
         if y is None:

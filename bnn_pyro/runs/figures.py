@@ -70,11 +70,7 @@ def figures_of(
     pruning: Mapping[str, Any] | None = None,
     recalibrated: Prediction | None = None,
 ) -> dict[str, Callable[[], object]]:
-    """How each of the figures that apply to a run is drawn, by its name; one more for each set of images outside.
-
-    inputs: {name: (N, *input_shape), standardised}, which run and baseline predict ``outside``.
-    pruning: see :func:`read_pruning`.   recalibrated: the prediction of the test rows after recalibration.
-    """
+    """{figure: how it is drawn} of a run; inputs {name: (N, *input_shape)}, standardised, that ``outside`` is of."""
     data, schema, prediction = run.data, run.data.schema, run.prediction
     posterior, trace, y = run.posterior, run.posterior.trace, run.data.y_test
     figures: dict[str, Callable[[], object]] = {}

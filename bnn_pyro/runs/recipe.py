@@ -165,11 +165,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
-    """Refuse keys that there are not, and values of another kind; None is a value that is not given.
-
-    place: the file, and the table in it.   what: what a key is called.
-    kinds: {key: a type, or list[a type]}.
-    """
+    """Refuse unknown keys, and values not of ``kinds`` (type or list[type]; None: not given); place: file and table."""
     for key, value in values.items():
         if key not in kinds:
             raise unknown(f"{what} in {place}", key, kinds)

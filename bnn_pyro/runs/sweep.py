@@ -215,11 +215,7 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str
 
 @quiet()
 def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool = False) -> str:
-    """Train and score into the fit's folder in ``sweep``. Returns "", or what went wrong in one line.
-
-    One that was cut off goes on with what is in its folder; others are begun anew, with ``overwrite`` all are.
-    command: what the user typed.
-    """
+    """Train and score in the fit's folder: "", or what went wrong; a cut-off one goes on without ``overwrite``."""
     report_progress(0.0, 1.0)
     folder = RunFolder(sweep / task.name)
     try:
