@@ -173,6 +173,31 @@ def test_dependence_of_a_linear_network_is_its_weights(linear):
         assert np.allclose(slopes, linear.weight[:, int(name[-1])], atol=1e-4) and outputs.shape == (DRAWS, 20, 1)
 
 
+def test_maps_of_a_linear_network_are_its_weights():
+    """Of two classes the log odds are w x + b: covering a window takes away w x of its pixels."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 255, (60, 1, 6, 5), dtype=np.uint8), np.arange(60) % 2
+    data = bp.dataset(images, labels, task="classification")
+    fitted = bp.fit(bp.MeanField(hidden=()), data, bp.SVI(epochs=1), progress=False)
+    weight = 0.1 * torch.randn(7, 1, 30, generator=torch.Generator().manual_seed(0))
+    posterior = as_chain(fitted, {"layers.0.weight": weight, "layers.0.bias": torch.zeros(7, 1)})
+    found = bp.explain(posterior, data, num=3)
+    prediction = bp.predict(posterior, data.x_test)
+    assert (prediction.total[found.rows].diff() > 0).all()
+    assert (found.classes == prediction.mean[found.rows].argmax(1).numpy()).all()
+    for image, k, fall, spread in zip(found.images, found.classes, found.falls, found.spreads, strict=True):
+        worth = (2 * k - 1) * (weight.view(7, 6, 5) * image).numpy()
+        windows = [(slice(i, i + 2), slice(j, j + 2)) for i in range(5) for j in range(4)]
+        maps, counts = np.zeros((7, 6, 5)), np.zeros((6, 5))
+        for window in windows:
+            maps[:, *window] += worth[:, *window].sum((1, 2), keepdims=True)
+            counts[window] += 1
+        np.testing.assert_allclose(fall, (maps / counts).mean(0), atol=1e-4)
+        np.testing.assert_allclose(spread, (maps / counts).std(0, ddof=1), atol=1e-4)
+    axes = bp.plots.pixel_maps(found, data.schema)
+    assert axes.shape == (3, 3) and [ax.get_title() for ax in axes[0]] == [str(k) for k in found.classes]
+
+
 def test_on_a_log_scale_it_is_the_logarithm_that_is_explained():
     """One draw whose mean of y is beyond any number of the data would else be all that is seen."""
     g, found = torch.Generator().manual_seed(0), []

@@ -137,10 +137,11 @@ NUTS = [f"--set={s}" for s in ["draws=6", "warmup=6", "chains=2", "compiled=no",
 NUTS += ["--inference=nuts", "--no-baseline"]
 #: Arguments of `train`, and the figures of the report.
 SGHMC = ["--inference=sghmc", "--epochs=60", "--set=chains=2", "--set=start=jitter"]
+OUTSIDE = "outside-uniform-noise outside-gaussian-noise"
 REPORTS = {
     "images": (
         ["mean-field", "--data", "digits", "--limit", "150", "--epochs", "3"],
-        f"uncertain-images {SURE} entropy-histograms outside-uniform-noise outside-gaussian-noise training-curves",
+        f"{SURE} pixel-maps uncertain-images entropy-histograms training-curves {OUTSIDE}",
     ),
     "maps": (
         ["mean-field", "--data=breast-cancer", "--features=mean radius,mean texture", *NUTS],

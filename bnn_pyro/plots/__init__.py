@@ -15,7 +15,7 @@ _NAMES = {
         "confidence_histogram confusion_matrix entropy_histograms reliability selective_risk threshold_curves"
     ),
     "diagnostics": "convergence loo_pit pareto_k posterior_predictive",
-    "effects": "partial_dependence permutation_importance",
+    "effects": "partial_dependence permutation_importance pixel_maps",
     "points": "method_predictions ood_bars uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",

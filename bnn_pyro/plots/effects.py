@@ -1,10 +1,12 @@
-"""What predictions on a table rest on: the importance of its columns, and how the output changes with each of them."""
+"""What predictions rest on: columns of a table and how the output changes with each of them; places of an image."""
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from bnn_pyro.explanation import Explanation
-from bnn_pyro.plots.layout import Panel, Panels, legend_outside, panel, panels
+from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.explanation import Explanation, PixelMaps
+from bnn_pyro.plots.layout import Panel, Panels, figure, legend_outside, panel, panels
+from bnn_pyro.plots.points import show_image
 from bnn_pyro.plots.style import BAYES, DASHED, drawn, look, tint
 
 #: Columns that are listed, and outputs that are drawn, at most.
@@ -59,4 +61,29 @@ def partial_dependence(explanation: Explanation, *, axes: Panels = None) -> np.n
         return legend_outside(axes, 3)
     axes[0].yaxis.set_major_formatter("{x:,.10g}")
     axes[0].figure.supylabel(names[0])
+    return axes
+
+
+@drawn
+def pixel_maps(maps: PixelMaps, schema: Schema) -> np.ndarray:
+    """Each image above where it speaks for its class, and where draws disagree on that; of ``bp.explain``; axes (3, M).
+
+    Blue speaks for the class, red against it. The scales are common to all images.
+    """
+    count = len(maps.images)
+    axes = figure(1.6 * count + 1.2, 5.0).subplots(3, count, squeeze=False)
+    most, widest = (max(np.abs(values).max(), 1e-9) for values in (maps.falls, maps.spreads))
+    for ax, image, k in zip(axes[0], maps.images, maps.classes, strict=True):
+        show_image(ax, image, schema)
+        ax.set_title(schema.classes[k])
+    for row, values, label, colours in (
+        (axes[1], maps.falls, "speaks for it, nats", dict(cmap="RdBu", vmin=-most, vmax=most)),
+        (axes[2], maps.spreads, "sd over draws, nats", dict(cmap="viridis", vmin=0, vmax=widest)),
+    ):
+        for ax, one in zip(row, values, strict=True):
+            shown = ax.imshow(one, **colours)
+            ax.set(xticks=[], yticks=[])
+            ax.spines[:].set(visible=True, color="0.7")
+        ax.figure.colorbar(shown, ax=row, label=label)
+    axes[0, 0].figure.suptitle("most probable class, from the most certain image to the most uncertain")
     return axes

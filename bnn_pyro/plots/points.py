@@ -59,7 +59,7 @@ def method_predictions(
         ax.set_title(f"{method}\n{_split(prediction, row)}", size=7.5)
     axes[images].set_ylabel(PROBABILITY, size=8)
     if images:
-        _show(axes[0], x[row], schema)
+        show_image(axes[0], x[row], schema)
     title = f"point {row}{_true(names, y, row)}"
     axes[0].set_title(title if images else f"{title}\n{axes[0].get_title()}", size=8.5)
     return axes
@@ -95,7 +95,7 @@ def uncertain_images(
         ax.remove()
     axes = axes[: len(order)]
     for (image, bars), row in zip(axes, order, strict=True):
-        _show(image, x[row], schema)
+        show_image(image, x[row], schema)
         mean = prediction.mean[row]
         _boxes(bars, prediction, row, _most_probable(mean), names, y)
         words = f"most probable {names[mean.argmax()]} ({mean.max():.0%}){_true(names, y, row)}"
@@ -129,7 +129,7 @@ def ood_bars(
     axes = figure(2.3 * num + 0.5, 3.9).subplots(2, num, **shape).T
     place, width = np.arange(len(classes)), 0.4
     for row, (image, bars) in enumerate(axes):
-        _show(image, x[row], schema)
+        show_image(image, x[row], schema)
         image.set_title(names[row] if names is not None else f"input {row}", size=8)
         mean, draws = bayesian.mean[row].numpy(), bayesian.probs[:, row].double().numpy()
         whiskers = np.abs(np.quantile(draws, [0.05, 0.95], axis=0) - mean)
@@ -185,7 +185,7 @@ def _boxes(
     ax.set_ylim(0, 1.03)
 
 
-def _show(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
+def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
     """One standardised image (channels, height, width), dark ink on white where it has a single channel."""
     raw = (image if schema is None else schema.unstandardise(image)).detach().cpu().double()
     pixels = raw.permute(1, 2, 0).numpy()

@@ -34,6 +34,8 @@ TRUTHS = {"toy-curve": curve}
 FAR = 25
 #: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
 GROWING_ROWS = 10_000
+#: Draws of the maps of images: many windows are covered.
+MAP_DRAWS = 20
 #: Targets at most that have figures of their own.
 MAX_TARGETS = 6
 #: Inches of a figure that does not fit half of a page.
@@ -85,6 +87,8 @@ def figures_of(
         figures["epistemic-map"] = lambda: _map(run, plots.epistemic_map, 1.0)
     if prediction is not None and schema.has_classes:
         if schema.is_image:
+            maps = cache(lambda: explain(posterior, data, num_draws=min(run.num_draws, MAP_DRAWS)))
+            figures["pixel-maps"] = lambda: plots.pixel_maps(maps(), schema)
             figures["uncertain-images"] = lambda: plots.uncertain_images(prediction, data.x_test, y, schema)
         figures["reliability"] = lambda: plots.reliability(prediction, y, schema)
         figures["confidence-histogram"] = lambda: plots.confidence_histogram(prediction, y)
