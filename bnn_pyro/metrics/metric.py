@@ -135,7 +135,10 @@ def ties(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def share_of(points: np.ndarray, confidence: float = 0.95) -> Estimate:
-    """The mean of points (B,) of 0 and 1, its exact binomial interval (Clopper & Pearson 1934, Biometrika 26:404)."""
+    """The mean of points (B,) that are 0 or 1 with its exact binomial interval.
+
+    Clopper & Pearson 1934, Biometrika 26:404-413. A bootstrap of points that are all alike would say [1, 1].
+    """
     exact = binomtest(int(points.sum()), len(points)).proportion_ci(confidence, "exact")
     return Estimate(float(points.mean()), float(exact.low), float(exact.high))
 

@@ -1,7 +1,7 @@
 """Where a fit of a user's own network starts: q as wide as its activations can bear, and what was seen on the way.
 
-The variance of activations under draws of q is compared, layer by layer, with that of one pass at the means, and
-every σ is halved until no layer is off by more than a factor.
+A σ that suits one layer can drown a deep network: the variance of activations under draws of q is compared, layer by
+layer, with that of one forward pass at the means, and every σ is halved until no layer is off by more than a factor.
 
 In training every row has noise of its own, where a random weight reaches ``F.linear`` or a convolution once.
 
@@ -10,9 +10,17 @@ In training every row has noise of its own, where a random weight reaches ``F.li
     weights   f = x ∗ w                         anywhere else
 
 The outputs of a row are distributed as under drawn weights, so that the ELBO has the same expectation; its gradient
-scatters less. Batch normalisation is by running statistics as they are (frozen), or (batch) by those of the mini-batch
-in training, and out of it by those that each draw of the weights has on training rows, which are kept with the model
-(as in Maddox et al. 2019, arXiv:1902.02476): running averages would mix the statistics of many draws.
+scatters less. Positions of an image and tokens share their weights, as they do under Flipout; noise for every
+activation would be another model.
+
+Batch normalisation is by frozen statistics, or by those of each draw's own:
+
+    frozen   running statistics as they are, in training and prediction
+    batch    those of the mini-batch in training; out of it, for each draw of the weights, those of training rows, which
+             are kept with the model: what a draw computes is then a function of x and the weights alone
+
+Running averages, which torch predicts with, would mix the statistics of many draws, none of which they belong to
+(Maddox et al. 2019, arXiv:1902.02476, recompute them for each draw likewise).
 """
 
 import copy
@@ -106,7 +114,10 @@ def _typical(value: Tensor) -> float:
 
 @torch.no_grad()
 def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
-    """Variance of outputs over draws of q and rows x, over that of the pass at the means: the most off, no dropout."""
+    """Variance of a module's outputs over draws of q and rows x, over that of the pass at the means: the most off.
+
+    In training mode, but without dropout.
+    """
     with isolated(0):
         means = _mean_squares(model, {name: p for name, p in model.net.named_parameters()}, x)
         off = dict.fromkeys(means, 0.0)

@@ -100,7 +100,10 @@ class NormalWeights(_NormalArray):
 
 
 class FlatNormals:
-    """Normals of arrays {array: shape}, in order; loc, rho: (P,), σ = softplus(ρ); spare: see ``DrawNormals``."""
+    """Independent Normals of many arrays. loc, rho: (P,), σ = softplus(ρ).   shapes: {array: its shape}, in order.
+
+    spare: see ``gradients.DrawNormals``.
+    """
 
     def __init__(self, loc: Tensor, rho: Tensor, shapes: Mapping[str, torch.Size], spare: list[Tensor]) -> None:
         self.loc, self.rho, self.shapes, self.spare = loc, rho, shapes, spare
@@ -218,7 +221,10 @@ class CentredNormal(ArrayDistribution):
 
 
 class LogUniform(ArrayDistribution):
-    """p(w) ∝ ∏ 1/|wᵢ|: improper, a density without samples (Hron et al. 2018, arXiv:1807.01969), for dropout."""
+    """p(w) ∝ ∏ 1/|wᵢ|: improper, so it has an unnormalised density and no samples (Hron et al. 2018, arXiv:1807.01969).
+
+    It makes sense of dropout: the KL of Normal(μ, αμ²) to it depends on α alone, and falls as α grows.
+    """
 
     has_rsample = False
 

@@ -62,7 +62,10 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of a run: heading, folder, recipe, its JSON files ({} for none); baseline: the network's facts."""
+    """What is known of one run: what its column is headed with, its folder, its recipe, and what its files say.
+
+    baseline: the deterministic network's facts, or None. What is named like a JSON file is {} where there is none.
+    """
 
     label: str
     folder: str
@@ -116,7 +119,10 @@ class RunFacts:
 
     @property
     def worries(self) -> list[Mapping[str, str]]:
-        """{level, about, sentence}: a failed fit, chains not converged, other inputs that look familiar, a wide q."""
+        """Why the fit failed; chains that have not converged; inputs of another kind that look familiar; a q too wide.
+
+        {level, about, sentence} of each.
+        """
         failed = [{"level": "failed", "about": "fit", "sentence": self.failed}] if self.failed else []
         failed += [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
         for key in (key for key in self.metrics if re.fullmatch("ood_.+_total_entropy", key)):

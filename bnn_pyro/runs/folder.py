@@ -62,7 +62,11 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
 
 @dataclass(frozen=True)
 class OutputFolder:
-    """A folder that a command writes: its ``kind``, ``main`` file, HTML ``page``, and how one has ``begun_again``."""
+    """A folder that a command writes.
+
+    kind    what it is called       main  the file that shows that it is one
+    page    the HTML that it has    begun_again  how one goes on where there is one already
+    """
 
     path: Path
     kind: ClassVar[str]

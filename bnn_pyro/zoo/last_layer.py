@@ -3,8 +3,9 @@
     φ = net(x) / c    W, b ~ p(W, b)    f = W φ + b    y ~ likelihood(f)          q(W, b): Normal, of a chosen family
 
 The network is trained to a point estimate on the same rows and frozen; then the posterior of its last layer alone is
-inferred (Snoek et al. 2015, arXiv:1502.05700; Kristiadi, Hein & Hennig 2020, arXiv:2002.10118). The log posterior is
-concave for the usual likelihoods: samplers converge on it, and every approximation can be checked.
+inferred (Snoek et al. 2015, arXiv:1502.05700; Kristiadi, Hein & Hennig 2020, arXiv:2002.10118). The model is a
+generalised linear one, whose log posterior is concave for the usual likelihoods: samplers converge on it, and every
+approximation can be checked. What the features do not tell of an input, no last layer can be unsure about.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ class LastLayer(Settings):
         object.__setattr__(self, "backbone", backbone)
 
     def backbone_variant(self, schema: Schema) -> str | None:
-        """The name of the variant to fit first, whose posterior replaces ``backbone``; None where it is there."""
+        """The name of the variant that has to be fitted first, None where the backbone is there.
+
+        ``backbone`` is then replaced by its posterior, a point estimate.
+        """
         if self.backbone == "auto":
             return "convnet" if schema.is_image else "mlp"
         return self.backbone if self.backbone in (*BACKBONE_VARIANTS,) else None  # a tuple: modules have no hash

@@ -2,13 +2,32 @@
 
     w ~ p(w)    f = net_w(x)    y ~ likelihood(f)          q(w) = ∏ᵢ Normal(wᵢ; μᵢ, softplus(ρᵢ))
 
-The model is an ordinary Pyro model that any method takes; a deterministic network is the same model at its most
-probable weights. Dropout is no part of p(y, w | x): out of training mode the model is that of ``MLP``; map predicts
-without masks, mc-dropout with one for every draw.
+Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, arXiv:1505.05424. The model is an ordinary Pyro model that any
+method takes. With the "scale-mixture" prior the KL is estimated by Monte Carlo, with the others it is exact.
+The deterministic network is the same model at its most probable weights: the baseline of every comparison, whose
+posterior is one draw and whose epistemic uncertainty is zero.
 
-By local reparametrization (``parts.local_layer``) a layer samples activations, for training alone: the fitted q is over
-the weights. With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational dropout, with α ≤ 1 learned for a layer, an input unit
-or a weight; with a free σ it is the sparse kind, in which weights that the data do not need become noise around 0.
+With dropout it is deterministic once trained, or Bayesian by masks that go on falling at prediction:
+
+    h₀ = x    h_l = act(W_l (z_l ∘ h_{l−1}) / (1 − p_l) + b_l)    y ~ likelihood(h_L)        z_l ~ Bernoulli(1 − p_l)
+
+Method map trains with masks and predicts without them (Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov 2014);
+mc-dropout keeps them, one for every draw (Gal & Ghahramani 2016). To the model p(y, w | x) they are no part of it: out
+of training mode it is that of ``MLP``.
+
+The convolutional network is a point estimate too, with dropout where it is fully connected: the baseline of what is
+Bayesian on images, and the backbone of a Bayesian last layer. Training stops early: the weights are those of the epoch
+that predicted the validation rows best.
+
+By local reparametrization a Bayesian layer samples activations, not weights. The posterior family is that of mean-field
+weights; the ELBO is the same number, its gradient less noisy, because every row of a mini-batch has noise of its own
+(Kingma, Salimans & Welling 2015, arXiv:1506.02557). Model and guide meet in activations, for training; the fitted q is
+over the weights. With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational dropout: Gaussian dropout whose variance α ≤ 1 is
+learned for a layer, for each input unit of it, or for each weight (section 3 there). With a free σ it is the sparse
+kind: weights that the data do not need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369). In
+training every position of a convolution's output has noise of its own, where drawn weights share theirs: exact for each
+position, an approximation for all of them together, so that the ELBO in the trace is that of the approximation (see
+``parts.local_layer``).
 """
 
 from __future__ import annotations

@@ -36,7 +36,10 @@ from bnn_pyro.settings import Settings, setting
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """A user's module, or a function of the schema or of nothing that makes one; JSON-able by its ``description``."""
+    """A user's module, or a function that makes one; JSON-able by its ``description``.
+
+    origin: a module, or a callable of the data's schema or of nothing.
+    """
 
     origin: nn.Module | Callable[..., nn.Module]
 
@@ -157,7 +160,10 @@ class Bayesian(Settings):
         return (named_module(self.module) if isinstance(self.module, str) else self.module).make(schema)
 
     def model(self, schema: Schema) -> BayesianNet:
-        """p(y, w | x), see ``Entry.model``. Raises UserError for a module or a pattern that does not suit the data."""
+        """p(y, w | x), out of training mode; see ``Entry.model``.
+
+        Raises UserError for a module that does not suit the data, or cannot be copied; or a pattern without a match.
+        """
         schema.refuse_exposure("my-network")
         net = self.own(schema)
         bayesian = select(net, self.where, "where")
@@ -192,7 +198,10 @@ class Bayesian(Settings):
         return WithPoints(q, {site: model.initial[site] for site in model.points}) if model.points else q
 
     def prepare(self, model: BayesianNet, guide: nn.Module, data: Dataset) -> dict[str, Any]:
-        """The start of q, batch statistics. Raises UserError where outputs depend on more than x and the weights."""
+        """What a fit does first with its data: the start of q, batch statistics, checks; what the provenance says.
+
+        Raises UserError for a module whose outputs depend on more than x and the weights.
+        """
         return start_guide(model, guide, data.x_train, self.init_scale)
 
     def _likelihood(self, schema: Schema, net: nn.Module) -> Likelihood:
