@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from pyro.distributions import Normal, Poisson
+from refused import refuses
 from scipy.optimize import brentq
 from scipy.stats import binom, kstest
 from test_conformal import simulated
@@ -74,8 +75,7 @@ def test_variance_scaling_has_a_closed_form_and_counts_stay_counts():
     after = CdfMap([0, 0.3, 1], [0, 0.6, 1]).apply(counts)
     mass = sum(after.log_prob(torch.full((2,), float(k))).exp() for k in range(40))
     np.testing.assert_allclose(mass, 1, atol=1e-6)
-    with pytest.raises(bp.UserError, match="take isotonic"):
-        RECALIBRATIONS["variance"][1](counts, torch.ones(2))
+    refuses("take isotonic", RECALIBRATIONS["variance"][1], counts, torch.ones(2))
 
 
 def test_isotonic_cdf_has_a_proper_density():
@@ -114,12 +114,10 @@ def test_a_calibrated_posterior_predicts_and_comes_back_from_disk(method, tmp_pa
     assert torch.equal(bp.predict(load_plain(tmp_path), x).mean, bp.predict(posterior, x).mean)
     # The calibration of another posterior, or a damaged one.
     bp.Posterior(**{**vars(posterior), "provenance": {**posterior.provenance, "seed": 7}}).save(tmp_path)
-    with pytest.raises(bp.UserError, match="another posterior"):
-        load(tmp_path)
+    refuses("another posterior", load, tmp_path)
     for content in ("{", json.dumps({"maps": 3})):
         (tmp_path / "calibration.json").write_text(content)
-        with pytest.raises(bp.UserError, match="damaged"):
-            load(tmp_path)
+        refuses("damaged", load, tmp_path)
 
 
 def test_recalibration_first_then_conformal_on_other_rows(tmp_path):
@@ -130,10 +128,8 @@ def test_recalibration_first_then_conformal_on_other_rows(tmp_path):
     prediction = bp.predict(bp.load(tmp_path), x[120:])
     assert prediction.interval(0.9).kind == "conformal: pit" and both.provenance["calibration"]["rows"] == 120
     assert torch.equal(prediction.log_prob(y[120:]), bp.predict(first, x[120:]).log_prob(y[120:]))
-    with pytest.raises(bp.UserError, match="calibrated this posterior before"):
-        bp.calibrate(first, x[50:100], y[50:100], "cqr")
-    with pytest.raises(bp.UserError, match="conformal already"):
-        bp.calibrate(both, x[120:], y[120:], "isotonic")
+    refuses("calibrated this posterior before", bp.calibrate, first, x[50:100], y[50:100], "cqr")
+    refuses("conformal already", bp.calibrate, both, x[120:], y[120:], "isotonic")
     with pytest.warns(UserWarning, match="calibrated with 10 draws"):
         bp.predict(both, x, num_draws=50)
 
@@ -162,10 +158,8 @@ def test_fits_remember_their_rows(tmp_path):
     plain.save(tmp_path)
     for posterior in (plain, bp.load(tmp_path)):
         bp.calibrate(posterior, data.x_val, data.y_val)
-        with pytest.raises(bp.UserError, match="hold other rows back"):
-            bp.calibrate(posterior, data.x_train, data.y_train)
-    with pytest.raises(bp.UserError, match="or stopped its training"):
-        bp.calibrate(stopped, data.x_val, data.y_val)
+        refuses("hold other rows back", bp.calibrate, posterior, data.x_train, data.y_train)
+    refuses("or stopped its training", bp.calibrate, stopped, data.x_val, data.y_val)
 
 
 def test_an_exact_sampler_starts_without_the_validation_rows():
@@ -201,10 +195,8 @@ def test_groups_are_columns_or_labels(tmp_path):
         ({"method": "lac"}, "is for classification"),
         ({"method": "isotonic", "groups": "town"}, "is a recalibration"),
     ):
-        with pytest.raises(bp.UserError, match=words):
-            bp.calibrate(posterior, x[:100], y[:100], **how)
-    with pytest.raises(bp.UserError, match="exactly where calibration had labels"):
-        bp.predict(labelled, x)
+        refuses(words, bp.calibrate, posterior, x[:100], y[:100], **how)
+    refuses("exactly where calibration had labels", bp.predict, labelled, x)
 
 
 def test_p_values_of_what_is_exchangeable_and_bets_on_others():
@@ -231,5 +223,4 @@ def test_monitor_speaks_of_what_changed():
         found = monitor(calibrated, x[:100], x[100:] + torch.tensor([shift / 2, 0, 0]), y[100:] + shift)
         assert [(v.test, v.alarm) for v in found] == [(name, alarm) for name in ("inputs", "epistemic", "targets")]
     assert "a chance of 0.01 if nothing changed" in found[2].sentence
-    with pytest.raises(bp.UserError, match="the 100 calibration rows"):
-        monitor(calibrated, x, x)
+    refuses("the 100 calibration rows", monitor, calibrated, x, x)

@@ -11,6 +11,7 @@ import pyro.poutine as poutine
 import pytest
 import torch
 from conjugate import model_of
+from refused import refuses
 from scipy import stats
 from test_parts import read
 
@@ -67,8 +68,7 @@ def test_the_log_joint_is_that_of_a_model_written_by_hand(variant):
     ],
 )
 def test_exposures_that_are_refused(change, options, message):
-    with pytest.raises(bp.UserError, match=message):
-        bp.dataset(visits().assign(**change), "count", **{"task": "counts", **options})
+    refuses(message, bp.dataset, visits().assign(**change), "count", **{"task": "counts", **options})
 
 
 def mixture(num=4000, wrong=False):
@@ -123,8 +123,7 @@ def test_commands_take_an_exposure(tmp_path, capsys):
     data = bp.dataset(table, "count", task="counts", exposure="hours")
     with bp.isolated(0), pytest.raises(bp.UserError, match="my-network takes no exposure"):
         bp.fit(torch.nn.Linear(4, 1), data, progress=False)
-    with pytest.raises(bp.UserError, match="no column 'hours', which this model needs"):
-        bp.load_inputs(table.drop(columns="hours"), data.schema)
+    refuses("no column 'hours', which this model needs", bp.load_inputs, table.drop(columns="hours"), data.schema)
 
 
 # -- several targets with correlated noise ----------------------------------------------------------------------
@@ -169,8 +168,7 @@ def test_correlated_noise_is_learned_and_predicted(tmp_path):
     fit.save(tmp_path)
     again = bp.predict(bp.load(tmp_path), data.x_test)[:3].of_draws([0])
     assert torch.equal(again.target(1).mean, joint.mean[:3, 1])
-    with pytest.raises(bp.UserError, match="noise=correlated is of several targets"):
-        bp.MLP(noise="correlated").model(bp.Schema("regression", (2,)))
+    refuses("noise=correlated is of several targets", bp.MLP(noise="correlated").model, bp.Schema("regression", (2,)))
 
 
 # -- positive targets on a log scale: densities of y itself, against SciPy and a fit to log y by hand -----------------
@@ -254,8 +252,7 @@ def test_what_has_no_logarithm_is_refused_with_its_row(tmp_path):
         (lambda: bp.load_data("diabetes", target_scale="lag"), "unknown target scale 'lag'; did you mean 'log'"),
         (lambda: make_likelihood(logarithm, "learned", "laplace"), "goes with likelihood=normal, not laplace"),
     ):
-        with pytest.raises(bp.UserError, match=message):
-            call()
+        refuses(message, call)
 
 
 def test_schemas_of_before_are_on_the_identity():

@@ -14,6 +14,7 @@ import pytest
 import torch
 import xarray
 from conjugate import dataset, model_of
+from refused import refuses
 from test_diagnostics_verdicts import DATA, arviz, exact, guided, sound
 from zoo_problems import problem, quick
 
@@ -263,8 +264,7 @@ def test_draws_are_thinned_and_what_is_left_out_is_said(monkeypatch):
     assert thin["sample_stats"].sizes["draw"] == 100
     drawn = found(guided(1.0), num_draws=30)["posterior"]
     assert drawn.sizes["chain"] == 1 and drawn.sizes["draw"] == 30 and "independent" in drawn.attrs["draws"]
-    with pytest.raises(bp.UserError, match="at least 1"):
-        to_arviz(exact(), DATA, num_draws=0)
+    refuses("at least 1", to_arviz, exact(), DATA, num_draws=0)
     broken = found(exact(lambda unit: unit.index_fill(1, torch.tensor([10]), torch.nan)))
     assert "posterior_predictive" not in broken and "not finite" in broken["posterior"].attrs["left_out"]
     monkeypatch.setattr(conversion, "NUMBERS", 2000 * 6)
@@ -281,14 +281,11 @@ def test_draws_are_thinned_and_what_is_left_out_is_said(monkeypatch):
 
 def test_files_that_cannot_be_written_or_read(tmp_path, monkeypatch):
     tree, path = to_arviz(exact(), DATA, num_draws=40), tmp_path / "posterior.nc"
-    with pytest.raises(bp.UserError, match=r"posterior\.nc: no such file"):
-        load_netcdf(path)
+    refuses(r"posterior\.nc: no such file", load_netcdf, path)
     save_netcdf(tree, str(path))
     before = path.read_bytes()
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-    with pytest.raises(bp.UserError, match=r"could not be written \(No space left on device\).*make room"):
-        save_netcdf(tree, path)
+    refuses(r"could not be written \(No space left on device\).*make room", save_netcdf, tree, path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
     path.write_bytes(before[:-5000])
-    with pytest.raises(bp.UserError, match=r"is not a whole netCDF file"):
-        load_netcdf(path)
+    refuses(r"is not a whole netCDF file", load_netcdf, path)

@@ -10,6 +10,7 @@ import torch
 from conjugate import correlated
 from predictions import classes, gaussians
 from pyro.distributions import Categorical, LogNormal, Poisson
+from refused import refuses
 from scipy import stats
 from test_conformal import simulated
 
@@ -70,8 +71,7 @@ def test_the_floor_of_independent_draws_and_of_chains():
     ],
 )
 def test_refused(metric, a, b, message):
-    with pytest.raises(bp.UserError, match=message):
-        metric(a, b)
+    refuses(message, metric, a, b)
 
 
 # -- decisions ----------------------------------------------------------------------------------------------------
@@ -87,10 +87,8 @@ def test_predictive_intervals_sets_and_decisions():
     # Missing class 2 costs 10: action 1 (treat) costs 1 always; 10 · 0.2 > 1 > 10 · 0.04.
     cost = [[0, 0, 10], [1, 1, 1]]
     assert labels.decide(cost).tolist() == [1, 0] and labels.decide(cost, abstain_cost=0.7).tolist() == [-1, 0]
-    with pytest.raises(bp.UserError, match=r"\(actions, 3\)"):
-        labels.decide([[0, 1]])
-    with pytest.raises(bp.UserError, match="classification"):
-        prediction.set(0.8)
+    refuses(r"\(actions, 3\)", labels.decide, [[0, 1]])
+    refuses("classification", prediction.set, 0.8)
 
 
 def test_the_expected_loss_of_a_mixture_has_its_closed_form():
@@ -131,8 +129,7 @@ def test_the_risk_of_a_log_scale_of_a_conformal_prediction_and_of_bad_losses():
         (lambda: labels.risk(lambda y: y), "a loss is a matrix"),
         (lambda: prediction.decide(), "classification"),
     ):
-        with pytest.raises(bp.UserError, match=message):
-            call()
+        refuses(message, call)
 
 
 # -- explanations ----------------------------------------------------------------------------------------------------

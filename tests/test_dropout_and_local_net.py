@@ -11,6 +11,7 @@ import torch
 from conjugate import correlated, dataset
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
+from refused import refuses
 from torch import nn
 
 import bnn_pyro as bp
@@ -52,35 +53,23 @@ def test_the_rates_are_the_inputs_and_the_hidden_ones():
 @pytest.mark.parametrize("rate", [-0.1, 1.0, math.nan])
 def test_what_is_refused(rate):
     for settings in (dict(input_dropout=rate), dict(hidden_dropout=rate)):
-        with pytest.raises(bp.UserError, match="dropout must be at least 0 and below 1"):
-            fit(bp.MAP(epochs=1), **settings)
+        refuses("dropout must be at least 0 and below 1", fit, bp.MAP(epochs=1), **settings)
     for net in (lambda: MLP((3,), (4,), 1, dropout=(0.0, rate)), lambda: ConvNet((1, 4, 4), (2,), (), 1, dropout=rate)):
         with bp.isolated(0), pytest.raises(bp.UserError, match="dropout rate lies between 0"):
             net()
-    with pytest.raises(bp.UserError, match="mc-dropout needs a network with dropout"):
-        fit(bp.MCDropout(epochs=1), entry=bp.MLP(hidden=(3,)))
+    refuses("mc-dropout needs a network with dropout", fit, bp.MCDropout(epochs=1), entry=bp.MLP(hidden=(3,)))
 
 
-def test_draws_have_whole_columns_dropped():
-    rate, num = 0.3, 40_000
+def test_draws_of_dropped_columns_have_the_shares_of_the_masks_and_log_prob_is_theirs(num=40_000):
+    q, shares = DroppedColumns(W, 0.3), []
     with bp.isolated(0):
-        draws = DroppedColumns(W, rate).expand((num,)).sample()
-    torch.testing.assert_close(draws.mean(0), W, rtol=0, atol=5 * (W.abs().max() * math.sqrt(rate / 0.7 / num)).item())
-    torch.testing.assert_close(draws.var(0), W.square() * rate / (1 - rate), rtol=0.03, atol=0)
-    kept = draws != 0
-    assert torch.equal(kept[:, 0], kept[:, 1])  # a column as a whole
-    columns = kept[:, 0].float()
-    assert torch.corrcoef(columns.T).fill_diagonal_(0).abs().max() < 5 / math.sqrt(num)  # columns by themselves
-
-
-def test_log_prob_is_the_masks():
-    q, total = DroppedColumns(W, 0.3), 0.0
+        draws = q.expand((num,)).sample()
     for mask in product((0.0, 1.0), repeat=3):
-        value = W * torch.tensor(mask) / 0.7
-        expected = sum(math.log(0.7) if z else math.log(0.3) for z in mask)
-        assert q.log_prob(value).item() == pytest.approx(expected, abs=1e-6)
-        total += q.log_prob(value).exp().item()
-    assert total == pytest.approx(1.0, abs=1e-6)
+        value, p = W * torch.tensor(mask) / 0.7, math.prod(0.7 if z else 0.3 for z in mask)
+        assert q.log_prob(value).item() == pytest.approx(math.log(p), abs=1e-6)
+        shares.append(torch.isclose(draws, value).flatten(1).all(1).double().mean().item())
+        assert shares[-1] == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / num))
+    assert sum(shares) == pytest.approx(1.0)  # there are no other draws: columns fall as a whole
     assert q.log_prob(W).item() == -math.inf and DroppedColumns(W, 0.0).log_prob(W).item() == 0.0
     zero = W * torch.tensor([1.0, 0.0, 1.0])
     assert DroppedColumns(zero, 0.3).log_prob(zero / 0.7).item() == pytest.approx(2 * math.log(0.7))

@@ -4,10 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from refused import refuses
 
 from bnn_pyro.cells import parsed, read_cells
 from bnn_pyro.datasets import load_data, read_rows
-from bnn_pyro.errors import UserError
 
 
 def table(path, num=40, **columns):
@@ -76,8 +76,7 @@ def test_tabs_semicolons_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
 
 def test_rows_with_missing_values_are_dropped_only_when_asked(tmp_path):
     path = table(tmp_path / "t.csv", rooms=[None if i in (3, 8) else i for i in range(40)])
-    with pytest.raises(UserError, match=r"column 'rooms', row 5: missing value \(''\), and 1 more rows.*--missing"):
-        load_data(path, target="price")
+    refuses(r"column 'rooms', row 5: missing value \(''\), and 1 more rows.*--missing", load_data, path, target="price")
     for way in ({"drop_missing": True}, {"missing": "drop"}):
         assert sum(load_data(path, target="price", **way).split["rows"]) == 38
     filled = load_data(path, target="price", missing="indicator", unseen="ignore").schema
@@ -100,10 +99,8 @@ def test_a_column_may_divide_the_rows_of_a_file(tmp_path):
         ({"fractions": (0.5, 0.2, 0.2)}, "sum to 1"),
         ({"fractions": ("a", 1, 2)}, "three shares"),
     ):
-        with pytest.raises(UserError, match=match):
-            load_data(path, **{"target": "price", "groups": "age", **bad})
-    with pytest.raises(UserError, match="time is for tables"):
-        load_data("digits", time="age")
+        refuses(match, load_data, path, **{"target": "price", "groups": "age", **bad})
+    refuses("time is for tables", load_data, "digits", time="age")
 
 
 def test_a_constant_column_gets_scale_one_and_a_large_offset_keeps_its_digits(tmp_path):
@@ -166,8 +163,7 @@ BAD_ROWS = {
 def test_rows_that_do_not_fit_the_model_are_refused(tmp_path, trained, case):
     text, message = BAD_ROWS[case]
     (tmp_path / "new.csv").write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_rows(tmp_path / "new.csv", trained.schema)
+    refuses(message, read_rows, tmp_path / "new.csv", trained.schema)
 
 
 NUMBERED = "\n".join(f"{i},{i * i}" for i in range(20)) + "\n"
@@ -203,9 +199,7 @@ def test_bad_tables_get_one_line_with_the_place(tmp_path, case):
     text, arguments, message = BAD_TABLES[case]
     path = tmp_path / "bad.csv"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match=message) as caught:
-        load_data(path, **arguments)
-    assert "\n" not in str(caught.value) and "bad" in str(caught.value)
+    refuses(f"(?=.*bad).*{message}", load_data, path, **arguments)
     assert path.read_bytes() == text.encode("latin-1")
 
 
@@ -228,8 +222,7 @@ def test_bad_splits_get_one_line(tmp_path, case):
         (tmp_path / "s.npz").write_text(content)
     elif content is not None:
         np.savez(tmp_path / "s.npz", **content)
-    with pytest.raises(UserError, match=message):
-        load_data(table(tmp_path / "t.csv"), target="price", splits=tmp_path / "s.npz", split=split)
+    refuses(message, load_data, table(tmp_path / "t.csv"), target="price", splits=tmp_path / "s.npz", split=split)
 
 
 def test_numbers_are_the_same_read_as_numbers_and_as_text(tmp_path):

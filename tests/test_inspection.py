@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from refused import refuses
 from run_folders import same, small_table
 
 import bnn_pyro as bp
@@ -75,8 +76,7 @@ def test_columns_are_left_out_or_taken_for_codes(tmp_path):
         (path, dict(exclude=["id", "zip"]), "no column is left"),
         ("breast-cancer", dict(categorical=["mean radius"]), "is for tables of text"),
     ):
-        with pytest.raises(bp.UserError, match=words):
-            bp.load_data(name, **how)
+        refuses(words, bp.load_data, name, **how)
 
 
 def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_path):
@@ -105,8 +105,7 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
     assert "skewed" in said["rent", False] and report.missing == 1
     excluded = [report.command.split()[k + 1] for k, word in enumerate(report.command.split()) if word == "--exclude"]
     assert excluded == ["id", "name", "same"] and report.command.endswith("--dates parts --missing indicator")
-    with pytest.raises(bp.UserError, match="did you mean 'rent'"):
-        inspect_table(path, "rennt")
+    refuses("did you mean 'rent'", inspect_table, path, "rennt")
 
 
 #: A table, its target; the command that is printed ends with this, and a finding says this (and refuses the table).
@@ -141,8 +140,7 @@ def test_findings_and_the_command_to_train_with(tmp_path, case):
     else:
         said = [(f.column, f.refused) for f in report.findings if finding[2] in f.sentence]
         assert said and (finding[0] is None or said == [finding[:2]])
-    with pytest.raises(bp.UserError, match=r"unknown target column .* 'd'"):
-        inspect_table(path, "d")
+    refuses(r"unknown target column .* 'd'", inspect_table, path, "d")
 
 
 def test_the_command_has_columns_to_leave_out_as_a_list_with_quotes_around_a_comma(tmp_path, capsys):
@@ -201,8 +199,7 @@ def test_settings_go_over_the_rule_and_wide_tables_have_a_prior_by_their_width()
     assert setup.entry == replace(rule.entry, hidden=(5,)) and setup.method == replace(rule.method, lr=0.1)
     priors = [choose(replace(TABLE, input_shape=(width,)), 300).entry.prior for width in (16, 17, 200)]
     assert priors == ["normal:1", "fan-in:4", "fan-in:4"]
-    with pytest.raises(bp.UserError, match="auto takes mile, svi for a table, not laplace; name a variant"):
-        choose(TABLE, 300, method="laplace")
+    refuses("auto takes mile, svi for a table, not laplace; name a variant", choose, TABLE, 300, method="laplace")
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -233,8 +230,7 @@ def test_without_data_it_is_digits_with_most_rows_to_test(tmp_path):
     assert data("--config", str(tmp_path / "old.toml")) == data("--data", "digits") == {"name": "digits"}
     shares = data("--data", "digits", "--fractions", "0.5,0.25,.25")
     assert data() == EXAMPLE and shares == {"name": "digits", "fractions": [0.5, 0.25, 0.25]}
-    with pytest.raises(bp.UserError, match="--fractions: invalid numbers value: 'half'"):
-        data("--fractions", "half")
+    refuses("--fractions: invalid numbers value: 'half'", data, "--fractions", "half")
 
 
 def test_fit_chooses_and_takes_settings_of_a_method(tmp_path):
