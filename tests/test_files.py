@@ -74,15 +74,6 @@ def test_tabs_semicolons_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
         assert load_data(tmp_path / name, target="price").fingerprint == expected.fingerprint
 
 
-def test_rows_with_missing_values_are_dropped_only_when_asked(tmp_path):
-    path = table(tmp_path / "t.csv", rooms=[None if i in (3, 8) else i for i in range(40)])
-    refuses(r"column 'rooms', row 5: missing value \(''\), and 1 more rows.*--missing", load_data, path, target="price")
-    for way in ({"drop_missing": True}, {"missing": "drop"}):
-        assert sum(load_data(path, target="price", **way).split["rows"]) == 38
-    filled = load_data(path, target="price", missing="indicator", unseen="ignore").schema
-    assert "rooms missing" in filled.features and filled.unseen == "ignore"
-
-
 def test_a_column_may_divide_the_rows_of_a_file(tmp_path):
     path = table(tmp_path / "t.csv", age=[i % 7 for i in range(40)])
     for way in ("time", "groups"):
@@ -121,8 +112,10 @@ def test_given_splits_decide_the_test_rows(tmp_path):
     assert data.y_test.tolist() == [112.5, 150.0, 197.5]
     assert data.split["rows"] == [36, 0, 3] and data.split["split"] == 1
     assert sorted(data.y_train.tolist()) == [100 + 2.5 * i for i in range(40) if i not in (39, 5, 20, 3)]
-    held = load_data(path, target="price", drop_missing=True, splits=tmp_path / "s.npz", validation=7)
+    held = load_data(path, target="price", missing="drop", splits=tmp_path / "s.npz", validation=7)
     assert held.split["rows"] == [30, 7, 2]
+    filled = load_data(path, target="price", missing="indicator", unseen="ignore").schema
+    assert "rooms missing" in filled.features and filled.unseen == "ignore"
 
 
 def test_paths_are_also_looked_for_under_the_data_root(root):
@@ -190,6 +183,7 @@ BAD_TABLES = {
     "target only": ("y\n1\n", {}, "no column is left but the target"),
     "feature": ("height,y\n" + NUMBERED, {"features": ["heigth"]}, "did you mean 'height'"),
     "another encoding": ("a,y\nÅ,1\n", {}, "byte 4 is not UTF-8"),
+    "gaps": ("a,y\n1,2\n,3\n,4\n", {}, r"column 'a', row 3: missing value \(''\), and 1 more rows.*--missing"),
     "all missing": ("a,b,y\n,1,2\n,2,3\n", {"drop_missing": True}, "every row has a missing value.*'a'"),
 }
 

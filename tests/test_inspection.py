@@ -105,7 +105,6 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
     assert "skewed" in said["rent", False] and report.missing == 1
     excluded = [report.command.split()[k + 1] for k, word in enumerate(report.command.split()) if word == "--exclude"]
     assert excluded == ["id", "name", "same"] and report.command.endswith("--dates parts --missing indicator")
-    refuses("did you mean 'rent'", inspect_table, path, "rennt")
 
 
 #: A table, its target; the command that is printed ends with this, and a finding says this (and refuses the table).
