@@ -97,9 +97,8 @@ BAD_NAMES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_NAMES)
-def test_bad_requests_get_one_clear_line(case, root):
-    arguments, message = BAD_NAMES[case]
+@pytest.mark.parametrize(("arguments", "message"), BAD_NAMES.values(), ids=BAD_NAMES)
+def test_bad_requests_get_one_clear_line(arguments, message, root):
     refuses(message, bp.load_data, **arguments)
 
 

@@ -11,7 +11,6 @@ import torch
 from conjugate import dataset
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
-from refused import refuses
 from torch import nn
 
 import bnn_pyro as bp
@@ -48,16 +47,6 @@ def test_the_rates_are_the_inputs_and_the_hidden_ones():
         net(torch.ones(50, 1000))
     for values, rate in zip(seen, (0.2, 0.5), strict=True):
         assert (values == 0).float().mean().item() == pytest.approx(rate, abs=0.01)
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.0, math.nan])
-def test_what_is_refused(rate):
-    for settings in (dict(input_dropout=rate), dict(hidden_dropout=rate)):
-        refuses("dropout must be at least 0 and below 1", fit, bp.MAP(epochs=1), **settings)
-    for net in (lambda: MLP((3,), (4,), 1, dropout=(0.0, rate)), lambda: ConvNet((1, 4, 4), (2,), (), 1, dropout=rate)):
-        with bp.isolated(0), pytest.raises(bp.UserError, match="dropout rate lies between 0"):
-            net()
-    refuses("mc-dropout needs a network with dropout", fit, bp.MCDropout(epochs=1), entry=bp.MLP(hidden=(3,)))
 
 
 def test_draws_of_dropped_columns_have_the_shares_of_the_masks_and_log_prob_is_theirs(num=40_000):
@@ -214,6 +203,11 @@ def test_it_is_the_network_that_one_would_write():
         (lambda: bp.BayesianConvNet(channels=()), "one or more numbers"),
         (lambda: bp.BayesianConvNet(kernel=0), "at least 1"),
         (lambda: bp.BayesianConvNet(padding=3), "padding must lie between 0 and"),
+        (lambda: bp.DropoutMLP(input_dropout=1.0), "dropout must be at least 0 and below 1"),
+        (lambda: bp.DropoutMLP(hidden_dropout=math.nan), "dropout must be at least 0 and below 1"),
+        (lambda: MLP((3,), (4,), 1, dropout=(0.0, math.nan)), "dropout rate lies between 0"),
+        (lambda: ConvNet((1, 4, 4), (2,), (), 1, dropout=-0.1), "dropout rate lies between 0"),
+        (lambda: fit(bp.MCDropout(epochs=1), entry=bp.MLP(hidden=(3,))), "mc-dropout needs a network with dropout"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, message):

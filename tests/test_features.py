@@ -125,9 +125,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_networks_without_usable_features_are_refused_in_one_line(case):
-    function, words = REFUSED[case]
+@pytest.mark.parametrize(("function", "words"), REFUSED.values(), ids=REFUSED)
+def test_networks_without_usable_features_are_refused_in_one_line(function, words):
     entry = bp.LastLayer(backbone=Output(function))
     refuses(f"(?=.*Output).*{words}", bp.fit, entry, rows(), QUICK, progress=False, device="cpu")
 

@@ -152,9 +152,8 @@ BAD_ROWS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_ROWS)
-def test_rows_that_do_not_fit_the_model_are_refused(tmp_path, trained, case):
-    text, message = BAD_ROWS[case]
+@pytest.mark.parametrize(("text", "message"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_rows_that_do_not_fit_the_model_are_refused(tmp_path, trained, text, message):
     (tmp_path / "new.csv").write_text(text)
     refuses(message, read_rows, tmp_path / "new.csv", trained.schema)
 
@@ -188,9 +187,8 @@ BAD_TABLES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_TABLES)
-def test_bad_tables_get_one_line_with_the_place(tmp_path, case):
-    text, arguments, message = BAD_TABLES[case]
+@pytest.mark.parametrize(("text", "arguments", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_bad_tables_get_one_line_with_the_place(tmp_path, text, arguments, message):
     path = tmp_path / "bad.csv"
     path.write_bytes(text.encode("latin-1"))
     refuses(f"(?=.*bad).*{message}", load_data, path, **arguments)
@@ -209,9 +207,8 @@ BAD_SPLITS = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_SPLITS)
-def test_bad_splits_get_one_line(tmp_path, case):
-    content, split, message = BAD_SPLITS[case]
+@pytest.mark.parametrize(("content", "split", "message"), BAD_SPLITS.values(), ids=BAD_SPLITS)
+def test_bad_splits_get_one_line(tmp_path, content, split, message):
     if isinstance(content, str):
         (tmp_path / "s.npz").write_text(content)
     elif content is not None:

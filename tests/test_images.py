@@ -210,9 +210,8 @@ BAD_ARCHIVES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_ARCHIVES)
-def test_bad_archives_get_one_line(tmp_path, case):
-    arrays, arguments, message = BAD_ARCHIVES[case]
+@pytest.mark.parametrize(("arrays", "arguments", "message"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
+def test_bad_archives_get_one_line(tmp_path, arrays, arguments, message):
     np.savez(tmp_path / "bad.npz", **arrays)
     refuses(rf"(?=.*bad\.npz).*{message}", load_data, tmp_path / "bad.npz", **arguments)
 

@@ -128,9 +128,8 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", COMMANDS)
-def test_findings_and_the_command_to_train_with(tmp_path, case):
-    names, columns, target, ending, finding = COMMANDS[case]
+@pytest.mark.parametrize(("names", "columns", "target", "ending", "finding"), COMMANDS.values(), ids=COMMANDS)
+def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target, ending, finding):
     report = inspect_table(path := table(tmp_path, names + "\n" + rows(*columns)), target)
     assert report.command.endswith(ending)
     if finding is None:
