@@ -129,8 +129,8 @@ def drifted():
         guide = ENTRY.guide(model)
 
         class Nudged(optimise.Training):
-            def advance(self, rows):
-                super().advance(rows)
+            def advance(self, x, y):
+                super().advance(x, y)
                 with torch.no_grad():
                     guide.loc[0] += 1e-6 * (here.rank == 1)
 

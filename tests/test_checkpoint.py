@@ -23,6 +23,7 @@ METHODS = {
     "svi, mini-batches": bp.SVI(epochs=6, batch_size=8, lr=0.01),
     "svi, full batch": bp.SVI(epochs=24, lr=0.01),
     "map": bp.MAP(epochs=6, batch_size=8, lr=0.01),
+    "svi, augmented": bp.SVI(epochs=6, batch_size=8, lr=0.01, augment=lambda x: x + torch.rand(()), workers=1),
 }
 STEPS = 24
 

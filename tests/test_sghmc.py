@@ -13,11 +13,11 @@ from zoo_problems import problem
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.integration import stationary_covariance
-from bnn_pyro.inference import sg_chains
+from bnn_pyro.inference import mini_batches
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.inference.mini_batches import Batches, draws_due
 from bnn_pyro.inference.potential import Potential, log_likelihood
-from bnn_pyro.inference.sg_chains import Batches, draws_due
 
 CHAINS, FRICTION = 400, 0.1
 PROBLEM = correlated(num=60, inputs=3)
@@ -152,7 +152,7 @@ def test_the_step_size_that_is_found_is_that_of_the_rule(kind):
 
 def test_a_divergence_in_the_burn_in_begins_again_and_a_stopped_run_goes_on_all_the_same(tmp_path, monkeypatch):
     """As where the curvature that was found is too small by far."""
-    monkeypatch.setattr(sg_chains, "stiffest", lambda log_joint, w, x, y: torch.full((len(w),), 0.05))
+    monkeypatch.setattr(mini_batches, "stiffest", lambda log_joint, w, x, y: torch.full((len(w),), 0.05))
     entry = PROBLEM.entry(hidden=(3,))
     method = bp.SGHMC(start="jitter", epochs=150, burn_in=120, batch_size=20, chains=2, max_draws=20)
     how = dict(seed=1, device="cpu", progress=False)

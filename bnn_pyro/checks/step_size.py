@@ -20,7 +20,7 @@ from bnn_pyro.checks.problems import Problem, linear_regression
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.sg_chains import EXCESS
+from bnn_pyro.inference.mini_batches import EXCESS
 from bnn_pyro.progress import Report
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import MeanField

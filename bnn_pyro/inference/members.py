@@ -19,9 +19,9 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.inference.mini_batches import Batches
 from bnn_pyro.inference.point import restarted
 from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
-from bnn_pyro.inference.sg_chains import Batches
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.progress import Figures
 

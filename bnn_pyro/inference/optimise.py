@@ -12,6 +12,7 @@ estimates the same ELBO as one process does.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from bnn_pyro.distributed import here
 from bnn_pyro.errors import FitFailed, UserError
 from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.log_joint import Objective
+from bnn_pyro.inference.mini_batches import Augmentation, MiniBatches, Step
 from bnn_pyro.inference.schedule import schedule, settled
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.guides import MeanFieldNormal
@@ -50,6 +52,9 @@ class Optimisation(Settings):
     patience    epochs without a better NLL of held-out rows after which training stops, with what the best epoch
                 had; by the rule of ``early_stopping`` for points, and for any q of a network of one's own. The rows
                 are the validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
+    augment     draws another input from each training input in each step: a function of one in its own units (pixels in
+                [0, 1]), such as a transform of torchvision; or package.module:function
+    workers     processes that read and augment mini-batches ahead of the steps; with 0 it is done between them
     """
 
     former: ClassVar[Mapping[str, Any]] = {"optimiser": "adam"}
@@ -57,6 +62,7 @@ class Optimisation(Settings):
     divisible: ClassVar[bool] = True
     streams: ClassVar[bool] = True
     timed: ClassVar[bool] = True
+    incidental: ClassVar[tuple[str, ...]] = ("workers",)
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0, "patience": 0}
 
     epochs: int | None = setting(None, low=1, optional=True)
@@ -64,6 +70,13 @@ class Optimisation(Settings):
     lr: float | None = setting(None, above=0, optional=True)
     final_lr: float = setting(0.01, low=0, high=1)
     patience: int | None = setting(None, low=0, optional=True)
+    augment: Any = setting(None, optional=True)  # noqa: RUF009 (a field of any type)
+    workers: int = setting(0, low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if callable(self.augment):
+            object.__setattr__(self, "augment", Augmentation(self.augment))
 
     def held_out(self, model: nn.Module, data: Dataset, seed: int) -> tuple[Dataset, int]:
         """(data whose validation rows stop the training, patience; 0: none do). Raises UserError for too few rows."""
@@ -151,23 +164,25 @@ class Training:
 
     def steps(self) -> Iterator[dict[str, float] | None]:
         """Those that are left, and what to show after a line of the trace."""
-        for rows in self.batches():
-            if self.watch is not None and self.decay is not None and self._over():
-                break
-            self.advance(rows)
+        batches = MiniBatches(self.data, self.seed, self.settings.augment)
+        loaded = batches.load(self.rows_of_steps(), self.settings.workers)
+        while self.step < self.total and not (self.watch is not None and self.decay is not None and self._over()):
+            self.advance(*next(loaded))
             yield self.record() if self.step % self.window == 0 or self.step == self.total else None
 
-    def batches(self) -> Iterator[Tensor | slice]:
+    def rows_of_steps(self) -> Iterator[Step]:
         """Rows of each step that is left; an epoch's order is a function of (seed, epoch) alone, as resuming needs."""
-        if self.per_epoch == 1:
-            while self.step < self.total:
-                yield slice(None)
-        while self.step < self.total:
-            epoch, first = divmod(self.step, self.per_epoch)
-            order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
-            yield from order.to(self.x.device).tensor_split(self.per_epoch)[first:]
+        start = self.step
+        for epoch in itertools.count(start // self.per_epoch):
+            parts = [slice(None)]
+            if self.per_epoch > 1:
+                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+                order = torch.randperm(len(self.x), generator=generator)
+                parts = order.to(self.x.device).tensor_split(self.per_epoch)
+            first = epoch * self.per_epoch
+            yield from ((first + i, rows) for i, rows in enumerate(parts) if first + i >= start)
 
-    def advance(self, rows: Tensor | slice) -> None:
+    def advance(self, x: Tensor, y: Tensor) -> None:
         """One step. Raises UserError where the likelihood is given parameters that are not finite."""
         settings, first = self.settings, self.step if self.decay is None else self.decay
         progress = (self.step - first) / (self.total - first)
@@ -182,7 +197,7 @@ class Training:
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)
         try:
             with checks, in_mode(self.model, training=True):
-                batch = self.ranks.share_of_step(self.x[rows], self.y[rows], len(self.x))
+                batch = self.ranks.share_of_step(x, y, len(self.x))
                 objective, log_likelihood = self.objective(*batch, self.latent)
         except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
             if "constraint" not in str(refused):

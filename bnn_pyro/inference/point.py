@@ -126,7 +126,7 @@ class Ensemble(MAP):
     cores: int = setting(0, low=0)
 
     #: Settings that no member depends on: a run may be resumed with others.
-    incidental: ClassVar[tuple[str, ...]] = ("cores",)
+    incidental: ClassVar[tuple[str, ...]] = ("cores", "workers")
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the members and return each as a chain of one draw; see ``Method.run``.

@@ -7,10 +7,14 @@ parameters that are left are the latent sites, and a posterior's archive has the
 import copy
 import difflib
 import fnmatch
+import importlib
+import os
 import re
+import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +55,26 @@ def own_copy(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     except Exception as error:  # whatever a user's own network raises
         raise UserError(f"{name} cannot be copied ({first_line(error)})") from error
+
+
+def imported(text: str) -> Callable[..., Any]:
+    """``"package.module:function"`` -> the function, by importing it.   Raises UserError where there is no such."""
+    file, colon, name = text.partition(":")
+    if not (colon and name):
+        raise UserError(f"a function is given as package.module:function, got '{text}'")
+    try:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+        try:
+            found = importlib.import_module(file)
+        finally:
+            sys.path.remove(os.getcwd())
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's own file raises
+        raise UserError(f"there is no {text}: {first_line(error)}") from error
+    if not callable(found):
+        raise UserError(f"{text} is {type(found).__name__}, not a function")
+    return found
 
 
 def _unregistered(module: nn.Module) -> Iterator[str]:

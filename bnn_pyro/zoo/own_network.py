@@ -8,11 +8,8 @@ module's weights. A parameter that is no part of ``where`` is a point: a site wi
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import math
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +25,7 @@ from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
 from bnn_pyro.parts.nets import described, in_mode
-from bnn_pyro.parts.own_module import assign, check_outputs, freeze, norm_layers, own_copy, select
+from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
 from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, sampling_of, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
 from bnn_pyro.settings import Settings, setting
@@ -64,26 +61,6 @@ class ModuleSource:
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} must return a torch.nn.Module, and gave {type(made).__name__}")
         return own_copy(made)
-
-
-def named_module(text: str) -> ModuleSource:
-    """``"package.module:function"`` -> what it names, by importing it.   Raises UserError where there is no such."""
-    file, colon, name = text.partition(":")
-    if not (colon and name):
-        raise UserError(f"a module is given as package.module:function, got '{text}'")
-    try:
-        sys.path.insert(0, os.getcwd())  # as `python -m` has it
-        try:
-            module = importlib.import_module(file)
-        finally:
-            sys.path.remove(os.getcwd())
-        for part in name.split("."):
-            module = getattr(module, part)
-    except Exception as error:  # whatever the user's own file raises
-        raise UserError(f"there is no {text}: {first_line(error)}") from error
-    if not callable(module):
-        raise UserError(f"{text} is {type(module).__name__}, not a function that returns a module")
-    return ModuleSource(module)
 
 
 @dataclass(frozen=True)
@@ -157,7 +134,7 @@ class Bayesian(Settings):
         """A copy of the module.   Raises UserError where there is none, or it cannot be copied."""
         if self.module == "":
             raise UserError("there is no module: give bp.Bayesian(module), or --module package.module:function")
-        return (named_module(self.module) if isinstance(self.module, str) else self.module).make(schema)
+        return (ModuleSource(imported(self.module)) if isinstance(self.module, str) else self.module).make(schema)
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``.

@@ -1,0 +1,165 @@
+"""Mini-batches of training rows: of one fit, read ahead and augmented; of many chains; and what step these allow.
+
+What an augmentation draws is a function of (seed, step), so that a resumed fit has the same rows, by any number of
+processes. It is part of training alone: validation rows, test rows and statistics have the inputs as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import data as torch_data
+
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.errors import UserError, first_line
+from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.isolation import chain_seed, isolated
+from bnn_pyro.parts.own_module import imported
+
+Step = tuple[int, Tensor | slice]  # its number, and its rows
+#: Power iterations, and the half distance of the gradients whose difference is a curvature.
+ITERATIONS, REACH = 20, 1e-2
+#: By how much a step size that is found makes the largest variance too large, with all rows in every step.
+EXCESS = 0.03
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A user's function of one input in its own units, pixels in [0, 1], to another of its shape; drawn anew each time.
+
+    It draws from the global generators of torch, numpy or Python, as torchvision's transforms do.
+    """
+
+    function: Callable[[Tensor], Any]
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is known by: its name, or as an object its text."""
+        return {"kind": "function", "name": getattr(self.function, "__qualname__", None) or repr(self.function)[:500]}
+
+
+@dataclass
+class MiniBatches(torch_data.Dataset):
+    """(x (B, *input_shape), y (B, …)) of a step.   augment: an Augmentation, package.module:function, or None."""
+
+    data: Dataset
+    seed: int
+    augment: Any = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.augment, str):
+            self.augment = Augmentation(imported(self.augment))
+
+    def __getitem__(self, step: Step) -> tuple[Tensor, Tensor]:
+        number, rows = step
+        x, y = self.data.x_train[rows], self.data.y_train[rows]
+        return (x if self.augment is None else self._augmented(x, number)), y
+
+    def _augmented(self, x: Tensor, number: int) -> Tensor:
+        schema, name = self.data.schema, self.augment.description["name"]
+        with isolated(chain_seed(self.seed, number, 3)):
+            made = []
+            for one in schema.unstandardise(x.cpu()):
+                try:
+                    made.append(torch.as_tensor(self.augment.function(one.clone()), dtype=x.dtype))
+                except Exception as error:  # the user's own code
+                    raise UserError(f"augment: {name} failed: {first_line(error)}") from error
+                if made[-1].shape != one.shape:
+                    raise UserError(f"augment: {name} makes {tuple(made[-1].shape)} of {tuple(one.shape)}; it must "
+                                    "keep the shape of an input")  # fmt: skip
+        return schema.standardise(torch.stack(made)).to(x.device)
+
+    def load(self, steps: Iterator[Step], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Those of these steps, in their order; by so many processes ahead of them, or none.
+
+        Raises UserError where one of the processes dies.
+        """
+        if not workers:
+            yield from map(self.__getitem__, steps)
+            return
+        device = self.data.x_train.device
+        here = MiniBatches(self.data.to("cpu"), self.seed, self.augment)  # other processes cannot use a GPU's memory
+        loader = torch_data.DataLoader(here, None, sampler=steps, num_workers=workers, pin_memory=device.type == "cuda",
+                                       worker_init_fn=_one_thread, generator=torch.Generator())  # fmt: skip
+        try:
+            for x, y in loader:
+                yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        except RuntimeError as error:
+            if "worker" not in str(error):
+                raise
+            raise UserError(f"a process that reads mini-batches died ({first_line(error)}): the last checkpoint, if "
+                            "any, is whole; go on with --resume, or set workers to 0") from None  # fmt: skip
+
+
+def _one_thread(_: int) -> None:
+    torch.set_num_threads(1)
+
+
+# -- stochastic-gradient chains ----------------------------------------------------------------------------------------
+class Batches:
+    """Mini-batches of C chains: x (C, B, *input_shape) and y (C, B); without mini-batches the data as they are.
+
+    Every epoch each chain divides the rows into blocks of B of its own (fewer rows than there are blocks are left out)
+    and takes each block once, so that the noise of an epoch sums to zero. All of it is a function of (seed, epoch).
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, size: int, chains: int, seed: int) -> None:
+        self.x, self.y, self.chains, self.seed = x, y, chains, seed
+        size = size if 0 < size < len(x) else len(x)
+        self.per_epoch = math.ceil(len(x) / size)
+        self.size = len(x) // self.per_epoch
+
+    def steps(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """(x, y) of steps start … stop−1."""
+        if self.per_epoch == 1:
+            yield from ((self.x, self.y) for _ in range(start, stop))
+            return
+        while start < stop:
+            epoch, first = divmod(start, self.per_epoch)
+            for rows in self._rows(epoch)[first : first + stop - start]:
+                flat = rows.flatten()
+                yield tuple(part.index_select(0, flat).unflatten(0, rows.shape) for part in (self.x, self.y))
+                start += 1
+
+    def _rows(self, epoch: int) -> Tensor:
+        """Row numbers of every step of an epoch (steps, C, B)."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        orders = (torch.randperm(len(self.x), generator=generator) for _ in range(self.chains))
+        rows = [order[: self.per_epoch * self.size].view(self.per_epoch, self.size) for order in orders]
+        return torch.stack(rows, 1).to(self.x.device)
+
+
+def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:
+    """(steps,), whether a draw is due: ``num`` of them after the burn-in, evenly spaced, or one a step."""
+    left = steps - burn_in
+    serial = np.floor(np.arange(1, left + 1) / max(left / num, 1.0) + 1e-6)
+    return np.append(np.zeros(burn_in, dtype=bool), np.diff(serial, prepend=0) > 0)
+
+
+def stiffest(log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The largest |λ| of the Hessian of −log π at w (C, P), (C,): power iteration by differences of gradients."""
+    u = torch.randn_like(w)
+    for _ in range(ITERATIONS):
+        u = REACH * u / u.norm(dim=1, keepdim=True)
+        ahead, behind = (log_joint.gradient(w + side * u, x, y)[1] for side in (1, -1))
+        u = (behind - ahead) / (2 * REACH)
+    return u.norm(dim=1)
+
+
+def stable_step(
+    log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor, friction: float, per_epoch: int, share: float
+) -> float:
+    """η = min(0.03·(4 − 2α), 4α·share·B/N where there are mini-batches) / max λ over the chains.
+
+    x, y: all rows (per_epoch 1), or a mini-batch of per_epoch = N/B.   share: of SGLD a half, of SGHMC 1.
+    """
+    most = EXCESS * (4 - 2 * friction)
+    if per_epoch > 1:
+        most = min(most, 4 * friction * share / per_epoch)
+    return most / stiffest(log_joint, w, x, y).max().item()
