@@ -1,7 +1,6 @@
 """What variants are made of, against densities written out, libraries' and quadrature."""
 
 import math
-from functools import partial
 
 import pyro.poutine as poutine
 import pytest
@@ -14,22 +13,13 @@ from torch.func import functional_call
 
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts import gradients
+from bnn_pyro.parts import gradients, weights
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP
 from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import GammaNormal, ScaleMixture, parse_prior
-from bnn_pyro.parts.weights import (
-    CentredNormal,
-    DropoutWeights,
-    FlatNormals,
-    FreeWeights,
-    LogUniform,
-    NormalWeights,
-    cut,
-    log_alpha,
-)
+from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FlatNormals, FreeWeights, LogUniform, NormalWeights
 
 
 def randn(*shape, seed=0):
@@ -52,37 +42,33 @@ def test_scales():
         )
 
 
-def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch):
-    """Values and gradients, in pieces that do not divide the arrays; a second draw has noise of its own."""
-    monkeypatch.setattr(gradients, "PIECE", 5)
+@pytest.mark.parametrize("piece", [5, 100])
+def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece):
+    """Values and gradients, also in pieces that do not divide the arrays; a second draw has noise of its own."""
+    monkeypatch.setattr(gradients, "PIECE", piece)
     shapes = {"a": torch.Size([4, 3]), "b": torch.Size([]), "c": torch.Size([7])}
     loc, rho = (randn(20, seed=i).double().requires_grad_() for i in (1, 2))
-    slopes, scale = cut(randn(20, seed=3).double(), shapes), torch.tensor(0.7, dtype=torch.float64)
-
-    def objective(arrays, prior):
-        total = 0.0
-        for i, (name, q) in enumerate(arrays):
-            total = total + (slopes[name] * q.rsample()).sum()
-            centre = Independent(Normal(slopes[name], scale), len(q.event_shape)) if name == "c" else None
-            total = total + (i + 1) * kl_divergence(q, centre or prior(q.event_shape))
-        return total
-
-    def plain():
-        for name, mean in cut(loc, shapes).items():
-            normal = Normal(mean, F.softplus(cut(rho, shapes)[name]))
-            yield name, Independent(normal, mean.dim())
-
-    results = []
-    mine = FlatNormals(loc, rho, shapes, [torch.full((20,), math.nan).double()]).arrays()
-    centred = partial(CentredNormal, scale)
-    for arrays, prior in ((mine, centred), (plain(), lambda s: Independent(Normal(torch.zeros(s), scale), len(s)))):
-        with isolated(0):
-            value = objective(arrays, prior)
-        results.append((value, *torch.autograd.grad(value, [loc, rho])))
-    torch.testing.assert_close(*results)
-    ((_, q), *_) = FlatNormals(loc, rho, shapes, []).arrays()
+    mean, sd = (weights.cut(flat, shapes) for flat in (loc, F.softplus(rho)))
+    slopes, scale = weights.cut(randn(20, seed=3).double(), shapes), torch.tensor(0.7, dtype=torch.float64)
+    mine = dict(FlatNormals(loc, rho, shapes, [torch.full((20,), math.nan).double()]).arrays())
     with isolated(0):
-        assert (q.rsample() != q.rsample()).any()
+        draws, again = ({name: q.rsample() for name, q in mine.items()} for _ in range(2))
+    assert all((draws[name] != again[name]).any() for name in shapes)
+    totals = [0.0, 0.0]
+    for i, (name, shape) in enumerate(shapes.items()):
+        noise, q = (
+            ((draws[name] - mean[name]) / sd[name]).detach(),
+            Independent(Normal(mean[name], sd[name]), len(shape)),
+        )
+        prior = Independent(Normal(slopes[name] if name == "c" else torch.zeros(shape), scale), len(shape))
+        own = prior if name == "c" else CentredNormal(scale, shape)
+        totals[0] = totals[0] + (slopes[name] * draws[name]).sum() + (i + 1) * kl_divergence(mine[name], own)
+        plain = mean[name] + sd[name] * noise
+        totals[1] = totals[1] + (slopes[name] * plain).sum() + (i + 1) * kl_divergence(q, prior)
+    results = [(total, *torch.autograd.grad(total, [loc, rho], retain_graph=True)) for total in totals]
+    torch.testing.assert_close(*results)
+    noise = torch.cat([((draws[name] - mean[name]) / sd[name]).flatten() for name in shapes])
+    assert noise.abs().max() < 5 and 0.3 < noise.std() < 2  # of standard Normals
 
 
 MIXTURE = ScaleMixture(torch.tensor(1.3), torch.tensor(0.04), 0.3, torch.Size())
@@ -257,7 +243,7 @@ def test_the_log_uniform_kl_knows_only_alpha():
     for alpha in ALPHAS.values():
         q = DropoutWeights(LOC, alpha)
         free = NormalWeights(LOC, q.scale)  # the same weights by their scale have the same α, and the same KL
-        torch.testing.assert_close(log_alpha(free), alpha.log().expand(3, 5))
+        torch.testing.assert_close(weights.log_alpha(free), alpha.log().expand(3, 5))
         for one in (q, DropoutWeights(-7 * LOC, alpha), free):
             torch.testing.assert_close(kl_divergence(one, p), gradients.kl_log_uniform(alpha.log()).expand(3, 5).sum())
 

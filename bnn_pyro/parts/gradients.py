@@ -213,8 +213,8 @@ class DrawNormals(torch.autograd.Function):
 
 
 def _pieces(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Views of at most PIECE numbers of arrays (P,) of one size; on a GPU, the whole."""
-    if len(flats[0]) <= PIECE or flats[0].device.type != "cpu":
+    """Views of at most PIECE numbers of arrays (P,) of one size."""
+    if len(flats[0]) <= PIECE:
         return iter([flats])
     return zip(*(flat.split(PIECE) for flat in flats), strict=True)
 

@@ -113,9 +113,13 @@ class FlatNormals:
     @cached_property
     def drawn(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
         """{array: (Σ log σ, Σ (μ² + σ²), a draw (*shape))}, with gradients."""
-        logs, squares, *draws = gradients.DrawNormals.apply(
-            self.loc, self.rho, [shape.numel() for shape in self.shapes.values()], self.spare
-        )
+        sizes = [shape.numel() for shape in self.shapes.values()]
+        if len(self.loc) <= gradients.PIECE or self.loc.is_cuda:  # what fits in the cache, and kernels that are few
+            draws = torch.addcmul(self.loc, self.scale, torch.randn_like(self.loc)).split(sizes)
+            squares = self.loc.square() + self.scale.square()
+            logs, squares = ([part.sum() for part in v.split(sizes)] for v in (self.scale.log(), squares))
+        else:
+            logs, squares, *draws = gradients.DrawNormals.apply(self.loc, self.rho, sizes, self.spare)
         arrays = zip(self.shapes.items(), logs, squares, draws, strict=True)
         return {name: (a, b, draw.view(shape)) for (name, shape), a, b, draw in arrays}
 
