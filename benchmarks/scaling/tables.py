@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.provenance import RESULTS, Measurements, source, table
-from benchmarks.scaling.formulae import TEXTS, expected
 from benchmarks.scaling.growth import SWEEPS
 from benchmarks.scaling.processes import BATCHES, FITS, ways
 from benchmarks.scaling.subjects import SUBJECTS, Sizes
@@ -18,8 +17,6 @@ __all__ = ["TABLES", "best", "exponent"]
 #: The size that grows -> how it is written.
 GROWS = {"width": "weights P", "batch": "batch B", "rows": "rows N", "classes": "classes K", "inputs": "features D",
          "chains": "chains C", "draws": "draws S", "points": "points"}  # fmt: skip
-#: Bytes below which a formula is not compared with a measurement: code and threads take some, too.
-SMALL = 20 * 10**6
 
 
 def best(line: dict[str, Any], figure: str, most: bool = False) -> float:
@@ -52,7 +49,7 @@ def sweep_lines(part: list[dict], subject: str, grows: str, values: tuple[int, .
 def growth_table() -> str:
     """Seconds and memory of every sweep, and the power of the last factor."""
     growth, asked = _part("growth"), _part("asked")
-    head = ["what", "grows", "from … to", "ms of a", "…", "power", "MB, resident", "asked for", "by the formula"]
+    head = ["what", "grows", "from … to", "ms of a", "…", "power", "MB, resident", "asked for"]
     rows = []
     for sweep in SWEEPS:
         subject, grows, _, fixed = sweep
@@ -66,19 +63,8 @@ def growth_table() -> str:
             GROWS[grows], _each(_number(v) for v in x), SUBJECTS[subject].unit, _each(_ms(s) for s in seconds),
             f"{exponent(x, seconds):.2f}", _each(_mb(best(line, "anonymous")) for line in lines),
             _each(_mb(best(line, "anonymous")) for line in bytes_asked),
-            _each(_mb(expected(subject, sizes_of(line))) for line in lines),
         ])  # fmt: skip
     return table(head, rows) + "\n\n" + source(growth)
-
-
-def bytes_table() -> str:
-    """Every formula, and how far what was asked for and what was resident are from it."""
-    rows = []
-    for subject, text in TEXTS.items():
-        ratios = [_to_formula(_part(part), subject) for part in ("asked", "growth")]
-        cells = [f"{min(r):.2f} to {max(r):.2f}" if r else "–" for r in ratios]
-        rows.append([SUBJECTS[subject].title, text, *cells])
-    return table(["bytes besides the data, 4·N·D", "", "asked for / formula", "resident / formula"], rows)
 
 
 def processes_table() -> str:
@@ -102,7 +88,6 @@ def processes_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "scaling growth": growth_table,
-    "scaling bytes": bytes_table,
     "scaling processes": processes_table,
 }
 
@@ -113,12 +98,6 @@ def _part(name: str) -> list[dict[str, Any]]:
 
 def _line(part: list[dict], **key: object) -> dict | None:
     return next((one for one in part if one["key"] == key), None)
-
-
-def _to_formula(part: list[dict], subject: str) -> list[float]:
-    """Measured to expected, of the sizes that count."""
-    lines = [(line, expected(subject, sizes_of(line))) for line in part if line["key"]["subject"] == subject]
-    return [best(line, "anonymous") / formula for line, formula in lines if formula >= SMALL]
 
 
 def _each(cells: object) -> str:
