@@ -137,7 +137,9 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
     this fit, there is no such backbone, or rows that validate or test here may have trained it.
     """
     if not len(data.x_train):
-        raise UserError(f"data set '{data.name}' has no training rows")
+        raise UserError(
+            f"data set '{data.name}' has no training rows; bp.prior(variant, data) is the prior as a posterior"
+        )
     if max_minutes is not None and not 0 < max_minutes < math.inf:
         raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
     if max_minutes is not None and not getattr(setup.method, "timed", False):

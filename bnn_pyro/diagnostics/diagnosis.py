@@ -247,7 +247,9 @@ class _Work:
             "pit_p": importance.uniformity(loo.pit),
         }
         self.findings.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
-        self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "loo_row_numbers": loo.rows}
+        known = self.data.index_train
+        numbers = loo.rows if known is None or len(known) != len(self.data.x_train) else known.numpy()[loo.rows]
+        self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "loo_row_numbers": numbers}
 
     def replication(self) -> None:
         """Data sets that the fitted model makes, beside the observed one; which times of it to censor is not known."""

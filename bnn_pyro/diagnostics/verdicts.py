@@ -221,13 +221,16 @@ def _chains(f: Findings) -> Verdict:
     hampered = known.get("divergences")
     if not (f.apart() or low < ESS or stuck or hampered):
         return f.say("good", "overall, good", measured=measured)
+    why = {f"{name} is too large": f.apart(), f"there are fewer than {ESS} effective draws": low < ESS,
+           "chains got stuck": stuck, "transitions diverged": hampered}  # fmt: skip
+    why = " and ".join(words for words, holds in why.items() if holds)
     if hampered:
         more = "{}: try {}".format(*hampered)
     elif low < ESS or f.apart():
         more = f"{max(2, math.ceil(ESS / max(low, 1.0)))} times as many draws would make sure"
     else:
         more = "what follows says what to look at"
-    return f.say("caution", "overall, nearly", measured=measured, more=more)
+    return f.say("caution", "overall, nearly", why=why, measured=measured, more=more)
 
 
 def _details(f: Findings) -> Iterator[Verdict]:
@@ -263,8 +266,8 @@ def _details(f: Findings) -> Iterator[Verdict]:
         level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"
         if bad:
             level = "caution" if bad <= 0.1 * rows else "bad"
-            but = f", but for {_times(bad, 'row')} that matter too much for the estimate to be trusted (Pareto k above "
-            but += f"{GOOD_K}): look at them, or compare by test rows"
+            but = f"; {_times(bad, 'row')} matter{'s' * (bad == 1)} too much for it to be trusted (Pareto k above "
+            but += f"{GOOD_K}): look there, or compare by test rows"
         some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
         yield f.say(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
         if f.get("pit_p") < CHANCE:

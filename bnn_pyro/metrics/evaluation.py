@@ -65,10 +65,12 @@ def _coverage(share: float, of: Callable = _covered, what: str = "targets", more
 def interval_verdict(share: float, observed: float, num: int) -> str:
     """Whether intervals that should hold a ``share`` of the targets, and hold ``observed`` of ``num``, are right.
 
-    "about right" where the count lies in the central 95 % of a binomial one, else "too narrow" or "too wide".
+    "about right" where the count lies in the central 95 % of a binomial one, else "too narrow" or "too wide"; of fewer
+    than 10 rows "too few rows to tell", in place of "about right".
     """
+    right = "about right" if num >= 10 else "too few rows to tell"
     count, (low, high) = round(observed * num), binom.ppf([0.025, 0.975], num, share)
-    return "too narrow" if count < low else "too wide" if count > high else "about right"
+    return "too narrow" if count < low else "too wide" if count > high else right
 
 
 _RMSE = "root mean squared error of the predictive mean, target units"

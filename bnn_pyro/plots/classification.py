@@ -78,7 +78,8 @@ def reliability(prediction: Prediction, y: Targets, schema: Schema | None = None
     """Accuracy per bin of confidence with its gap to the confidence (hatched), above the points per bin; axes (2,).
 
     Of two classes: the share of the second one per bin of its probability. Whiskers are 95 % Wilson intervals. The
-    title has the ECE and its noise floor: what a perfectly calibrated model would show on average on as many points.
+    title has the ECE and its noise floor: what a perfectly calibrated model would show on average on as many points;
+    of two classes first the mean gap of these bins, as the ECE is that of the class that is named.
     """
     names = class_names(prediction, schema)
     two = names[1] if len(names) == 2 else None
@@ -95,7 +96,9 @@ def reliability(prediction: Prediction, y: Targets, schema: Schema | None = None
     gap = dict(facecolor="none", edgecolor=WRONG, hatch=HATCH, linewidth=0.8, label="gap to the mean prediction")
     axes[0].bar(left, confidence - accuracy, width, bottom=accuracy, align="edge", **gap)
     floor = metrics.ece_floor(prediction).mean
-    axes[0].set_title(f"ECE {metrics.ece(prediction, y):.4f}, noise floor {floor:.4f}")
+    ece = f"ECE {metrics.ece(prediction, y):.4f}, noise floor {floor:.4f}"
+    off = f"mean gap {np.average(np.abs(accuracy - confidence), weights=count):.4f}; of the class named, "
+    axes[0].set_title(off + ece if two else ece)
     axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel=f"share of {two}" if two else "accuracy (share right)")
     axes[1].set(xlabel=f"P({two})" if two else "confidence: largest class probability")
     bars = axes[1].bar(left, count, width, align="edge", color=colours, edgecolor="white")
@@ -169,7 +172,10 @@ def threshold_curves(
         axes[1].plot((flagged & ~positive).sum() / (~positive).sum(), hits / positive.sum(), **look)
     ap, about = metrics.average_precision(prediction, y), dict(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     about["title"] = f"average precision {ap:.3f}\n{base:.3f} in a random order"
-    labels = dict(xlabel=f"recall: share of {names[rare]} that is found", ylabel="precision: share of it that is")
+    labels = dict(
+        xlabel=f"recall: share of {names[rare]} that is found",
+        ylabel=f"precision: share of these that is {names[rare]}",
+    )
     axes[0].set(**labels, **about)
     about["title"] = f"AUROC {area:.3f}\n0.500 in a random order"
     axes[1].set(xlabel=f"false alarms: share of {names[1 - rare]}", ylabel=f"share of {names[rare]} found", **about)

@@ -79,7 +79,8 @@ def predictive_band(
         look = dict(markersize=2.5, mew=0.3, alpha=0.6) if len(raw) > 200 else dict(markersize=5, mew=0.8)
         y = data.y_train.cpu().abs() if data.schema.task == "survival" else data.y_train.cpu()
         ax.plot(raw, y, "o", color=DATA, mec="white", label="training data", zorder=4, **look)
-        label, low, high = "outside the training data", raw.min().item(), raw.max().item()
+        label, (low, high) = "outside the training data", raw.aminmax() if len(raw) else (x[0], x[-1])
+        low, high = low.item(), high.item()
         for start, stop, edge in ((x[0].item(), low, low), (high, x[-1].item(), high)):
             if stop > start:
                 ax.axvspan(start, stop, color="0.92", linewidth=0, zorder=0, label=label)

@@ -10,8 +10,11 @@ from collections.abc import Iterator
 from bnn_pyro.metrics import interval_verdict
 from bnn_pyro.reports import tables
 
-#: Test rows below which the box says what so few can show, and rows of a class that say nothing of it.
-FEW_ROWS, FEW_OF_CLASS = 30, 5
+#: Test rows below which the box says what so few can show, and below which no difference is clear; rows of a class that
+#: say nothing of it.
+FEW_ROWS, TOO_FEW, FEW_OF_CLASS = 30, 10, 5
+#: What `interval_verdict` says where nothing is wrong.
+RIGHT = ("about right", "too few rows to tell")
 #: Classes that a sentence names.
 MAX_NAMED = 5
 
@@ -28,8 +31,9 @@ def summary(run: tables.RunFacts) -> list[str]:
             f"{rows} test rows are few: one more or less that is wrong, or outside its interval, is {100 / rows:.0f} % "
             "of them. These numbers may be far off; a sweep over --splits tests on other rows in turn."
         )
+    few = RIGHT[1] if rows < TOO_FEW else ""
     for other, differences in _rivals(run):
-        sentences += tables.headline_differences(run.label, other, differences, run.task, names)
+        sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
     if censored := run.metrics.get("censored_rows"):
         sentences.append(
             f"{censored:,} of the test rows are censored: where in its interval such a row lies is drawn from what is "
@@ -91,12 +95,12 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
     rows = run.provenance["rows"]["test"]
     for name, metrics in run.metrics.get("targets", {}).items():
         share = metrics.get("coverage_90")
-        if share is not None and (verdict := interval_verdict(0.9, share, rows)) != "about right":
+        if share is not None and (verdict := interval_verdict(0.9, share, rows)) not in RIGHT:
             yield f"90 % intervals of {name} hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
     for level in (90,) if run.task == "counts" else (90, 50):
         share = run.metrics.get(f"coverage_{level}")
         verdict = "" if share is None else interval_verdict(level / 100, share, rows)
-        if verdict and (level == 90 or verdict != "about right"):
+        if verdict and (level == 90 or verdict not in RIGHT):
             yield f"{level} % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
 
 
@@ -111,7 +115,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     elif boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
-    off = off or any(not text.endswith("about right") for text in _coverage(run))
+    off = off or any(not text.endswith(RIGHT) for text in _coverage(run))
     if off and run.task not in ("survival", "targets"):
         yield f"`calibrate {folder}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:

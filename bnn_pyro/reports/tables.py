@@ -232,14 +232,17 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
 
 
 def headline_differences(
-    label: str, other: str, differences: Mapping[str, float], task: str, names: Sequence[str] = ()
+    label: str, other: str, differences: Mapping[str, float], task: str, names: Sequence[str] = (), verdict: str = ""
 ) -> list[str]:
-    """A sentence on the paired differences of the headline metrics (or ``names``); none where there are none."""
+    """A sentence on the paired differences of the headline metrics (or ``names``); none where there are none.
+
+    verdict: said of each in place of its own.
+    """
     parts = []
     for name in names or HEADLINE[task]:
         if cell := difference(differences, name, task):
             value = f"{name.replace('_', ' ')} {cell.value}{' nats' if name == 'nll' else ''} {cell.interval}"
-            parts.append(", ".join(filter(None, (value, cell.verdict))))
+            parts.append(", ".join(filter(None, (value, verdict or cell.verdict))))
     return [f"{label} beside {other}, paired differences: {'; '.join(parts)}."] if parts else []
 
 
