@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bnn_pyro.cells import SKEWED_HINT, is_skewed
+from bnn_pyro.datasets.prepare import outlier_hint
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
@@ -42,6 +43,8 @@ def train(args: Namespace) -> int:
         data = load_together(ranks, recipe.load)
         if ranks.first and data.schema.task == "regression" and data.schema.target_scale == "identity":
             announce(f"{data.schema.target}: {SKEWED_HINT}", is_skewed(data.y_train.double().numpy()))
+        if ranks.first and (hint := outlier_hint(data)):
+            announce(hint)
         with ranks.agreed():
             ready, beside = prepare_run(recipe, data, args.max_minutes)
         if ranks.first and recipe.auto:

@@ -1,6 +1,7 @@
 """The way back from disk: a posterior from its archive, which holds tensors and JSON."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,11 @@ def _restored(
             shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
             if mismatch := differences(shapes, provenance["module"]["parameters"]):
                 raise UserError(f"the module has not the parameters of the posterior in {folder}: {mismatch}")
+            both = provenance["entry_settings"].get("module"), getattr(entry.module, "description", None)
+            layers = {about["layers"] for about in both if isinstance(about, dict) and "layers" in about}
+            if len(layers) > 1:  # as torch prints them, which another version may do otherwise
+                warnings.warn(f"the module prints other layers than that of the posterior in {folder}: the same "
+                              "parameters in another network predict otherwise", stacklevel=4)  # fmt: skip
         guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
         if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
             guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)

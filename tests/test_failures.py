@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import JUDGES
@@ -138,3 +139,26 @@ def test_a_density_is_no_bar_for_the_probability_of_rare_counts():
     data = bp.dataset(torch.zeros(400, 1), y, task="counts", split=0, validation=0)
     posterior = bp.fit(bp.MLP(hidden=()), data, bp.MAP(epochs=100, lr=0.05, patience=0), progress=False)
     assert failure(posterior, data) is None
+
+
+def test_an_outlier_among_the_validation_rows_is_named_and_the_run_is_kept(tmp_path, capsys):
+    """On a log scale the exponential of what is predicted 300 sd away overflows: one row is no reason to lose a fit."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=200), "z": rng.normal(size=200)})
+    frame["y"] = np.exp(1 + frame["x"] + 0.1 * rng.normal(size=200))
+    out, file = tmp_path / "run", tmp_path / "t.csv"
+    command = ["train", "mean-field", "--data", str(file), "--target", "y", "--target-scale", "log", "--hidden", "8"]
+    frame.to_csv(file, index=False)
+    row = int(bp.load_data(file, target="y", target_scale="log").index_val[3])
+    frame.loc[row - 2, "x"] = 1e6
+    frame.to_csv(file, index=False)
+    options = ["--no-baseline", "--epochs", "60", "--num-draws", "10", "--device", "cpu", "--quiet", "--out", str(out)]
+    assert main([*command, *options]) == 3
+    failed = json.loads((out / "metrics.json").read_text())
+    assert re.search(f"1 val rows, such as row {row} of t, is not finite", failed["failed"]) and failed["nll"] < 9
+    assert "not finite" in (out / "report.html").read_text()
+    capsys.readouterr()
+    frame.loc[row - 2, "x"], frame.loc[int(bp.load_data(file, target="y").index_train[0]) - 2, "z"] = 0.0, 900.0
+    frame.to_csv(file, index=False)
+    assert main([*command, *options[:-3], "--out", str(tmp_path / "other")]) in (0, 3)
+    assert "sd from the mean: correct it, or --scale robust" in capsys.readouterr().err

@@ -108,6 +108,8 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
         centred = [model.priors["0.weight"](net[0].weight).sample() for _ in range(200)]
     assert prior["4.weight"].scale == 2 and prior["1.weight"].scale == pytest.approx(3 / 6**0.5)
     assert torch.stack(centred).mean(0).sub(1).abs().max() < 6 * 0.1 / 200**0.5
+    late = bp.Bayesian(net, prior={"*": "fan-in:3", "4": "normal:2"})
+    refuses("prior: all that '4' matches, one before it has matched", late.model, rows().schema)
     # The centre is a part of the model, not of the module that it is loaded with.
     model.load_state_dict({"centre": torch.full((6,), 7.0)}, strict=False)
     with bp.isolated(0), poutine.trace() as drawn:

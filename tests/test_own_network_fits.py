@@ -93,6 +93,8 @@ def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tm
         here, there = (bp.predict(p, data.x_test, num_draws=3) for p in (posterior, again))
         assert torch.equal(here.components.logits, there.components.logits)
         assert torch.equal(again.model.centre, posterior.model.centre)
+    with pytest.warns(UserWarning, match="the module prints other layers"):
+        bp.load(tmp_path, module=nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.ReLU(), nn.Linear(5, 3)))
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(24, 6, bias=False), nn.Tanh(), nn.Linear(6, 3))
     named = r"missing: 1.bias; of another shape: 1.weight \(6, 24\), not \(5, 24\), 3.weight \(3, 6\), not \(3, 5\)"
     refuses(named, bp.load, tmp_path, module=wrong)

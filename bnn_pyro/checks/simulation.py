@@ -2,9 +2,8 @@
 
     w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) like f(w, y), w ~ q?
 
-The quantities f are those of a user first: predictions at fixed inputs. A posterior that ignores its data is seen by
-the log-likelihood alone, which depends on them (Modrák et al. 2023, arXiv:2211.02383). Single weights of a network have
-no meaning, units can be exchanged; the bias of the output has one, and the log prior density speaks for all of them.
+The quantities f are predictions at fixed inputs; the log-likelihood, by which alone a posterior blind to its data is
+seen (Modrák et al. 2023, arXiv:2211.02383); the log prior density, and the output's bias: units can be exchanged.
 """
 
 import warnings
@@ -40,10 +39,7 @@ OF_PRIOR = 9
 
 @dataclass(frozen=True)
 class Design:
-    """The inputs of every simulated data set: x (N, …), and points (M, …) at which predictions are asked for.
-
-    old: how many of the points, the first ones, are rows of x.
-    """
+    """Inputs of simulated data sets, x (N, …), and points (M, …) of predictions, the first ``old`` of which x has."""
 
     schema: Schema
     x: Tensor
@@ -74,10 +70,7 @@ class Question(NamedTuple):
 
 
 class Simulator:
-    """A variant at the inputs of a design, its features scaled as ``fit`` scales them; made inside ``isolated``.
-
-    Raises UserError for a prior that cannot be drawn from.
-    """
+    """A variant at a design's inputs, made inside ``isolated``. Raises UserError for a prior without draws."""
 
     def __init__(self, entry: Entry, inputs: Design) -> None:
         model, self.inputs = weight_space(entry.model(inputs.schema)).eval(), inputs
@@ -98,10 +91,7 @@ class Simulator:
         return self._law(self.potential.x, w).components.sample()
 
     def quantities(self, w: Mapping[str, Tensor], y: Tensor) -> tuple[list[Question], np.ndarray]:
-        """(Q questions, their answers (C, Q), float64) by weights {site: (C, *shape)} and targets (N,) or (C, N).
-
-        Predictions are the network's mean in units of the target, or the log odds of a class.
-        """
+        """(Q questions, answers (C, Q), float64) by weights {site: (C, *shape)} and targets (N,) or (C, N)."""
         with torch.no_grad(), pyro.validation_enabled(False):
             prior, likelihood = log_joints(self.model, w, self.potential.x, y)
         table = self._predictions(w)
@@ -151,10 +141,7 @@ class Replication(NamedTuple):
 def replicate(
     entry: Entry, inputs: Design, method: Method, seed: int, num_draws: int, number: int
 ) -> Replication | UserError:
-    """One replication by its number, as a user would fit it, or why the fit failed.
-
-    num_draws: of a posterior that is no chains.
-    """
+    """One replication by its number, as a user would fit it, or why it failed; num_draws: of what is no chains."""
     first, second = (int(s) for s in np.random.SeedSequence([seed, number]).generate_state(2))
     with isolated(first):
         simulator = Simulator(entry, inputs)

@@ -27,6 +27,8 @@ CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": 
            "scale": ("standard", "robust")}  # fmt: skip
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
+#: Standard deviations beyond which an input is told before training.
+OUTLIER = 8.0
 #: Interquartile range of a standard Normal.
 NORMAL_RANGE = 1.3489795
 
@@ -201,6 +203,20 @@ def quantities(columns: Sequence[Column], num: int) -> Tensor:
     """Which of the ``num`` features are quantities, (F,) bool; others are 0 or 1."""
     numeric = [not place and column.categories is None for column in columns for place in range(column.width)]
     return torch.tensor(numeric or [True] * num)
+
+
+def outlier_hint(data: Dataset) -> str:
+    """The training row of a table that lies furthest from the mean, where that is far; "" for data in a file."""
+    if data.schema.is_image or not isinstance(data.x_train, Tensor) or data.index_train is None:
+        return ""
+    far, which = (data.x_train.abs() * quantities(data.schema.columns, data.x_train.shape[1])).max(1)
+    row = int(far.argmax())
+    if far[row] < OUTLIER:
+        return ""
+    where = f"{data.schema.features[which[row]]} in training row {data.index_train[row]} of {data.name}"
+    return (
+        f"{where} is {far[row]:,.0f} sd from the mean: correct it, or --scale robust (`inspect` tells of all columns)"
+    )
 
 
 def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:

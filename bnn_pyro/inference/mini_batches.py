@@ -7,6 +7,7 @@ processes. It is part of training alone: validation rows, test rows and statisti
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -85,8 +86,10 @@ class MiniBatches(torch_data.Dataset):
             return
         device = self.data.x_train.device
         here = MiniBatches(self.data.to("cpu"), self.seed, self.augment)  # other processes cannot use a GPU's memory
+        how = "fork" if sys.platform == "linux" else None  # takes any function, also one that cannot be pickled
         loader = torch_data.DataLoader(here, None, sampler=steps, num_workers=workers, pin_memory=device.type == "cuda",
-                                       worker_init_fn=_one_thread, generator=torch.Generator())  # fmt: skip
+                                       worker_init_fn=_one_thread, generator=torch.Generator(),
+                                       multiprocessing_context=how)  # fmt: skip
         try:
             for x, y in loader:
                 yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)

@@ -95,10 +95,8 @@ class MeanFieldNormal(NormalGuide):
 
     def clear_gradients(self) -> None:
         """Forget the gradients of the last step, whose memory the next one takes where no allocator keeps it."""
-        parts = [p for p in (self.loc, self.rho) if p.grad is not None and not p.is_cuda]
-        self._spare[:] = [p.grad for p in parts]
-        for p in parts:
-            p.grad = None
+        self._spare[:] = [p.grad for p in (self.loc, self.rho) if p.grad is not None and not p.is_cuda]
+        self.loc.grad = self.rho.grad = None
 
 
 class PointMass(_Flat):

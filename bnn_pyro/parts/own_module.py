@@ -145,8 +145,9 @@ def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str],
     patterns = {"*": texts} if isinstance(texts, str) else texts
     chosen: dict[str, str] = {}
     for pattern, text in patterns.items():
-        for name in select(net, pattern, setting):
-            chosen.setdefault(name, text)
+        if set(matched := select(net, pattern, setting)) <= chosen.keys():
+            raise UserError(f"{setting}: all that '{pattern}' matches, one before it has matched; let it stand first")
+        chosen |= {name: text for name in matched if name not in chosen}
     for name in names:
         if name not in chosen:
             raise UserError(f"{setting} says nothing of '{name}'; add a pattern that matches it, such as '*'")

@@ -123,7 +123,7 @@ def predicted_observed(
     plain_numbers(ax)
     target = schema.target if schema is not None else "y"
     ax.set(xlabel=f"observed {target}", ylabel=f"predicted {target}")
-    few = "" if len(picks) == len(y) else f"; {len(picks)} of them are shown"
+    few = "" if len(picks) == len(y) else f"\n{len(picks)} of them are shown"
     ax.set_title(f"{hit.mean():.1%} of {len(y):,} targets in their 95% interval{few}")
     return legend_below(ax, 2)
 

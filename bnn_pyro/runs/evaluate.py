@@ -125,6 +125,9 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         return Scored(posterior, data, num_draws, None, scores=scores, finite=False)
     if len(data.x_test):
         prediction = predict_with_progress(posterior, data.x_test, num_draws, f"test rows ({name})")
+        whole, broken = _finite(prediction, data, "test")
+        if broken:  # figures and scores of the other rows would hide these
+            return Scored(posterior, data, num_draws, None, scores=broken | scores, finite=False)
         evaluation = metrics.evaluate(prediction, data.y_test)
         scores, replicates = scores | evaluation.flat(), evaluation.replicates
         if data.schema.targets:
@@ -148,13 +151,26 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         scores |= against_mean_weights(posterior, prediction, data)
     if len(data.x_val):
         validation = predict_with_progress(posterior, data.x_val, num_draws, f"validation rows ({name})")
-        estimates = metrics.evaluate(validation, data.y_val, bootstrap=2)
+        whole, broken = _finite(validation, data, "val")
+        scores = broken | scores
+        estimates = metrics.evaluate(validation[whole], data.y_val[whole], bootstrap=2) if whole.any() else {}
         scores |= {f"validation_{metric}": estimate.value for metric, estimate in estimates.items()}
     others = {what: predict_with_progress(posterior, x, num_draws, what) for what, x in outside.items()}
     for what, other in others.items():
         scores |= {f"ood_{what}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
         scores[f"ood_{what}_mean_entropy"] = other.total.mean().item()
     return Scored(posterior, data, num_draws, prediction, others, scores, replicates)
+
+
+def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, dict[str, str]]:
+    """(of which rows mean and uncertainty are finite (B,), {"failed": what is wrong with the others}, or {})."""
+    parts = (v.reshape(len(prediction), -1).isfinite().all(1) for v in (prediction.mean, prediction.total))
+    whole, rows = torch.stack([*parts]).all(0), getattr(data, f"index_{part}")
+    if whole.all():
+        return whole, {}
+    first = int(whole.int().argmin()) if rows is None else int(rows[whole.int().argmin()])
+    words = f"the prediction of {(~whole).sum():,} {part} rows, such as row {first} of {data.name}, is not finite: "
+    return whole, {"failed": words + "correct it where it is an outlier, or --scale robust; else a smaller --lr"}
 
 
 def _write_scores(place: RunFolder, scored: Scored) -> None:
