@@ -24,6 +24,7 @@ from bnn_pyro.inference.log_joint import Objective, Rescale, elbo_of
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import RowNoise
 from bnn_pyro.parts.own_start import sampling_of
+from bnn_pyro.parts.weights import NormalWeights
 
 #: A strong prior, so that it matters, and a target in its own units.
 PROBLEM = correlated(num=24, noise=5.0, y_shift=40.0, y_scale=8.0, prior_scale=0.3)
@@ -245,16 +246,16 @@ def test_outputs_have_the_moments_of_drawn_weights(kind):
     """Of one row: means and the covariance of all its outputs; groups, stride and padding as the layer has them."""
     with bp.isolated(0):
         layer, x = kind(4, 4, 2, stride=2, padding=1, groups=2), torch.randn(1, 4, 3, 3)
-        q = {n: torch.distributions.Independent(torch.distributions.Normal(p.detach(), 0.5 + p.detach().abs()), p.dim())
-             for n, p in layer.named_parameters()}  # fmt: skip
+        q = {n: NormalWeights(p.detach(), 0.5 + p.detach().abs()) for n, p in layer.named_parameters()}
         draws = {True: [], False: []}
         for by_row in draws:
             for _ in range(800):
                 w = {name: own.rsample() for name, own in q.items()}
                 for name, value in w.items():
                     value.drawn_from = q[name]
-                with RowNoise(w, dict.fromkeys(w, "flipout") if by_row else {}):
+                with RowNoise(w, dict.fromkeys(w, "flipout") if by_row else {}) as mode:
                     draws[by_row].append(torch.func.functional_call(layer, w, (x,)).flatten())
+            assert len(mode.q) == len(w) * by_row
     a, b = (torch.stack(draws[by_row]) for by_row in draws)
     sd = b.std(0)
     assert ((a.mean(0) - b.mean(0)).abs() < 6 * sd * (2 / 800) ** 0.5 + 1e-6).all()

@@ -149,7 +149,7 @@ class RowNoise(TorchFunctionMode):
         super().__init__()
         self.w = w  # whose ids stay theirs
         q = {id(v): getattr(v, "drawn_from", None) for k, v in w.items() if k in sampling}
-        self.q = {key: own for key, own in q.items() if hasattr(own, "loc")}
+        self.q = {k: own for k, v in q.items() if hasattr(own := getattr(v, "base_dist", v), "loc")}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         """A layer's outputs, or what the function gives."""
