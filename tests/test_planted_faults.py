@@ -31,7 +31,7 @@ JOINT = JointDistribution(chains=600, sweeps=4, rows=6)
 STEPS = StepSize(chains=100, times=6.0)
 
 own_nuts, move = hmc.nuts, chees.Chains.move
-kl, log_joints, cut = log_joint._kl, log_joint.log_joints, guides.cut
+kl, log_joints, FlatNormals = log_joint._kl, log_joint.log_joints, guides.FlatNormals
 log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
 
 
@@ -53,8 +53,8 @@ def log_of_draws(self, y):
     return self.components.log_prob(y).mean(0)
 
 
-def first_weight_stays(flat, shapes):
-    return cut(torch.cat([flat[:1].detach(), flat[1:]]), shapes)
+def first_weight_stays(loc, *rest):
+    return FlatNormals(torch.cat([loc[:1].detach(), loc[1:]]), *rest)
 
 
 def newest_always(rng, start, dynamics, step, max_depth):
@@ -105,7 +105,7 @@ FAULTS = {
     "likelihood not rescaled": ("svi", ESTIMATORS, [(log_joint, "Rescale", rescale_neither)]),
     "likelihood not rescaled, SGHMC": ("sghmc", ESTIMATORS, UNSCALED),
     "averaged log-probabilities": ("svi", PREDICTIVE, AVERAGED),
-    "a guide that ignores a weight": ("svi", EXACT, [(guides, "cut", first_weight_stays)]),
+    "a guide that ignores a weight": ("svi", EXACT, [(guides, "FlatNormals", first_weight_stays)]),
     "NUTS without acceptance": ("nuts", JOINT, [(hmc, "nuts", newest_always)]),
     "ChEES without acceptance": ("chees", JOINT, [(chees.Chains, "move", all_move)]),
     "another prior, ChEES": ("chees", JOINT, WIDE),

@@ -93,8 +93,8 @@ def test_an_optimisation_ends_with_the_weights_of_that_step(name, monkeypatch, t
     net, method = POINTS[name]
     seen, advance = [], optimise.Training.advance
 
-    def watched(self, rows):
-        advance(self, rows)
+    def watched(self, *batch):
+        advance(self, *batch)
         seen.append(torch.cat([value.flatten().clone() for value in self.guide.state_dict().values()]))
 
     with monkeypatch.context() as patch:
