@@ -29,6 +29,8 @@ MAX_CATEGORIES = 20
 #: Skewness of a positive target from which on a log scale is suggested.
 SKEWED = 1.0
 SKEWED_HINT = "positive and skewed: intervals may reach below 0, --target-scale log models its logarithm"
+#: Standard deviations from the mean beyond which a value is an outlier.
+FAR = 8.0
 #: A task, targets, and the names of classes.
 Targets = tuple[str, np.ndarray, tuple[str, ...]]
 #: What separates cells, the most usual first.

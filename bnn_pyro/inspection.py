@@ -13,12 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import MAX_CATEGORIES, MISSING, RAREST, SKEWED_HINT, infer_task, is_skewed, parsed, read_cells
+from bnn_pyro.cells import FAR, MAX_CATEGORIES, MISSING, RAREST, SKEWED_HINT, infer_task, is_skewed, parsed, read_cells
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError, unknown
 
-#: Standard deviations from the mean of the other values beyond which a value is an outlier.
-OUTLIER = 8.0
 #: Rows of a category or class below which it is rare.
 RARE = 5
 #: Share of the rows that are one class, from which on accuracy says little.
@@ -214,7 +212,7 @@ def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: boo
     at = int(np.abs(values - np.median(values)).argmax())
     others = np.delete(values, at)
     distance = abs(values[at] - others.mean()) / (others.std() or np.inf)
-    if len(others) >= 10 and distance > OUTLIER:
+    if len(others) >= 10 and distance > FAR:
         yield (f"{cells.iloc[at]} in row {cells.index[at]} is {distance:,.0f} standard deviations of the others from "
                f"their mean{'' if is_target else ': correct it, or --scale robust'}"), False, False  # fmt: skip
 

@@ -5,7 +5,7 @@ posterior depends on (widths, activation, prior, noise): the same class, guide a
 is known. Whether the model is the reference's, its density tells.
 
 A sampler that claims the posterior is held to means of :func:`bounded` functions of every output, within the
-Monte-Carlo errors of both; of an approximation it is told how far its means, spread and intervals are off.
+Monte-Carlo errors of both; of an approximation the report says how far its means, spread and intervals are off.
 """
 
 import math
@@ -38,8 +38,8 @@ EPOCHS = 5.0
 @dataclass(frozen=True)
 class Reference(Check):
     """Predictions are compared with those of a posterior that is known: 10,000 draws of Hamiltonian Monte Carlo,
-    checked by a second sampler. Samplers must agree within their Monte-Carlo error; of approximations it is told how
-    far off their means are, how much too narrow they are, and what their intervals hold.
+    checked by a second sampler. Samplers must agree within their Monte-Carlo error; for approximations the report
+    says how far off their means are, how much too narrow they are, and what their intervals hold.
 
     draws   of a guide; of Markov chains, all chains together
     rows    rows · weights of the largest reference on which a sampler of whole data sets is run

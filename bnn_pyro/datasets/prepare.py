@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnn_pyro.cells import FAR
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import divide
@@ -27,8 +28,6 @@ CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": 
            "scale": ("standard", "robust")}  # fmt: skip
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
-#: Standard deviations beyond which an input is told before training.
-OUTLIER = 8.0
 #: Interquartile range of a standard Normal.
 NORMAL_RANGE = 1.3489795
 
@@ -211,7 +210,7 @@ def outlier_hint(data: Dataset) -> str:
         return ""
     far, which = (data.x_train.abs() * quantities(data.schema.columns, data.x_train.shape[1])).max(1)
     row = int(far.argmax())
-    if far[row] < OUTLIER:
+    if far[row] < FAR:
         return ""
     where = f"{data.schema.features[which[row]]} in training row {data.index_train[row]} of {data.name}"
     return (

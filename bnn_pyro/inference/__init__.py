@@ -91,10 +91,11 @@ def methods_for(variant: Any) -> tuple[str, ...]:
 
 def unsuitable(method: str, variant: str, kind: Any) -> UserError:
     """The error for a method that is unknown, or needs what a variant has not."""
-    if method not in METHODS:
-        return unknown(f"inference method for {variant}", method, methods_for(kind))
-    missing = " and ".join(NEEDS.get(need, need) for need in sorted(METHODS[method].needs - kind.has))
-    return UserError(f"{method} needs {missing}, which {variant} has not; take one of {', '.join(methods_for(kind))}")
+    suit = methods_for(kind)
+    if method in METHODS:
+        missing = " and ".join(NEEDS.get(need, need) for need in sorted(METHODS[method].needs - kind.has))
+        return UserError(f"{method} needs {missing}, which {variant} has not; take one of {', '.join(suit)}")
+    return unknown(f"inference method for {variant}", method, suit)
 
 
 __all__ = [

@@ -3,7 +3,7 @@
     u ← (1 − lr·decay) u + lr · Adam(∇ log π(u)),     u (M, P)
 
 The log joint of the training rows that are not held out, N/B-scaled (Loshchilov & Hutter 2019, arXiv:1711.05101). Each
-member has initial weights and mini-batches of its own, and keeps those of the epoch of its least held-out NLL.
+member has initial weights and mini-batches of its own, and ends at its epoch of the lowest held-out NLL.
 """
 
 import math

@@ -3,8 +3,8 @@
     MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
 
 The KL of a point mass to the prior is −log p(w); MLE gives it the weight 0. Training stops early (``early_stopping``).
-Where the network has dropout the likelihood is averaged over its masks, and the weights found are those of the network
-without (Srivastava et al. 2014, section 10).
+Where the network has dropout the likelihood is averaged over its masks, and the optimum is the network without
+(Srivastava et al. 2014, section 10).
 """
 
 from __future__ import annotations

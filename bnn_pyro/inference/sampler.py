@@ -48,7 +48,7 @@ ATTEMPTS = 100
 #: Steps of Adam to a mode, the first of its learning rates, which fall to 0 by a cosine, and starts in one call.
 STEPS, LR, TOGETHER = 500, 0.05, 64
 
-#: Draws of a chain from which on one that never moves, or always diverges, is told: fewer may be bad luck.
+#: Draws of a chain from which on one that never moves, or always diverges, is reported: fewer may be bad luck.
 MIN_DRAWS = 10
 
 #: Chains that a warning names.

@@ -20,7 +20,7 @@ from bnn_pyro.predictive import Prediction
 
 #: A bin of fewer points is drawn in grey: its accuracy says next to nothing.
 FEW = 10
-#: A confidence that few would question: how many points lie above it, and how many of them are wrong, is told.
+#: A confidence that few would question: how many points lie above it, and how many of them are wrong, is said.
 SURE = 0.99
 
 
