@@ -13,7 +13,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import FAR, MAX_CATEGORIES, MISSING, RAREST, SKEWED_HINT, infer_task, is_skewed, parsed, read_cells
+from bnn_pyro.cells import (
+    FAR,
+    MAX_CATEGORIES,
+    MISSING,
+    NONE,
+    RAREST,
+    SKEWED_HINT,
+    gaps_in,
+    infer_task,
+    is_skewed,
+    max_categories,
+    parsed,
+)
+from bnn_pyro.csv_files import read_cells
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError, unknown
 
@@ -21,6 +34,9 @@ from bnn_pyro.errors import UserError, unknown
 RARE = 5
 #: Share of the rows that are one class, from which on accuracy says little.
 UNBALANCED = 0.9
+#: What to do about codes, whether few of them differ; and words in the names of columns that have some.
+CODE = {True: "a code is a category: --categorical", False: "a code is no quantity: --exclude"}
+CODE_NAMES = re.compile(r"(?i)(?<![a-z])(zip|zip_?code|post_?code|postal_?code|plz|code|id)(?![a-z])")
 UNIT = re.compile(r"[$€£]\s?[-+]?[\d.,]+|[-+]?[\d.,]+\s?[%€$£]")
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 
@@ -109,7 +125,7 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
     for name in () if target is None else targets:
         if name not in frame.columns:
             raise unknown(f"target column of {path}", name, frame.columns)
-    gaps = frame.isin(MISSING)
+    gaps = gaps_in(frame, MISSING)
     separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
     columns, findings, task = {}, [], None
     for name in frame:
@@ -181,9 +197,11 @@ def _texts(cells: pd.Series, distinct: int, is_target: bool) -> Iterator[tuple[s
         yield f"holds dates, such as '{cells.iloc[0]}': {way}", True, False
     elif cells.map(lambda cell: bool(UNIT.fullmatch(cell))).all():
         yield f"holds numbers with a unit, such as '{cells.iloc[0]}': leave the unit out", True, False
-    elif distinct > max(MAX_CATEGORIES, len(cells) // 5):
+    elif distinct > max_categories(len(cells)):
         yield f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment", True, not is_target
     else:
+        if none := cells.isin(list(NONE)).sum():
+            yield f"'None' is a category of {none:,} rows; where it is a missing value, empty these cells", False, False
         lower = cells.str.lower()
         if lower.nunique() < distinct:
             some = next(cells[lower == text].unique() for text in lower.unique() if cells[lower == text].nunique() > 1)
@@ -201,14 +219,14 @@ def _numbers(cells: pd.Series, values: np.ndarray, distinct: int, is_target: boo
         row = cells.index[infinite[0]]
         yield f"'{cells.iloc[infinite[0]]}' in row {row} is not finite, or too large for 32 bits", True, False
         return
-    whole = np.array_equal(values, np.round(values))
+    whole, few = np.array_equal(values, np.round(values)), distinct <= MAX_CATEGORIES
     if whole and not is_target and distinct == len(cells) > MAX_CATEGORIES and (np.diff(values) == 1).all():
         yield "counts the rows: an identifier, not a quantity", False, True
     if whole and (codes := cells[cells.str.match(r"[-+]?0\d")]).size:
-        few = distinct <= MAX_CATEGORIES
-        way = "a code is a category: --categorical" if few else "a code is no quantity: --exclude"
-        way = "its classes lose them" if is_target else way
+        way = "its classes lose them" if is_target else CODE[few]
         yield f"has leading zeros, such as '{codes.iloc[0]}'; {way}", False, False
+    elif whole and not is_target and CODE_NAMES.search(str(cells.name)) and distinct < len(cells):
+        yield f"is named like a code; {CODE[few]}", False, False
     at = int(np.abs(values - np.median(values)).argmax())
     others = np.delete(values, at)
     distance = abs(values[at] - others.mean()) / (others.std() or np.inf)

@@ -1,13 +1,17 @@
 """A user's own tables, given splits, rows to predict; and what bad ones get."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from refused import refuses
 
-from bnn_pyro.cells import parsed, read_cells
-from bnn_pyro.datasets import load_data, read_rows
+from bnn_pyro.cells import MISSING, parsed
+from bnn_pyro.csv_files import read_cells
+from bnn_pyro.datasets import Column, load_data, read_rows
+from bnn_pyro.datasets.tables import encode_rows
 
 
 def table(path, num=40, **columns):
@@ -116,6 +120,20 @@ def test_given_splits_decide_the_test_rows(tmp_path):
     assert held.split["rows"] == [30, 7, 2]
     filled = load_data(path, target="price", missing="indicator", unseen="ignore").schema
     assert "rooms missing" in filled.features and filled.unseen == "ignore"
+
+
+def test_none_is_a_category_among_texts_and_a_missing_value_among_numbers(tmp_path):
+    heat = ["none", "gas", "None", "oil"] * 10
+    path = table(tmp_path / "t.csv", city=heat, rooms=["none", *range(39)])
+    schema = load_data(path, target="price", missing="drop").schema
+    assert schema.features == ("rooms", "city=None", "city=gas", "city=none", "city=oil")
+    new, _ = read_rows(table(tmp_path / "new.csv", city=["none"] * 40), schema)  # no other text is there
+    assert schema.unstandardise(new)[:, 1:].round().tolist() == [[0, 0, 1, 0]] * 40
+    refuses(r"'rooms', row 2: missing value \('none'\)", read_rows, table(tmp_path / "new.csv", rooms=heat), schema)
+    earlier = replace(schema, columns=(Column("city", ("gas", "oil", "(missing)")),))
+    assert encode_rows("new", read_cells(path)[:1], earlier, MISSING)[0].tolist() == [[0, 0, 1]]
+    classes = load_data(path, target="city", exclude=["rooms"]).schema.classes
+    assert set(classes) == {"None", "gas", "none", "oil"}
 
 
 def test_paths_are_also_looked_for_under_the_data_root(root):

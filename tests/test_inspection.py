@@ -12,7 +12,7 @@ from run_folders import same, small_table
 
 import bnn_pyro as bp
 from bnn_pyro import commands
-from bnn_pyro.cells import read_cells
+from bnn_pyro.csv_files import read_cells
 from bnn_pyro.inspection import inspect_table
 from bnn_pyro.run import main, parse
 from bnn_pyro.runs.recipe import EXAMPLE, resolve
@@ -67,6 +67,13 @@ def test_columns_are_left_out_or_taken_for_codes(tmp_path):
     assert data.schema.features == ("zip=01000", "zip=01001", "zip=01002")
     labels = bp.load_data(path, target="zip", exclude="y", categorical="zip").schema
     assert (labels.task, labels.classes) == ("classification", ("01000", "01001", "01002"))
+    frame = pd.read_csv(path).astype({"zip": "Int64"}).assign(zip=lambda f: f.zip.where(f.id != 4))
+    whole = bp.dataset(frame, "y", exclude="id", categorical="zip", missing="drop")
+    assert whole.schema.features == ("zip=1000", "zip=1001", "zip=1002") and whole.split["dropped"] == 1
+    new = bp.datasets.inputs(pd.DataFrame({"zip": [1001.0]}), whole.schema)
+    assert whole.schema.unstandardise(new).round().tolist() == [[0, 1, 0]]
+    refuses("'idd'; did you mean 'id'", bp.dataset, frame, "y", exclude="idd")
+    refuses("X is no frame", bp.dataset, np.zeros((9, 2)), np.zeros(9), categorical="x1")
     left = bp.load_data("breast-cancer", exclude=["mean radius"]).schema.features
     assert len(left) == 29 and "mean radius" not in left
     for name, how, words in (
@@ -113,6 +120,12 @@ COMMANDS = {
                        "--target y --exclude id --missing indicator", ("a", True, "1 missing values")),
     "codes": ("zip,y", (lambda k: f"0{k % 3}", lambda k: k + 0.5), "y",
               "--target y --categorical zip", ("zip", False, "leading zeros")),
+    "a code by its name": ("ZIP code,y", (lambda k: 8000 + k % 3, lambda k: k + 0.5), "y",
+                           "--categorical 'ZIP code'", ("ZIP code", False, "named like a code")),
+    "none among texts": ("heat,y", (lambda k: ("gas", "none")[k % 2], lambda k: k + 0.5), "y",
+                         "--target y", ("heat", False, "'None' is a category of 20 rows")),
+    "none among numbers": ("a,y", (lambda k: "none" if k == 1 else k, lambda k: k + 0.5), "y",
+                           "--missing indicator", ("a", True, "1 missing values ('none')")),
     "ambiguous dates": ("sold,y", (lambda k: f"{k % 12 + 1:02}/{k % 9 + 1:02}/2024", lambda k: k + 0.5), "y",
                         "--exclude sold", ("sold", True, "day or the month may be first")),
     "rare class": ("a,y", (lambda k: k % 7, lambda k: "yes" if k == 3 else "no"), "y",

@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import numbered
+from bnn_pyro.cells import gaps_in, numbered
 from bnn_pyro.datasets.dataset import Raw, Schema
-from bnn_pyro.datasets.frames import WAY, as_target, gaps_in, refuse_gaps, target_fields
+from bnn_pyro.datasets.frames import WAY, as_target, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
@@ -97,7 +97,7 @@ def raw_arrays(
     """Arrays as in :func:`load_archive`, y as of ``as_target`` and event of ``target_fields``; errors name ``path``."""
     if 0 in (x.shape or [0]) or len(y) != len(x):
         raise UserError(f"{path}: x has shape {x.shape}, and y {len(y)} rows; x needs rows, and y one for each")
-    rows = None
+    rows, num = None, len(x)
     if drop_missing and isinstance(x, OnDisk):
         raise UserError(f"{path}: is not read into memory, so that no rows are dropped; leave missing='drop' out "
                         "(--missing drop), or set BNN_PYRO_MEMORY to more GiB")  # fmt: skip
@@ -123,6 +123,7 @@ def raw_arrays(
         source=str(path),
         white=white,
         rows=rows,
+        dropped=num - len(x),
     )
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import DECIMAL_COMMA, MAX_CATEGORIES, label, numbers, parsed, positions, read_targets, truth
+from bnn_pyro.cells import DECIMAL_COMMA, label, max_categories, numbers, parsed, positions, read_targets, truth
 from bnn_pyro.datasets.dataset import Column
 from bnn_pyro.errors import UserError, unknown
 
@@ -61,6 +61,17 @@ def named(x: Any, names: Sequence[str] | None = None) -> pd.DataFrame:
     """An array (N, F) as a frame, of columns x1, x2, … where there are no names."""
     frame = pd.DataFrame(x)
     return frame.set_axis(names or [f"x{k + 1}" for k in range(frame.shape[1])], axis=1)
+
+
+def names_in(table: pd.DataFrame | None, what: str, value: str | Sequence[str]) -> list[str]:
+    """The columns that an argument names. Raises UserError where the frame has none of this name, or there is none."""
+    names = [value] if isinstance(value, str) else list(value)
+    for column in names:
+        if table is None:
+            raise UserError(f"{what}='{column}' names a column, and X is no frame: give pandas.DataFrame(X)")
+        if column not in table.columns:
+            raise unknown(f"column of X ({what}=)", column, table.columns)
+    return names
 
 
 def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
@@ -173,12 +184,6 @@ def _times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.ndar
 
 
 # -- missing values ----------------------------------------------------------------------------------------------------
-def gaps_in(frame: pd.DataFrame, words: Sequence[str] = ("",)) -> pd.DataFrame:
-    """Where values are missing, which of text are these words."""
-    return pd.DataFrame({name: cells.isna() | (cells.isin(list(words)) if cells.dtype.kind not in "iuf" else False)
-                         for name, cells in frame.items()}, frame.index)  # fmt: skip
-
-
 def refuse_gaps(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, way: str = "") -> None:
     """Raise UserError with the place of the first missing value."""
     if not gaps.to_numpy().any():
@@ -207,7 +212,7 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
         if share >= 0.5 or all(DECIMAL_COMMA.fullmatch(cell) for cell in present):
             numbers(where, present)
     categories = tuple(sorted(set(present)))
-    if len(categories) > max(MAX_CATEGORIES, len(present) // 5):
+    if len(categories) > max_categories(len(present)):
         from bnn_pyro.dates import find_dates  # here and in `tables`, as most tables have none
 
         way = f"{NUMBERS_OF_DATES}; or " * (find_dates(where, present) is not None)

@@ -16,14 +16,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as Items
 
+from bnn_pyro.cells import coded_cells
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema
-from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, event_column, named
+from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, event_column, named, names_in
 from bnn_pyro.datasets.prepare import check_options, prepare, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
 from bnn_pyro.datasets.splits import FRACTIONS
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 
 
 def dataset(
@@ -35,6 +36,8 @@ def dataset(
     rows: int | tuple[int, int] | None = None,
     x_test: Any = None,
     y_test: Any = None,
+    exclude: str | Sequence[str] = (),
+    categorical: str | Sequence[str] = (),
     task: str | None = None,
     classes: Sequence[str] | None = None,
     split: Any = None,
@@ -66,6 +69,7 @@ def dataset(
     train, test  instead of x and of x_test: torch data sets or loaders
     rows    how many rows these give, where they have no length: of train, or (of train, of test)
     x_test, y_test  the test part, where it is given
+    exclude, categorical  columns of the frame to leave out, and those whose numbers are codes of categories
     task    regression, classification, counts, ordinal, targets (several numbers) or labels (several 0 and 1); where
             not given see ``cells.infer_task``, and for several targets labels where all are 0 or 1
     classes names of the labels 0 … K−1, where y are these; or all that y has, in their order (of ordinal the lowest
@@ -114,17 +118,14 @@ def dataset(
     of_event: tuple[str, ...] = () if event is None else (str(getattr(event, "name", None) or "event"),)
     if isinstance(event, str):
         event, *_ = of_event = event_column("X", event, [] if table is None else list(table.columns))
+    coded, taken = names_in(table, "categorical", categorical), names_in(table, "exclude", exclude)
+    table = table.assign(**{name: coded_cells(table[name]).astype("category") for name in coded}) if coded else table
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure, "event": event}
-    taken: list[str] = []
     for what, value in columns.items():
-        names = [value] if isinstance(value, str) else value
         several = what == "y" and isinstance(value, list | tuple) and len(value) < len(x)
         if isinstance(value, str) or (several and all(isinstance(column, str) for column in value)):
-            for column in names:
-                if table is None or column not in table.columns:
-                    raise unknown(f"column of X ({what}=)", column, [] if table is None else table.columns)
-            columns[what] = table[value if isinstance(value, str) else names]
-            taken += names
+            taken += names_in(table, what, value)
+            columns[what] = table[value]
     if event is not None:
         columns["y"] = _with_event(columns["y"], columns["event"], of_event[0])
     table = table if table is None else table.drop(columns=taken)
@@ -226,6 +227,8 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
                           stacklevel=4)  # fmt: skip
         table = table[[name for name in table.columns if name in known]]
         table = as_cells(table, f"{what} (rows from 0)", bool(like.dates))
+        coded = [column.name for column in like.columns if column.categories is not None]
+        table = table.assign(**{name: coded_cells(table[name]) for name in coded if table[name].dtype.kind in "iuf"})
         return encode_rows(f"{what} (rows from 0)", table, like)[0], 1.0
     values, white = image_arrays(what, x)
     values = values if isinstance(values, OnDisk) else torch.from_numpy(values)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import bnn_pyro.datasets.frames as frames
-from bnn_pyro.cells import MISSING, label, numbers, parsed, positions, read_cells, truth
+from bnn_pyro.cells import MISSING, coded_cells, gaps_in, label, numbers, parsed, positions, truth
 from bnn_pyro.datasets.arrays import raw_arrays
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
@@ -76,9 +76,9 @@ def load_table(
     values = {}
     for name in aside:
         cells = frame.loc[raw.index.numpy(), name]
-        frames.refuse_gaps(path, cells.to_frame(), frames.gaps_in(cells.to_frame(), MISSING))
+        frames.refuse_gaps(path, cells.to_frame(), gaps_in(cells.to_frame(), MISSING))
         values[name] = cells.to_numpy() if np.isnan(parsed(cells)).any() else parsed(cells)
-    return replace(raw, name=path.stem, source=str(path), dropped=len(frame) - len(raw.y)), values
+    return replace(raw, name=path.stem, source=str(path)), values
 
 
 def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str], dates: bool) -> pd.DataFrame:
@@ -87,6 +87,8 @@ def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str], dates: 
     codes: columns of Parquet whose numbers are names of categories.   dates: whether Parquet may have some, as text.
     """
     if path.suffix.lower() != ".parquet":
+        from bnn_pyro.csv_files import read_cells  # data that come with the package need none
+
         return read_cells(path, text)
     try:
         frame = pd.read_parquet(path)
@@ -97,7 +99,7 @@ def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str], dates: 
     frame = frames.as_cells(frames.as_table(str(path), frame), str(path), dates)
     if frame.empty:
         raise UserError(f"{path}: has no rows")
-    return frame.assign(**{name: frame[name].map(label) for name in codes if name in frame})
+    return frame.assign(**{name: coded_cells(frame[name]) for name in codes if name in frame})
 
 
 def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) -> Raw | None:
@@ -147,7 +149,7 @@ def raw_table(
     order    see ``cells.read_targets``   exposure  the name of the last column of inputs, where that is one
     event    see ``frames.target_fields``
     """
-    gaps, read = frames.gaps_in(frame, words), ()
+    gaps, read = gaps_in(frame, words), ()
     if dates != "refuse":
         from bnn_pyro.dates import find_dates
 
@@ -155,7 +157,7 @@ def raw_table(
         found = (find_dates(where, cells[~gaps[name]], dates) for name, cells in inputs.items())
         for date in (read := tuple(filter(None, found))):
             frame = date.replaced(where, frame, gaps)
-        gaps = frames.gaps_in(frame, words)
+        gaps = gaps_in(frame, words)
     whole = frame
     if missing == "drop":
         whole = frame[~gaps.any(axis=1)]
@@ -182,6 +184,7 @@ def raw_table(
         columns=tuple(columns),
         dates=read,
         source=str(where),
+        dropped=len(frame) - len(whole),
         rows=None if len(whole) == len(frame) else torch.from_numpy(frame.index.get_indexer(whole.index)),
         index=torch.from_numpy(whole.index.to_numpy(copy=True)),
     )
@@ -213,7 +216,7 @@ def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
 
 def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSING) -> pd.Series:
     """What is wrong with the inputs of each row, (N,); "" where :func:`encode_rows` takes them."""
-    gaps, problems = frames.gaps_in(frame, words), pd.Series("", frame.index)
+    gaps, problems = gaps_in(frame, words, _texts_of(like)), pd.Series("", frame.index)
     dates = {date.parts[0]: date for date in like.dates}
     for column in like.columns:
         date = dates.get(column.name)
@@ -240,10 +243,10 @@ def encode_rows(
     where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)
 ) -> tuple[Tensor, Tensor | None]:
     """x (N, features), not standardised, and y (N,) or None, read as ``like`` was. Raises as :func:`read_rows`."""
-    gaps = frames.gaps_in(_with_columns(where, frame, like), words)
+    gaps = gaps_in(_with_columns(where, frame, like), words, _texts_of(like))
     for date in like.dates:
         frame = date.replaced(where, frame, gaps)
-    gaps = frames.gaps_in(frame, words) if like.dates else gaps
+    gaps = gaps_in(frame, words, _texts_of(like)) if like.dates else gaps
     strict = [column.name for column in like.columns if frames.takes_no_gaps(column)]
     frames.refuse_gaps(where, frame[strict], gaps[strict])
     x = torch.from_numpy(frames.encode(where, frame, gaps, like.columns, like.unseen))
@@ -255,7 +258,7 @@ def encode_rows(
 
 def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)) -> Tensor:
     """Targets (N,) or (N, T) float32, or labels by the names of the classes; of the columns of the targets."""
-    frames.refuse_gaps(where, frame, frames.gaps_in(frame, words))
+    frames.refuse_gaps(where, frame, gaps_in(frame, words, _texts_of(like)))
     if like.targets or like.event:
         return frames.target_fields(where, frame, like.task, event=like.event)["y"].to(torch.float32)
     cells = frame.iloc[:, 0]
@@ -266,6 +269,11 @@ def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, wo
         return y
     labels = [cell if cell in like.classes else label(cell) for cell in cells]
     return torch.from_numpy(positions(where, cells, labels, like.classes, "class"))
+
+
+def _texts_of(like: Schema | Raw) -> dict[str, Sequence[str]]:
+    """{column: its categories, or the classes of a target}; () for numbers."""
+    return {c.name: c.categories or () for c in like.columns} | dict.fromkeys(like.target_names, like.classes or ())
 
 
 def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema | Raw) -> pd.DataFrame:

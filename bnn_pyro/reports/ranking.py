@@ -1,14 +1,14 @@
 """Which of several posteriors predicts best: log predictive densities of the same rows, with standard errors."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import pandas as pd
 
+from bnn_pyro.metrics.metric import intervals, mean_of
 from bnn_pyro.reports.tables import NOT_CLEAR
 
-#: A difference is clear from so many of its standard errors on.
-CLEAR = 2.0
 #: What is said of differences wherever they are shown.
 SOURCES = (
     "A difference has two sources of error: the seeds and splits of the fits (another start, other training rows), and "
@@ -31,7 +31,8 @@ def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None 
     """From the best on, of {label: log predictive density (N,) in nats of the same N rows}; no line for no rows.
 
     A line a label: density, se, the sum over the rows and its standard error over other such rows; difference,
-    its_error, that minus the best one's; note, what to know of it. The standard error of a sum over N rows is
+    its_error, that minus the best one's; note, what to know of it: "worse" where the 95 % interval of the difference,
+    by bootstrap over the rows as in ``metrics.paired``, is below 0. The standard error of a sum over N rows is
     √(N · var), of a difference with the variance of the row-wise differences, which is smaller where two predict alike
     (Vehtari, Gelman & Gabry 2017, arXiv:1507.04544, section 5.2).
     """
@@ -42,7 +43,8 @@ def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None 
     apart = points.sub(points.iloc[:, 0], axis=0)
     sums = {"density": points.sum(), "se": np.sqrt(len(points) * points.var())}
     sums |= {"difference": apart.sum(), "its_error": np.sqrt(len(points) * apart.var())}
-    worse, own = sums["difference"] < -CLEAR * sums["its_error"], notes or {}
-    verdicts = ["", *np.where(worse, "worse", NOT_CLEAR)[1:]]
+    differences = {label: partial(mean_of, column.to_numpy()) for label, column in apart.items()}
+    around, own = intervals(differences, (len(apart),)), notes or {}
+    verdicts = ["", *("worse" if around[label].high < 0 else NOT_CLEAR for label in list(apart)[1:])]
     words = [filter(None, (v, own.get(label))) for v, label in zip(verdicts, points, strict=True)]
     return pd.DataFrame(sums | {"note": list(map("; ".join, words))})

@@ -19,7 +19,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.reports import tables
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
-from bnn_pyro.reports.ranking import CLEAR, SOURCES, ranked, ranking_table
+from bnn_pyro.reports.ranking import SOURCES, ranked, ranking_table
 from bnn_pyro.runs.baselines import paired_differences, read_predictions
 from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
@@ -62,7 +62,7 @@ def compare_runs(
     differences = {k: paired_differences(predictions[k], predictions[base], truth.y_test) for k in others}
     densities = {label: prediction.log_prob(truth.y_test).numpy() for label, prediction in predictions.items()}
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
-    sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES, clear=CLEAR)
+    sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES)
     notes = {run.label: "its fit failed" for run in runs if run.failed}
     held_out = tables.Section(title, sentence, ranking_table(ranked(densities, notes)))
     return show_comparison(runs, differences, [held_out, _loo_ranking(left_out, len(truth.x_train))], form)

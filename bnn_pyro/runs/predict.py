@@ -3,6 +3,7 @@
 import csv
 import math
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def predict_file(
     or flagged; and for options that do not suit the run.
     """
     posterior, path, how = with_calibration(posterior, folder.path), Path(args.input), args.on_bad_row
-    schema, calibrated, y, beside = posterior.schema, isinstance(posterior, Calibrated), None, pd.DataFrame()
+    schema, calibrated, beside = posterior.schema, isinstance(posterior, Calibrated), pd.DataFrame()
+    y = unseen = None
     if args.monitor and not calibrated:
         raise UserError(f"--monitor compares with calibration rows, and {args.run} has none: calibrate {args.run}")
     if args.threshold is not None and not (len(schema.classes) == 2 and 0 < args.threshold < 1):
@@ -121,7 +123,7 @@ def predict_file(
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
         frame = frame[problems == ""].drop(columns=[] if args.monitor else [*schema.target_names], errors="ignore")
         x, y = encode_rows(path, frame, schema, MISSING)
-        x = schema.standardise(x)
+        x, unseen = schema.standardise(x), row_problems(frame, replace(schema, unseen="refuse"))
     elif args.keep:
         raise UserError(f"--keep takes columns of a CSV, TSV or Parquet file, and {path} is none; leave it out")
     else:
@@ -140,6 +142,10 @@ def predict_file(
     if not schema.is_image and (numeric := quantities(schema.columns, x.shape[1])).any():
         far, which = (x.abs() * numeric).max(1)
         columns |= {"furthest_input": np.array(schema.features)[which.numpy()], "furthest_sd": far.numpy()}
+    if unseen is not None and len(new := unseen[unseen != ""]):
+        columns |= {"unseen": unseen.to_numpy()}
+        notes.append(f"{len(new):,} rows have a category new to the model, which is none of those that it knows, see "
+                     f"the column 'unseen' (row {new.index[0]}: {new.iloc[0]})")  # fmt: skip
     table = pd.DataFrame(columns)
     if "mean" in table and (off := int((~table["mean"].between(table["q2.5"], table["q97.5"])).sum())):
         notes.append(f"the mean of {off:,} rows is outside their own 95 % interval, as a few draws carry it: take q50")

@@ -13,11 +13,11 @@ from bnn_pyro import plots
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.reports.page import Picture, render
-from bnn_pyro.reports.ranking import CLEAR, SOURCES
+from bnn_pyro.reports.ranking import SOURCES
 from bnn_pyro.reports.tables import SHARES, Section, as_text
 from bnn_pyro.runs.folder import OutputFolder
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED, SEED_STEP
-from bnn_pyro.runs.sweep_statistics import ALPHA, OPEN, WORSE, DatasetSummary, Mean, MetricSummary
+from bnn_pyro.runs.sweep_statistics import ALPHA, CLEAR, OPEN, WORSE, DatasetSummary, Mean, MetricSummary
 
 #: Characters of a line in a terminal.
 WIDTH = 110

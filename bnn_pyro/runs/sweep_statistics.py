@@ -19,7 +19,6 @@ from scipy import stats
 
 from bnn_pyro.diagnostics.verdicts import jsonable
 from bnn_pyro.metrics import METRICS
-from bnn_pyro.reports.ranking import CLEAR
 from bnn_pyro.reports.tables import HEADLINE, NOT_CLEAR
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED
 
@@ -27,6 +26,8 @@ from bnn_pyro.runs.sweep_config import FAILED, FINISHED
 Replicates = Mapping[str, Mapping[str, np.ndarray]]
 #: The chance that the recipe that is best in truth is called worse than the one with the best mean.
 ALPHA = 0.05
+#: A difference is clear from so many of its standard errors on.
+CLEAR = 2.0
 #: How a recipe compares with the best.
 BEST, OPEN, WORSE = "best", NOT_CLEAR, "worse"
 #: What the error includes: of test rows that all fits share, and of splits that overlap.

@@ -1,0 +1,120 @@
+"""Files of text as tables of cells: separators, commas in numbers, row names.
+
+It is imported without torch, as ``cells`` is.
+"""
+
+import csv
+import re
+import unicodedata
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from bnn_pyro.cells import MISSING, parsed, text_columns
+from bnn_pyro.errors import UserError
+
+#: What separates cells, the most usual first.
+SEPARATORS = (",", ";", "\t", "|")
+#: 1,234 and 1,234,567.89: a comma, or a point, for thousands.
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
+#: 1,5 and 1.234,5: a comma for decimals.
+COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+")
+
+
+def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
+    """Every cell as text of one line in Unicode's NFC, indexed by row number; empty lines are left out.
+
+    text: names of columns; others become numbers where each of their cells is one, several times as fast. None: all.
+
+    Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
+    separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
+    "separator", and {column: "thousands" or "decimal comma"} of "commas". A first column without a name that has
+    another whole number or text in every row ("row_names") is what pandas and R write of an index, and left out.
+
+    Raises UserError for what is no table of UTF-8 text with unique names in row 1.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            line = file.readline()
+        fields = {separator: len(next(csv.reader([line], delimiter=separator), [])) for separator in SEPARATORS}
+        separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=fields.__getitem__)
+        frame = _read_csv(path, separator, text)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: byte {error.start} is not UTF-8 text; save the table as CSV in UTF-8") from None
+    except pd.errors.EmptyDataError:
+        raise UserError(f"{path}: is empty; row 1 must name the columns") from None
+    except (pd.errors.ParserError, csv.Error) as error:
+        reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
+        raise UserError(f"{path}: rows of unequal length or an open quote: {reason}") from None
+    for name in text_columns(frame):
+        frame[name] = _plain(frame[name].fillna("").to_numpy(object))
+    header = frame.attrs.pop("header")
+    if row_names := len(header) > 1 and not header[0] and _are_names(frame[0]):
+        frame, header = frame.drop(columns=0), header[1:]
+    for number, name in enumerate(header, 1):
+        if not name:
+            raise UserError(f"{path}: column {number} has no name in row 1; name it, or remove it (a saved index?)")
+        if name in header[: number - 1]:
+            raise UserError(f"{path}: columns {header.index(name) + 1} and {number} are both called '{name}'; "
+                            "rename or remove one")  # fmt: skip
+    frame = frame.set_axis(header, axis=1).set_axis(range(2, len(frame) + 2))
+    if len(text_columns(frame)) == len(header):  # of an empty line each cell is a text
+        frame = frame[(frame != "").any(axis=1)]
+    if frame.empty:
+        raise UserError(f"{path}: has a header and no rows")
+    frame.attrs = {"separator": separator, "commas": {}, "row_names": row_names}
+    for name in text_columns(frame):
+        if kind := _commas(frame[name], separator):
+            frame.attrs["commas"][name] = kind
+            drop, point = (",", ".") if kind == "thousands" else (".", ",")
+            cells = frame[name].where(frame[name].isin(MISSING), frame[name].str.replace(drop, "", regex=False))
+            frame[name] = cells.str.replace(point, ".", regex=False)
+    return frame
+
+
+def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> pd.DataFrame:
+    """The cells below row 1, which is ``frame.attrs["header"]``; columns are numbered from 0."""
+    how = dict(sep=separator, header=None, keep_default_na=False, na_filter=False, skip_blank_lines=False)
+    how |= dict(encoding="utf-8-sig") | ({"float_precision": "high"} if pd.__version__ < "3" else {})  # as ``parsed``
+    top = pd.read_csv(path, dtype=object, nrows=2, **how).fillna("")
+    header = list(_plain(top.iloc[0].tolist()))
+    if text is not None and len(top) == 2 and "" not in top.iloc[1].tolist():
+        given = [number for number, name in enumerate(header) if name in text]
+        for _ in range(2):
+            frame = pd.read_csv(path, skiprows=1, dtype=dict.fromkeys(given, object), **how)
+            other = [name for name in text_columns(frame) if name not in given]
+            if not other:  # booleans and texts, to be read as they are written
+                break
+            given += other
+    else:
+        frame = pd.read_csv(path, dtype=object, **how).iloc[1:]
+    frame.attrs["header"] = header
+    return frame
+
+
+def _plain(cells: Sequence[str]) -> Sequence[str]:
+    """Texts of one line in NFC; most columns need nothing done to their cells."""
+    text = "".join(cells)
+    if text.isascii() and not re.search(r"\s", text):
+        return cells
+    return [unicodedata.normalize("NFC", " ".join(cell.split())) for cell in cells]
+
+
+def _are_names(cells: pd.Series) -> bool:
+    """Whether these may name the rows: all different but for empty lines, and whole numbers or texts."""
+    values = parsed(cells := cells[cells != ""])
+    return cells.is_unique and bool((np.isnan(values) | (values == np.round(values))).all())
+
+
+def _commas(cells: pd.Series, separator: str) -> str:
+    """What the commas of a column of numbers stand for; "" where it has none, or a cell that is no number."""
+    if "," not in "".join(cells.to_numpy(object)):
+        return ""
+    written = [cell for cell in cells if "," in cell]
+    plain = [cell for cell in cells if "," not in cell and cell not in MISSING]
+    if separator == "," and all(THOUSANDS.fullmatch(cell) for cell in written):
+        return "" if np.isnan(parsed(plain)).any() else "thousands"
+    whole = all(re.fullmatch(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)", cell) for cell in plain)
+    return "decimal comma" if whole and all(COMMA.fullmatch(cell) for cell in written) else ""
