@@ -70,13 +70,11 @@ def numbers(path: str | Path, cells: pd.Series) -> np.ndarray:
     values = parsed(truth(cells))
     if (np.abs(values) <= np.finfo(np.float32).max).all():
         return values
-    bad = np.flatnonzero(~np.isfinite(values))
-    if len(bad):
-        cell = cells.iloc[bad[0]]
+    if len(bad := np.flatnonzero(~np.isfinite(values))):
+        cell = str(cells.iloc[bad[0]])
         why = "is not finite" if np.isinf(values[bad[0]]) else "is not a number, and the column is numeric"
-        plain, point = str(cell).replace(",", ""), str(cell).replace(",", ".")
-        comma = DECIMAL_COMMA.fullmatch(str(cell))
-        way = f"write {plain} or {point}, as it is meant" if comma else "correct or remove it"
+        plain, point = cell.replace(",", ""), cell.replace(",", ".")
+        way = f"write {plain} or {point}, as it is meant" if DECIMAL_COMMA.fullmatch(cell) else "correct or remove it"
         raise UserError(f"{path}: column '{cells.name}', row {cells.index[bad[0]]}: '{cell}' {why}; {way}")
     large = int(np.abs(values).argmax())
     raise UserError(f"{path}: column '{cells.name}', row {cells.index[large]}: {cells.iloc[large]} is too large for "

@@ -1,7 +1,5 @@
 """Training that can be stopped, or killed at any moment, and goes on to the same result."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import io
@@ -11,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -52,7 +50,7 @@ class Checkpoint:
         self._last = self._signal_time = time.monotonic()
         self._handlers: dict[int, Any] = {}
 
-    def child(self, name: str) -> Checkpoint:
+    def child(self, name: str) -> Self:
         """A file beside this one's, for a part of the run, which stops when this one does; it may be pickled."""
         child = copy.copy(self)
         child.path, child.parent = self.path.with_suffix(f".{name}.pt"), self
@@ -125,7 +123,7 @@ class Checkpoint:
     def _children(self) -> Iterator[Path]:
         return self.path.parent.glob(f"{self.path.stem}.*.pt")
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
         return self

@@ -4,8 +4,6 @@
 the docstring, the fields and the literal class attributes are read, its bases' first.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil

@@ -4,8 +4,6 @@ Nobody to the right of this file asks which method made a posterior. The archive
 read with ``weights_only=True``: loading executes nothing from the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -14,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 import pyro
@@ -148,7 +146,7 @@ class Posterior(Introduced):
         for part in keep.split(size):
             yield {site: v.flatten(0, 1)[part.to(v.device)] for site, v in self.chains.items()}
 
-    def at_mean_weights(self) -> Posterior:
+    def at_mean_weights(self) -> Self:
         """The network at the mean of q, a posterior of one draw: one forward pass, and no epistemic uncertainty.
 
         Raises UserError for stored draws (units of a network can be exchanged, so that the mean of several likely

@@ -7,8 +7,6 @@ section 5.1), or beyond a threshold of log α (Molchanov, Ashukha & Vetrov 2017,
 draw. A weight is an entry of a layer's matrix or kernels; biases and the noise stay.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ from torch.distributions import Distribution, Independent, Normal
 from bnn_pyro import metrics
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.metrics.metric import Estimate
+from bnn_pyro.metrics.metric import Estimate, Targets
 from bnn_pyro.parts.correlated_normal import Part
 from bnn_pyro.parts.guides import PrunedGuide, PrunedWeights, weight_sites
 from bnn_pyro.parts.weights import NormalWeights
@@ -101,7 +99,7 @@ def prune(posterior: Posterior, share: float) -> Posterior:
 def pruning_curve(
     posterior: Posterior,
     x: Tensor,
-    y: metrics.Targets,
+    y: Targets,
     shares: Sequence[float] = SHARES,
     *,
     num_draws: int = 100,

@@ -7,8 +7,6 @@ class MyMethod(Settings):
     start: str = setting("prior", choices=("prior", "map"))
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import math
@@ -75,7 +73,7 @@ class Settings:
                 raise unknown(name, value, limits["choices"])
             if "parse" in limits:
                 limits["parse"](value)
-            if str(field.type).startswith("int"):
+            if field.type is int or str(field.type).startswith("int"):
                 whole_number(name, value)
             bounds = [(compare, words, limits[key]) for key, (compare, words) in BOUNDS.items() if key in limits]
             for number in (value if isinstance(value, tuple | list) else (value,)) if bounds else ():

@@ -6,13 +6,11 @@
 (1, 2)
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -156,7 +154,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
             raise unknown("task of a regressor", self.task, ("regression", "counts"))
         return self.task
 
-    def fit(self, X: Any, y: Any) -> BayesianRegressor:
+    def fit(self, X: Any, y: Any) -> Self:
         """Train on all rows. y (N,) numbers."""
         x = self._checked(X, reset=True)
         self._fit(x, self._codes(y))
@@ -197,7 +195,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
 
     _task: ClassVar[str] = "classification"
 
-    def fit(self, X: Any, y: Any) -> BayesianClassifier:
+    def fit(self, X: Any, y: Any) -> Self:
         """Train on all rows. y (N,) labels of any type."""
         x = self._checked(X, reset=True)
         y = column_or_1d(y, warn=True)

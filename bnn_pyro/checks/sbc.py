@@ -8,8 +8,6 @@ all of them together. Of a method that converges to the posterior all must hold.
 reported; it must not lie to one side of predictions, or be no likelier than the prior.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,15 +4,13 @@ A chain depends on its start and on a seed of its own, and where there are sever
 keeps a checkpoint of its own beside the run's; one whose process dies goes on from there in another.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyro
@@ -84,7 +82,7 @@ class Record:
         self.since = []
         self.kept += 1
 
-    def of_chain(self, c: int) -> Record:
+    def of_chain(self, c: int) -> Self:
         """That of one of the chains that move as one."""
         alone = copy(self)
         alone.columns = {name: values[:, c] for name, values in self.columns.items()}

@@ -12,14 +12,12 @@ and M, 1 / the variance of every coordinate. Groups of chains, superchains, shar
 al. 2022, arXiv:2110.13017).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -136,7 +134,7 @@ class Kernel:
             learned.learn(moved, share, target=settings.target_accept, longest=settings.max_steps * step)
         return self._figures(moved, steps, sizes)
 
-    def _figures(self, moved: Transition, steps: int, step: Tensor) -> dict[str, np.ndarray]:
+    def _figures(self, moved: "Transition", steps: int, step: Tensor) -> dict[str, np.ndarray]:
         moving = dict(acceptance_rate=moved.acceptance, diverging=moved.diverging, energy=moved.energy)
         figures = dict(moving, lp=self.chains.density, n_steps=torch.full_like(step, steps), step_size=step)
         figures |= {"trajectory_length": steps * step, "superchain": self.superchain}
@@ -216,7 +214,7 @@ class Adaptation(DualAveraging):
     square: float = 0.0
 
     @classmethod
-    def begin(cls, steps: Tensor, z: Tensor, former: Tensor) -> Adaptation:
+    def begin(cls, steps: Tensor, z: Tensor, former: Tensor) -> Self:
         """Where the chains have come to, z (C, P), with step sizes (C,) that suited the variance ``former``."""
         variance = _variance(z, former)
         step = steps.quantile(CAUTION).item() * (former / variance).sqrt().median().item()

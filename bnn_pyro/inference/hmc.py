@@ -8,8 +8,6 @@ diagonal, are adapted in the warm-up, which is dropped. A linear model is sample
 trajectories are short.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,7 +73,7 @@ class _Sampler(SeparateChains):
 
     former: ClassVar[Mapping[str, Any]] = {"mass": "diagonal"}
 
-    def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> Kernel:
+    def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> "Kernel":
         """At the start of its chain (P,); call inside ``isolated``."""
         return Kernel(self, potential, start, seed)
 

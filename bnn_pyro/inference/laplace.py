@@ -9,8 +9,6 @@ evidence is exact too.
 Everything here is float64; the guide that comes out is of the model's type.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping

@@ -15,8 +15,6 @@ The warm-up of T transitions finds ε in its first 0.9 T, with L = √d; then L 
 0.4 · way / n_eff by their effective draws. The adjusted sampler does that in 0.6 T; in the rest ε settles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@ The step of single steps is that of ``EnergyTuning``, of trajectories that of du
 effective draws of positions; each chain has its own.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

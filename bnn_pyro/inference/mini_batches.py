@@ -4,8 +4,6 @@ What an augmentation draws is a function of (seed, step), so that a resumed fit 
 processes. It is part of training alone: validation rows, test rows and statistics have the inputs as they are.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable, Iterator

@@ -10,8 +10,6 @@ objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r drawn with 
 estimates the same ELBO as one process does.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

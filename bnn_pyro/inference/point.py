@@ -7,8 +7,6 @@ Where the network has dropout the likelihood is averaged over its masks, and the
 (Srivastava et al. 2014, section 10).
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping, Sequence

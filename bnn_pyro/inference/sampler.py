@@ -9,8 +9,6 @@
 Of a network with several modes, all tell whether chains agree between them.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -16,8 +16,6 @@ The momenta do feel them, so that the temperature is a warning here, not a measu
 is the largest that this allows for the stiffest direction of any chain, as the burn-in finds it (``stable_step``).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -64,7 +62,7 @@ class Chains:
 
     def __init__(
         self,
-        settings: StochasticGradient,
+        settings: "StochasticGradient",
         model: nn.Module,
         data: Dataset,
         seed: int,

@@ -6,8 +6,6 @@ The ELBO is estimated with N/B-scaled mini-batches and reparametrised draws (Blu
 2014). A mean-field q is narrower than the posterior wherever weights are correlated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -9,8 +9,6 @@ ImageNet's normalisation. A module takes the standardised inputs of a data set, 
 pixels in [0, 1]; ``Pretrained.taking`` changes it. No file is unpickled.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -19,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +57,7 @@ class Pretrained:
         """ "raw" or "standardised"."""
         return "standardised" if self.schema is not None else self.description.get("inputs", "raw")
 
-    def taking(self, inputs: str) -> Pretrained:
+    def taking(self, inputs: str) -> Self:
         """The same network, given "raw" or "standardised" inputs. Raises UserError where it takes one kind only."""
         if inputs != self.inputs and self.description["kind"] not in ("module", "file"):
             name = f"the backbone ({in_words(self.description)})"

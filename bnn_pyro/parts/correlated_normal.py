@@ -11,11 +11,10 @@ that of a part is 1, so that Pyro's own ELBOs are right as they are. Where the p
 cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Self
 
 import pyro
 import pyro.distributions as dist
@@ -111,7 +110,7 @@ class Part(ArrayDistribution):
         """Marginal variances, of the event's shape."""
         return self.whole.variance[self.part].view(self.event_shape)
 
-    def expand(self, batch_shape: torch.Size, _instance: object = None) -> Part:
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
         """The same draw in every place."""
         return Part(self.whole, self.part, self.event_shape, self.value.expand((*batch_shape, *self.event_shape)))
 
@@ -167,7 +166,7 @@ class FullNormal(_CorrelatedGuide):
         return FullCovariance(self.loc, self.scale, self.lower)
 
     @classmethod
-    def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> FullNormal:
+    def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> Self:
         """q of given moments. mean: {site: value}, of the dtype to be kept.   scale_tril: L (P, P)."""
         guide = cls(mean)
         scale = scale_tril.diagonal()

@@ -14,11 +14,9 @@ bound on the evidence of the network over its weights; it is the usual way all t
 2017, arXiv:1701.05369, section 4.4; Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import pyro.distributions as dist
 import torch
@@ -54,7 +52,7 @@ class LocalLayer(ArrayDistribution):
         self._batch_shape = X.shape[: X.dim() - self.input_dims]
         self._origin = object()  # the same one in every expanded copy; not self: that would be a reference cycle
 
-    def expand(self, batch_shape: torch.Size, _instance: object = None) -> LocalLayer:
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
         """The same layer for a larger batch; the weights' KL is still counted once for each leading index."""
         if torch.Size(batch_shape) == self.batch_shape:
             return self

@@ -4,11 +4,10 @@ Probabilities are averaged, never log-probabilities, and moments and quantiles a
 matched Gaussian. The class of a family's mixture is looked up in ``MIXTURES``; a likelihood may name another.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Self
 
 import torch
 from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
@@ -33,7 +32,7 @@ class Mixture(Decisions):
     task = "regression"
     has_classes = False
 
-    def __new__(cls, components: Distribution | None = None) -> Mixture:
+    def __new__(cls, components: Distribution | None = None) -> Self:
         """``Mixture(…)`` itself makes the class that these components have."""
         new = super().__new__(MIXTURES.get(type(components), Mixture) if cls is Mixture else cls)
         new.components = components
@@ -47,15 +46,15 @@ class Mixture(Decisions):
     def __len__(self) -> int:
         return self.components.batch_shape[1]
 
-    def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Mixture:
+    def __getitem__(self, index: Tensor | slice | Sequence[int]) -> Self:
         """The prediction for some of the points: a slice, a mask (B,) or indices."""
         return self._carry(self._like(select(self.components, (slice(None), index))), index)
 
-    def of_draws(self, index: Tensor | slice | Sequence[int]) -> Mixture:
+    def of_draws(self, index: Tensor | slice | Sequence[int]) -> Self:
         """The prediction by some of the draws: a slice, a mask (S,) or indices."""
         return self._like(select(self.components, index))
 
-    def _like(self, components: Distribution) -> Mixture:
+    def _like(self, components: Distribution) -> Self:
         return type(self)(components)
 
     def _need(self, task: str, what: str) -> None:

@@ -6,12 +6,10 @@ What a draw of the weights says of one target it says of the others: over the dr
 noise of numbers may be correlated as well (:class:`CorrelatedNoise`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self
 
 import pyro.distributions as dist
 import torch
@@ -32,14 +30,14 @@ class SeveralMixture(Mixture):
     labels, the mean is the probability of a 1. Everything else is asked of ``target(k)``.
     """
 
-    def __new__(cls, components: dist.Distribution, one: type[Mixture] = Mixture) -> SeveralMixture:
+    def __new__(cls, components: dist.Distribution, one: type[Mixture] = Mixture) -> Self:
         """task: "labels" where the components are Bernoulli."""
         new = object.__new__(cls)
         new.components, new.one = components, one
         new.task = "labels" if isinstance(components, dist.Bernoulli) else "targets"
         return new
 
-    def _like(self, components: dist.Distribution) -> SeveralMixture:
+    def _like(self, components: dist.Distribution) -> Self:
         return type(self)(components, self.one)
 
     def target(self, k: int) -> Mixture:
@@ -148,7 +146,7 @@ class AutoregressiveNormal(dist.TorchDistribution):
         noise = self.loc.new_empty(self._extended_shape(torch.Size(sample_shape))).normal_()
         return self.loc + (self.root @ noise.unsqueeze(-1)).squeeze(-1)
 
-    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> AutoregressiveNormal:
+    def expand(self, batch_shape: torch.Size, _instance: Any = None) -> Self:
         """See ``torch.distributions.Distribution``."""
         return type(self)(self.loc.expand(batch_shape), self.rows)
 

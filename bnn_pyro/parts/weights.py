@@ -10,12 +10,11 @@
 A training step costs passes over millions of weights: hence closed forms, in terms of the variance, as layers need it.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Self
 
 import pyro.distributions as dist
 import torch
@@ -44,7 +43,7 @@ class ArrayDistribution(dist.TorchDistribution):
         """Reals, as one event."""
         return constraints.independent(constraints.real, len(self.event_shape))
 
-    def expand(self, batch_shape: torch.Size, _instance: object = None) -> ArrayDistribution:
+    def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
         """Independent copies."""
         new = copy.copy(self)
         new._batch_shape = torch.Size(batch_shape)
@@ -123,7 +122,7 @@ class FlatNormals:
         arrays = zip(self.shapes.items(), logs, squares, draws, strict=True)
         return {name: (a, b, draw.view(shape)) for (name, shape), a, b, draw in arrays}
 
-    def arrays(self) -> Iterator[tuple[str, JointlyDrawn]]:
+    def arrays(self) -> Iterator[tuple[str, "JointlyDrawn"]]:
         """(array, its distribution) of each."""
         return ((name, JointlyDrawn(self, name, loc)) for name, loc in cut(self.loc, self.shapes).items())
 

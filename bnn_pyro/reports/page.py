@@ -5,8 +5,6 @@ not show: intervals are over test rows, a comparison is paired, a temperature ot
 of figures and tables are in ``templates/``.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import io
@@ -15,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -45,7 +43,7 @@ class Picture:
     wide: bool = False
 
     @classmethod
-    def of(cls, name: str, axes: object, title: str, sentence: str, wide: bool = False) -> Picture:
+    def of(cls, name: str, axes: object, title: str, sentence: str, wide: bool = False) -> Self:
         """The page that these axes are on."""
         page = np.ravel(np.asarray(axes, dtype=object))[0].figure
         blob = io.BytesIO()

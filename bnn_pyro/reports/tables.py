@@ -1,12 +1,10 @@
 """What the files of a run say, its metrics as cells (value, interval, verdict), and its predictions as a table."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import pandas as pd
 
@@ -74,14 +72,14 @@ class RunFacts:
     metrics: Mapping[str, Any]
     environment: Mapping[str, Any]
     provenance: Mapping[str, Any]
-    baseline: RunFacts | None = None
+    baseline: "RunFacts | None" = None
     convergence: Mapping[str, Any] = field(default_factory=dict)
     guarantees: Mapping[str, Any] = field(default_factory=dict)
     rows: Mapping[str, Any] = field(default_factory=dict)
     boosting: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def runs(self) -> list[RunFacts]:
+    def runs(self) -> list[Self]:
         """The run, and its baseline where there is one."""
         return [self] if self.baseline is None else [self, self.baseline]
 

@@ -3,8 +3,6 @@
 It is resolved from layers, later ones over earlier ones: defaults, a config file, flags.
 """
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -13,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
@@ -64,7 +62,7 @@ class Recipe(Setup, Settings):
     conformal: float = setting(0.0, low=0, below=1)
 
     @classmethod
-    def from_dict(cls, config: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, config: Mapping[str, Any]) -> Self:
         """Of what config.json holds, ``KEYS``. Raises UserError for names, settings or values that there are not."""
         setup = make_setup(config.get("variant", VARIANT), config.get("inference"))
         setup = setup.changed(*(config.get(name, {}) for name in ("variant_settings", "inference_settings")))
@@ -93,7 +91,7 @@ class Recipe(Setup, Settings):
         name = self.data["name"]
         return name if name in DATASETS else Path(name).stem
 
-    def difference(self, other: Recipe) -> tuple[str, Any, Any] | None:
+    def difference(self, other: Self) -> tuple[str, Any, Any] | None:
         """(name, value, the other's) of the first thing that would make another posterior; None where there is none."""
         for name in ("variant", "inference", "seed", "conformal"):
             if getattr(self, name) != getattr(other, name):
@@ -115,7 +113,7 @@ class Recipe(Setup, Settings):
         """The variant and the method that the variant is compared with."""
         return getattr(self.entry, "baseline", BASELINE[0]), BASELINE[1]
 
-    def for_baseline(self, schema: Schema) -> Recipe | None:
+    def for_baseline(self, schema: Schema) -> Self | None:
         """What to compare with: a deterministic network on the same data, or None.
 
         It is the backbone of a last layer; else one of the same architecture, with the same epochs, batches and

@@ -8,8 +8,6 @@ generalised linear one, whose log posterior is concave for the usual likelihoods
 approximation can be checked. What the features do not tell of an input, no last layer can be unsure about.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping

@@ -30,8 +30,6 @@ position, an approximation for all of them together, so that the ELBO in the tra
 ``parts.local_layer``).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
