@@ -9,18 +9,20 @@ from typing import Any
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Distribution
+from pyro.distributions import Bernoulli, Categorical, Distribution, LogNormal, Normal, Poisson
 from torch import Tensor
 
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.components import make, parameters
+from bnn_pyro.parts.components import make, parameters, without_inputs
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.parts.observed import ReadLikelihood
+from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, ReadLikelihood, TimeMixture
 from bnn_pyro.parts.priors import widest_activation
+from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior, split_frozen
 
 #: Bytes that the largest intermediate of one chunk may take; a 10,000-image prediction stays well under 1 GB.
@@ -28,6 +30,9 @@ DEFAULT_MAX_MEMORY = 256 * 2**20
 #: S, where nobody says another.
 NUM_DRAWS = 100
 
+
+#: The least probability of a class, or mean of counts: one that no training row has would else be impossible.
+FLOOR = 1e-6
 
 #: What ``predict`` returns.
 Prediction = Mixture
@@ -117,3 +122,38 @@ def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int
             values[name] = torch.empty(shape + own, dtype=value.dtype)
         there = values[name][corner]
         there.copy_(value.expand(there.shape))
+
+
+# -- without a network -------------------------------------------------------------------------------------------------
+def knows_nothing(schema: Schema, y: Tensor, num: int) -> Prediction:
+    """The prediction of ``num`` rows without any input, by training targets y (N,), or (N, T).
+
+    It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
+    deviation (of log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull. Several
+    targets have such a Normal each; labels their frequency, with a row more of either kind.
+    """
+    y = y.cpu()
+    if schema.has_classes:
+        return of_classes(schema.task, (y.bincount(minlength=len(schema.classes)) + 1.0).expand(1, num, -1))
+    if schema.task == "survival":
+        return TimeMixture(without_inputs(y).expand((1, num)))
+    y = y.double().log() if schema.target_scale == "log" else y.double()
+    if schema.task == "counts":
+        return Prediction(Poisson(y.mean().clamp_min(FLOOR).expand(1, num)))
+    if schema.task == "labels":
+        return SeveralMixture(Bernoulli((y.sum(0) + 1) / (len(y) + 2)).expand((1, num, y.shape[1])))
+    loc, scale = y.mean(0), y.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+    if schema.targets:
+        return SeveralMixture(Normal(loc, scale).expand((1, num, y.shape[1])))
+    return of_numbers(schema, loc.expand(1, num), scale.expand(1, num))
+
+
+def of_classes(task: str, probs: Tensor) -> Prediction:
+    """The prediction of classes, "ordinal" or not, by probabilities (S, B, K) or what is in proportion to them."""
+    return (OrdinalMixture if task == "ordinal" else Prediction)(Categorical(probs=probs))
+
+
+def of_numbers(schema: Schema, loc: Tensor, scale: Tensor) -> Prediction:
+    """The prediction by Normals (S, B) of a number, on a log scale of its logarithm."""
+    log = schema.target_scale == "log"
+    return LogNormalMixture(LogNormal(loc, scale)) if log else Prediction(Normal(loc, scale))

@@ -10,20 +10,18 @@ logarithm of the targets is modelled, that is what has a Normal, errors and vari
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyro
 import torch
 from scipy.stats import ttest_1samp
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Normal
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
-from bnn_pyro.parts.components import without_inputs
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.predictive import Prediction, knows_nothing, predict
 
 #: Validation rows from which on they decide, and rows that are looked at, at most.
 MIN_ROWS, MAX_ROWS = 30, 1000
@@ -104,23 +102,18 @@ def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
 
 def _knows_nothing(data: Dataset, prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of the rows, (N,) each: log density of the reference, errors of the fit's mean, errors of the reference."""
-    train = data.y_train.cpu()
-    if data.schema.has_classes:
-        counts = torch.bincount(train, minlength=len(data.schema.classes)).double() + 1  # no class is impossible
-        density, errors = Categorical(counts), (prediction.mean.argmax(-1) != y, counts.argmax() != y)
-        return density.log_prob(y), *(error.double() for error in errors)
-    if data.schema.task == "survival":  # how far off a censored time is is not known
-        return without_inputs(train).log_prob(y).double(), y.new_zeros(len(y)), y.new_zeros(len(y))
-    transform = prediction.transform
-    train, at = (transform.inv(v.double()) for v in (train, y))
-    mean, sd = train.mean(0), train.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
-    density = Normal(mean, sd).log_prob(at) - transform.log_abs_det_jacobian(at, y.double())
-    if data.schema.task == "labels":  # no label is certain
-        density = Bernoulli((train.sum(0) + 1) / (len(train) + 2)).log_prob(at)
-    errors = (((m - at) / sd) ** 2 for m in (prediction.untransformed.mean.double(), mean))
-    if not data.schema.targets:
-        return density, *errors
-    return density.sum(1), *(error.mean(1) for error in errors)
+    counts, train = data.schema.task == "counts", data.y_train.cpu()
+    schema = replace(data.schema, task="regression") if counts else data.schema  # for a Normal
+    pair = prediction, knows_nothing(schema, train, len(y))
+    density = pair[1].log_prob(y).double()
+    if schema.has_classes:
+        return density, *((p.mean.argmax(-1) != y).double() for p in pair)
+    if schema.task == "survival":  # how far off a censored time is is not known
+        return density, y.new_zeros(len(y)), y.new_zeros(len(y))
+    train, at = (prediction.transform.inv(v.double()) for v in (train, y))
+    sd = train.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+    errors = (((p.untransformed.mean.double() - at) / sd).square() for p in pair)
+    return density, *(error.mean(1) if schema.targets else error for error in errors)
 
 
 def _not_finite(posterior: Posterior) -> str:

@@ -1,4 +1,4 @@
-"""What a run is compared with: knowing nothing, its own mean weights, and gradient boosting, as paired differences.
+"""What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
 
 scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table. A number has a
 Normal around its prediction (a count a Poisson), whose scale is the root mean square of errors in five folds.
@@ -13,25 +13,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from pyro.distributions import Bernoulli, Categorical, LogNormal, Normal, Poisson
+from pyro.distributions import Normal, Poisson
 from torch import Tensor
 
 from bnn_pyro import metrics
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing
-from bnn_pyro.parts.components import without_inputs
-from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, TimeMixture
-from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.predictive import FLOOR, Prediction, of_classes, of_numbers, predict
 from bnn_pyro.pruning import signal_to_noise
 
 #: Fewer rows leave nothing to grow trees by; more are not taken.
 MIN_ROWS, MAX_ROWS = 20, 100_000
-#: The least probability of a class: one that no training row has would else be impossible.
-FLOOR = 1e-6
 #: How far probabilities of a file may be off 1 together, as they are rounded.
 SUM = 1e-3
 
@@ -72,29 +67,6 @@ def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dat
     return scores
 
 
-def knows_nothing(data: Dataset) -> Prediction:
-    """The test rows' prediction without any input.
-
-    It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
-    deviation (of log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull. Several
-    targets have such a Normal each; labels their frequency, with a row more of either kind.
-    """
-    schema, num, y = data.schema, len(data.y_test), data.y_train.cpu()
-    if schema.has_classes:
-        counts = y.bincount(minlength=len(schema.classes)) + 1.0
-        return _of_classes(schema.task, counts.expand(1, num, -1))
-    if schema.task == "counts":
-        return Prediction(Poisson(y.float().mean().clamp_min(FLOOR).expand(1, num)))
-    if schema.task == "survival":
-        return TimeMixture(without_inputs(y).expand((1, num)))
-    if schema.task == "labels":
-        return SeveralMixture(Bernoulli((y.sum(0) + 1) / (len(y) + 2)).expand((1, num, y.shape[1])))
-    if schema.targets:
-        return SeveralMixture(Normal(y.mean(0), y.std(0, correction=0)).expand((1, num, y.shape[1])))
-    y = y.log() if schema.target_scale == "log" else y
-    return _normal(schema, *(v.expand(1, num) for v in (y.mean(), y.std(correction=0))))
-
-
 def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     """(the test rows' prediction, {about, seconds}); None for images, times, rows in a file, few, several targets."""
     start, schema = time.perf_counter(), data.schema
@@ -117,7 +89,7 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
         model = HistGradientBoostingClassifier(**how).fit(x, y)
         probs = np.full((len(new), len(schema.classes)), FLOOR)
         probs[:, model.classes_.astype(int)] += model.predict_proba(new)
-        made, what = _of_classes(schema.task, torch.from_numpy(probs)[None].float()), "its own probabilities"
+        made, what = of_classes(schema.task, torch.from_numpy(probs)[None].float()), "its own probabilities"
     else:
         y = np.log(y) if schema.target_scale == "log" else y
         loss = "poisson" if schema.task == "counts" else "squared_error"
@@ -127,7 +99,7 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
             made, what = Prediction(Poisson(loc.clamp_min(FLOOR))), "a Poisson of its mean"
         else:
             errors = y - cross_val_predict(model, x, y, cv=KFold(5, shuffle=True, random_state=0))
-            made = _normal(schema, loc, torch.full_like(loc, max(np.sqrt(np.mean(errors**2)), 1e-6 * y.std())))
+            made = of_numbers(schema, loc, torch.full_like(loc, max(np.sqrt(np.mean(errors**2)), 1e-6 * y.std())))
             log = " of log y" if schema.target_scale == "log" else ""
             what = f"a Normal{log} whose scale is its error on training rows left out"
     about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {model.n_iter_} iterations; {what}"
@@ -164,13 +136,4 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
         what = "probabilities that add up to 1" if schema.has_classes else "a mean and an sd above 0"
         raise UserError(f"{path}: row {frame.index[bad[0]]} is missing, or has not {what}: {values[bad[0]].tolist()}")
     made = torch.tensor(values, dtype=torch.float32)[None]
-    return _of_classes(schema.task, made + FLOOR) if schema.has_classes else Prediction(Normal(*made.unbind(-1)))
-
-
-def _of_classes(task: str, probs: Tensor) -> Prediction:
-    return (OrdinalMixture if task == "ordinal" else Prediction)(Categorical(probs=probs))
-
-
-def _normal(schema: Schema, loc: Tensor, scale: Tensor) -> Prediction:
-    log = schema.target_scale == "log"
-    return LogNormalMixture(LogNormal(loc, scale)) if log else Prediction(Normal(loc, scale))
+    return of_classes(schema.task, made + FLOOR) if schema.has_classes else Prediction(Normal(*made.unbind(-1)))

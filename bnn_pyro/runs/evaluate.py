@@ -22,12 +22,12 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.files import resolve
 from bnn_pyro.loading import load
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.predictive import Prediction, knows_nothing, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, estimate, metric_table
-from bnn_pyro.runs.baselines import against_mean_weights, boosted, knows_nothing, paired_differences
+from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences
 from bnn_pyro.runs.diagnose import CONVERGENCE
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
 from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
@@ -146,7 +146,8 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         elif data.schema.task == "survival":
             scores["censored_rows"] = int((data.y_test < 0).sum())
         names = HEADLINE[data.schema.task]
-        scores |= paired_differences(prediction, knows_nothing(data), data.y_test, NOTHING, names)
+        nothing = knows_nothing(data.schema, data.y_train, len(data.y_test))
+        scores |= paired_differences(prediction, nothing, data.y_test, NOTHING, names)
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
         scores |= against_mean_weights(posterior, prediction, data)
     if len(data.x_val):
