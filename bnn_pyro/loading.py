@@ -12,7 +12,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import Pretrained, in_words
+from bnn_pyro.parts.backbone import in_words
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import PrunedGuide, weight_sites
 from bnn_pyro.parts.own_module import differences
@@ -53,7 +53,10 @@ def _restored(
         entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
     else:
         saved = {k: v for k, v in provenance.get("entry_settings", {}).items() if k != "module"}
-        entry = _with_saved_inputs(entry, saved.get("backbone"))
+        backbone, then = getattr(entry, "backbone", None), saved.get("backbone")
+        kind = getattr(backbone, "description", {}).get("kind")
+        if isinstance(then, dict) and kind == then.get("kind") == "module":  # raw where the archive does not say
+            entry = replace(entry, backbone=backbone.taking(then.get("inputs", "raw")))
         for name, value in json.loads(json.dumps(plain(entry))).items():
             if value != saved.get(name, value):
                 now, then = (in_words(v) if isinstance(v, dict) else v for v in (value, saved[name]))
@@ -110,13 +113,3 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
     if isinstance(saved.get("likelihood"), dict):
         raise UserError(f"the posterior in {folder} has a likelihood of your own; load(folder, entry=bp.Bayesian(…))")
     return build(Bayesian, {**saved, "module": module})
-
-
-def _with_saved_inputs(entry: Entry, saved: Any) -> Entry:
-    """A last layer on the user's module, given the inputs that it had then: raw where the archive does not say."""
-    backbone = getattr(entry, "backbone", None)
-    if not isinstance(backbone, Pretrained) or not isinstance(saved, dict):
-        return entry
-    if not backbone.description["kind"] == saved.get("kind") == "module":
-        return entry
-    return replace(entry, backbone=backbone.taking(saved.get("inputs", "raw")))

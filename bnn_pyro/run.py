@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rank:  # of several processes the first one speaks
         warnings.simplefilter("ignore")
     with suppress(ValueError):  # only the main thread can take signals
-        former = signal.signal(signal.SIGTERM, _stop if size == 1 else _stop_unless_failing)
+        former = signal.signal(signal.SIGTERM, _stop)
     try:
         args = parse(argv)
         if size > 1 and args.command not in ("train", None):
@@ -85,13 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt("stopped by a signal")
-
-
-def _stop_unless_failing(number: int, frame: FrameType | None) -> None:
     """Where one of several processes has failed torchrun ends the others, which may be about to say why."""
-    if not isinstance(sys.exc_info()[1], UserError | RuntimeError):
-        _stop(number, frame)
+    if launched()[1] == 1 or not isinstance(sys.exc_info()[1], UserError | RuntimeError):
+        raise KeyboardInterrupt("stopped by a signal")
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

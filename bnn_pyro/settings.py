@@ -101,19 +101,18 @@ def field_docs(doc: str | None) -> dict[str, str]:
 
 
 def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:
-    """``"name:1,2"`` -> ``table["name"](1, 2)``; numbers left out take their defaults.
+    """``"name:1,2"`` -> ``table["name"](1, 2)``, of positive numbers; those left out take their defaults.
 
-    The first line of a function's docstring says its form and limits, as "low-rank:RANK — …; RANK is positive", and the
-    function raises ValueError for numbers outside of them.
+    The first line of a function's docstring says its form and limits, as "low-rank:RANK — …; RANK is positive".
 
-    Raises UserError for an unknown name, a number that is none or not finite, or too many or too few of them.
+    Raises UserError for an unknown name, a number that is none, not finite or not above 0, or too many of them.
     """
     name, colon, rest = str(text).partition(":")
     if name not in table:
         raise unknown(what, name, table)
     try:
         numbers = [number(part) for part in rest.split(",")] if colon else []
-        if not all(math.isfinite(value) for value in numbers):
+        if not all(0 < value < math.inf for value in numbers):
             raise ValueError
         return table[name](*numbers)
     except (ValueError, TypeError) as error:

@@ -26,6 +26,7 @@ from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
+from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import set_up
@@ -172,8 +173,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Central intervals that hold y with probability ``level``: (N, 2), lower and upper ends."""
-        if not 0 < level < 1:
-            raise UserError(f"level must lie strictly between 0 and 1, got {level}")
+        check_level(level)
         return self.predict_quantiles(X, ((1 - level) / 2, (1 + level) / 2))
 
     def _codes(self, y: Any) -> np.ndarray:

@@ -60,7 +60,6 @@ class Method(Protocol):
         seed: for the order of mini-batches.   checkpoint: saved to as it asks, resumed from if it holds a state.
         report: called with (steps done, of how many, figures to show).
         """
-        ...
 
 
 #: Every method by its name on the command line; the first that suits a variant is its default.
@@ -96,9 +95,3 @@ def unsuitable(method: str, variant: str, kind: Any) -> UserError:
         missing = " and ".join(NEEDS.get(need, need) for need in sorted(METHODS[method].needs - kind.has))
         return UserError(f"{method} needs {missing}, which {variant} has not; take one of {', '.join(suit)}")
     return unknown(f"inference method for {variant}", method, suit)
-
-
-__all__ = [
-    "CONVERGES_TO", "HMC", "MAP", "METHODS", "MILE", "MLE", "NEEDS", "NUTS", "SGHMC", "SGLD", "SVI", "ChEES",
-    "Ensemble", "Laplace", "MCDropout", "Method", "methods_for", "unsuitable",
-]  # fmt: skip

@@ -88,7 +88,10 @@ class Warmup(DualAveraging):
         self.learn_step((self.target - acceptance) / (self.count + OFFSET))
         between = 0 < self.window < len(self.ends) - 1
         if between:
-            self._add(torch.from_numpy(z))
+            self.draws += 1
+            before = torch.from_numpy(z) - self.mean
+            self.mean = self.mean + before / self.draws
+            self.squares = self.squares + before * (torch.from_numpy(z) - self.mean)
         if self.done < self.ends[self.window]:
             return False
         self.window += 1
@@ -99,12 +102,6 @@ class Warmup(DualAveraging):
         elif self.window == len(self.ends):
             self.step = math.exp(self.log_step)
         return between
-
-    def _add(self, z: torch.Tensor) -> None:
-        self.draws += 1
-        before = z - self.mean
-        self.mean = self.mean + before / self.draws
-        self.squares = self.squares + before * (z - self.mean)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from ``vars`` of another one; that of an earlier version has a list of one block of the mass matrix."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.adaptation import DECAY, OFFSET, SMALLEST_STEP, DualAveraging
+from bnn_pyro.inference.adaptation import DECAY, OFFSET, DualAveraging, check_steps
 from bnn_pyro.inference.chains import Chain, Record
 from bnn_pyro.inference.cost import choose_compiled
 from bnn_pyro.inference.potential import Potential
@@ -74,7 +74,6 @@ class ChEES(Sampler):
             raise UserError(f"{which}; take a multiple of {self.superchains}, or other superchains")
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
-        """See ``Sampler``."""
         gradients = float(self.transitions * TYPICAL)
         if compiled := choose_compiled(self.compiled, gradients, potential):
             compiled = potential.compile(self.chains)
@@ -229,12 +228,7 @@ class Adaptation(DualAveraging):
         rate = 1 / (1 + self.count / WINDOW)
         self.mean = self.mean + rate * (moved.after.mean(0) - self.mean)
         self.variance = self.variance + rate * ((moved.after - self.mean).square().mean(0) - self.variance)
-        if self.step < SMALLEST_STEP:
-            chain = int(moved.acceptance.argmin()) + 1
-            raise UserError(
-                f"the step size fell to {self.step:.1g} after {self.count:,} iterations of adaptation: chain {chain} "
-                "accepts no trajectory; try start=map, a longer warm-up, or look for infinite densities in the model"
-            )
+        check_steps(self.step, self.count)
 
     def _learn_length(self, moved: Transition, share: float, longest: float) -> None:
         sd, acceptance = self.variance.sqrt(), moved.acceptance

@@ -107,12 +107,10 @@ class MILE(SeparateChains):
         return int(0.6 * self.warmup) if self.adjusted else super().untimed
 
     def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **settings: Any) -> Tensor:
-        """See ``Sampler``."""
         settings |= dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)
         return super()._members(potential, data, run, num, **settings)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
-        """See ``Sampler``."""
         if potential.size < 2:
             raise UserError("microcanonical dynamics need two weights or more: one has no direction to turn; take nuts")
         records, stopped = super()._draw(potential, starts, run)

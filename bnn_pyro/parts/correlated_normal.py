@@ -59,10 +59,8 @@ class FullCovariance(ArrayDistribution):
         self.loc, self.scale, self.root = loc, scale, root
         super().__init__(loc.shape)
 
-    @property
-    def mean(self) -> Tensor:
-        """(P,), whatever the batch shape."""
-        return self.loc
+    #: (P,), whatever the batch shape.
+    mean = property(lambda self: self.loc)
 
     @property
     def variance(self) -> Tensor:
@@ -204,8 +202,6 @@ def _mean_field() -> Maker:
 
 def _low_rank(rank: int = 10) -> Maker:
     """low-rank:RANK — a diagonal and RANK common directions; RANK is a positive whole number."""
-    if rank < 1:
-        raise ValueError
     return partial(LowRankNormal, rank=rank)
 
 

@@ -101,16 +101,18 @@ class Decisions(Introduced):
         return self
 
     def interval(self, level: float = 0.9) -> Interval:
-        """The conformal interval, or else the central one of the predictive distribution.
+        """The conformal interval, or else the central one of the predictive distribution; of T targets each, (B, T).
 
         Raises UserError for class probabilities, or a level outside (0, 1).
         """
-        self._need("regression", "interval")
+        several = self.task == "targets"
+        self._need("targets" if several else "regression", "interval")
         check_level(level)
         if self.guarantee is not None:
             return self.guarantee.interval(self, level)
         low, high = self.quantile([(1 - level) / 2, (1 + level) / 2]).double()
-        return Interval(low, high, level, "predictive", f"covers {level:.4g} of new rows if the model is right")
+        note = "each target's " * several + f"covers {level:.4g} of new rows if the model is right"
+        return Interval(low, high, level, "predictive", note)
 
     def set(self, level: float = 0.9) -> ClassSet:
         """The conformal set of classes, or else the fewest classes whose mean probabilities sum to the level.

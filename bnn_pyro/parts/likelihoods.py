@@ -55,10 +55,7 @@ class Bernoulli(Likelihood):
 class Normal(LearnedNoise):
     """y ~ Normal(shift + scale·f, σ), f (…, B, 1); see :class:`LearnedNoise` for σ."""
 
-    @property
-    def quadratic(self) -> bool:
-        """Where the noise is fixed."""
-        return self.noise is not None
+    quadratic = property(lambda self: self.noise is not None)
 
     def components(self, f: Tensor) -> dist.Normal:
         """See ``Likelihood``."""
@@ -68,11 +65,8 @@ class Normal(LearnedNoise):
         """See ``Likelihood``; at least a thousandth of the target's standard deviation, a density's bound."""
         return {} if self.noise is not None else {"log_noise": (error / self.scale).clamp_min(1e-3).log()}
 
-    @property
-    def own_information(self) -> dict[str, float]:
-        """E[(∂ log p(y) / ∂ log σ)²] = E[(r² − 1)²] = 2, r standard Normal."""
-        return dict.fromkeys(self.own_sites, 2.0)
-
+    #: E[(∂ log p(y) / ∂ log σ)²] = E[(r² − 1)²] = 2, r standard Normal.
+    own_information = property(lambda self: dict.fromkeys(self.own_sites, 2.0))
     #: Minus the second derivative of log p(y | f) for every y.
     information = LearnedNoise.relative_precision
 
@@ -125,11 +119,8 @@ class LaplaceNoise(LearnedNoise):
         """See ``Likelihood``."""
         return dist.Laplace(*self.loc_and_scale(f))
 
-    @property
-    def own_information(self) -> dict[str, float]:
-        """E[(∂ log p(y) / ∂ log σ)²] = E[(|r| − 1)²] = 1, |r| standard exponential."""
-        return dict.fromkeys(self.own_sites, 1.0)
-
+    #: E[(∂ log p(y) / ∂ log σ)²] = E[(|r| − 1)²] = 1, |r| standard exponential.
+    own_information = property(lambda self: dict.fromkeys(self.own_sites, 1.0))
     #: The expectation of the squared slope of log p(y | f), which has no second derivative.
     information = LearnedNoise.relative_precision
 

@@ -46,10 +46,8 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
 def outputs_seen(module: nn.Module, seen: Callable[[str, object], None]) -> Iterator[None]:
     """Call ``seen(path, output)`` with what each submodule returns."""
 
-    def hook(path: str) -> Callable:
-        return lambda _, __, output: seen(path, output)
-
-    hooks = [part.register_forward_hook(hook(path)) for path, part in module.named_modules()]
+    parts = module.named_modules()
+    hooks = [part.register_forward_hook(lambda _, __, output, path=path: seen(path, output)) for path, part in parts]
     try:
         yield
     finally:

@@ -149,13 +149,7 @@ def parse_prior(text: str, has_classes: bool = False) -> Maker:
     Raises UserError for an unknown name, a number that is none, or a scale that is not positive.
     """
     text = BY_TARGET[has_classes] if text == "by-target" else text
-    return parse_named("prior", text, PRIORS, number=_positive)
-
-
-def _positive(text: str) -> float:
-    if not (value := float(text)) > 0:
-        raise ValueError
-    return value
+    return parse_named("prior", text, PRIORS)
 
 
 class BayesianNet(nn.Module):

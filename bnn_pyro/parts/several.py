@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.parts.components import select
-from bnn_pyro.parts.decisions import Interval, check_level
 from bnn_pyro.parts.mixtures import Mixture, NormalMixture
 from bnn_pyro.parts.observed import Likelihood
 
@@ -66,13 +65,6 @@ class SeveralMixture(Mixture):
         """Of each target by itself, (len(q), B, T)."""
         self._need("targets", "quantile")
         return torch.stack([one.quantile(q) for one in self.each], -1)
-
-    def interval(self, level: float = 0.9) -> Interval:
-        """The central intervals of each target by itself, low and high (B, T)."""
-        check_level(level)
-        low, high = self.quantile([(1 - level) / 2, (1 + level) / 2]).double()
-        note = f"each target's covers {level:.4g} of new rows if the model is right"
-        return Interval(low, high, level, "predictive", note)
 
 
 class Several(Likelihood):

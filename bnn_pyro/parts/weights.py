@@ -92,10 +92,7 @@ class NormalWeights(_NormalArray):
         self.loc, self.scale = loc, scale
         super().__init__(loc.shape)
 
-    @property
-    def variance(self) -> Tensor:
-        """The variances, (*shape)."""
-        return self.scale.square()
+    variance = property(lambda self: self.scale.square())
 
 
 class FlatNormals:
@@ -180,10 +177,7 @@ class DropoutWeights(_NormalArray):
         self.loc, self.alpha = loc, alpha
         super().__init__(loc.shape)
 
-    @property
-    def variance(self) -> Tensor:
-        """α μ², (*shape)."""
-        return self.loc.square() * self.alpha
+    variance = property(lambda self: self.loc.square() * self.alpha)
 
 
 class CentredNormal(ArrayDistribution):
@@ -197,15 +191,9 @@ class CentredNormal(ArrayDistribution):
         self.scale = scale
         super().__init__(shape)
 
-    @property
-    def mean(self) -> Tensor:
-        """Zeros, (*shape)."""
-        return self.scale.new_zeros(()).expand(self.event_shape)
-
-    @property
-    def variance(self) -> Tensor:
-        """(*shape)."""
-        return self.scale.square().expand(self.event_shape)
+    #: (*shape).
+    mean = property(lambda self: self.scale.new_zeros(()).expand(self.event_shape))
+    variance = property(lambda self: self.scale.square().expand(self.event_shape))
 
     def _draw(self, shape: torch.Size) -> Tensor:
         return self.scale * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)

@@ -36,7 +36,6 @@ class Entry(Protocol):
 
         Besides: ``initial`` {site: value} where optimisers start. ``parts.priors.BayesianNet`` makes one of any module.
         """
-        ...
 
     def guide(self, model: nn.Module) -> nn.Module | None:
         """q over exactly the model's latent sites, or None.
@@ -44,7 +43,6 @@ class Entry(Protocol):
         A variant may have ``prepare(model, guide, data)`` as well, which a fit calls before it infers, and which
         returns what provenance says under "module".
         """
-        ...
 
 
 #: Every variant by its name on the command line.

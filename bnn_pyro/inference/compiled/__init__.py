@@ -29,8 +29,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from bnn_pyro.inference.compiled.c_pieces import NotCompiled
 from bnn_pyro.inference.compiled.c_source import write_c
 
-__all__ = ["CompiledGradient", "NotCompiled", "compile_gradient", "recipe"]
-
 #: Associative sums make vector instructions possible; infinities and NaN keep their meaning: a divergence has them.
 MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
 #: What compilers are asked for, until one of them takes it.
