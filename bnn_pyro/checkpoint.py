@@ -183,8 +183,7 @@ class Run:
         Returns "" after the last step, or after the first one when its time is over, and says so. Raises Interrupted
         where it is to stop. In both cases its state is saved, if it has a checkpoint.
 
-        Where a fit has several processes they save and stop after the same step: by rank 0's clock, for anybody's
-        signal.
+        Where a fit has several processes they save and stop after one step: by rank 0's clock, for any signal.
         """
         checkpoint, ranks = self.checkpoint, here()
         if checkpoint is not None and (state := checkpoint.load()) is not None:

@@ -112,8 +112,7 @@ def telling(path: Path) -> Iterator[None]:
 def read_json(path: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
     """The table in a JSON file; None where the file is damaged, or does not hold what ``shape`` says.
 
-    shape: the kind of every value by its key, "*" for any other key (with it, keys may be missing); in turn a table,
-        or a list of one kind for all items.
+    shape: the kind of every value by its key, "*" for any other key (keys may be missing); in turn a table, or a list.
     """
     try:
         table = json.loads(path.read_text(encoding="utf-8"))

@@ -201,8 +201,7 @@ class Posterior(Introduced):
 def pool(posteriors: Sequence[Posterior]) -> Posterior:
     """The chains of several posteriors side by side, as if one run had made them all: of other seeds, or machines.
 
-    All draws count equally, and convergence is judged over all of them. ``stats`` are those that all have; there is no
-    trace.
+    All draws count equally, and convergence is judged over all of them. ``stats`` are those that all have; no trace.
 
     Raises UserError where there are none, one is a guide, the chains differ in length, or variant, settings,
     temperature or training rows differ.

@@ -1,7 +1,6 @@
 """Progress: bars with the time left on standard error, and what a task reports to those that wait for it.
 
-Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outside of a task ``report_progress`` and
-``should_stop`` do nothing.
+Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outside of a task both functions do nothing.
 """
 
 import contextlib

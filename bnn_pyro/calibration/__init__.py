@@ -1,7 +1,6 @@
 """Guarantees on top of a posterior predictive: recalibration, conformal prediction, and whether they still hold.
 
-``calibrate(posterior, x, y, method=…)`` takes rows that did not train; what it returns predicts, saves and loads like
-a posterior.
+``calibrate(posterior, x, y, method=…)`` takes rows that did not train and returns what is used as a posterior.
 """
 
 from bnn_pyro.lazy import lazy_names

@@ -26,8 +26,7 @@ from bnn_pyro.progress import Report
 MAX_WEIGHTS = 2000
 #: Settings of the methods that have them; a user's own go above. Long steps are often rejected: that is to be seen.
 SETTINGS = {"warmup": 150, "target_accept": 0.6, "lr": 0.01, "max_steps": 50}
-#: How many step sizes are tried, and by how much they are divided, where the user gave none and chains diverge or are
-#: far off.
+#: How many step sizes are tried where the user gave none and chains diverge or are far off; what divides each.
 ATTEMPTS, DIVIDED = 3, 4
 #: A distribution that is off by a quarter of a standard deviation, or of a variance, is no posterior of this model; and
 #: nothing that is off by less is seen where the Monte-Carlo error is too large to tell.
@@ -111,8 +110,7 @@ class JointDistribution(Check):
         if off := most_off(findings):
             return f"transitions do not leave the joint distribution as it is: {off}", findings
         # The least error of posterior variances that those of the slopes would show: off by that after many
-        # transitions, after k of them as far as they have come. A kernel that never moves leaves every distribution as
-        # it is.
+        # transitions, after k of them as far as they have come. One that never moves leaves every distribution.
         come = 1 - (1 - evidence["renewed"]) ** np.arange(1, self.sweeps + 1)
         slopes = [name.startswith("slope along") for name in evidence["quantities"]]
         blind = evidence["bound"] * float(np.median(error[slopes, 1])) / max(float(come.mean()), 1e-9)

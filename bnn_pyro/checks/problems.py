@@ -4,8 +4,7 @@
     y ~ Categorical(softmax([x, 1] W)) of more than two classes
 
 Linear regression is known in closed form, its log joint being quadratic, two weights by integration over a grid, more
-of them by importance sampling (``integration``). Compared are means and second moments of the weights and of
-E[y | x, w] at new inputs.
+of them by importance sampling (``integration``). Means and second moments of w and E[y | x, w] are compared.
 """
 
 import math

@@ -44,8 +44,7 @@ class Reference(Check):
     draws   of a guide; of Markov chains, all chains together
     rows    rows · weights of the largest reference on which a sampler of whole data sets is run
 
-    ``Outcome.figures``: sd_ratio; posterior_coverage_50, _80 and _95, shares of the posterior (not of the truth) that
-    intervals hold.
+    ``Outcome.figures``: sd_ratio; posterior_coverage_50, _80 and _95, shares of the posterior that intervals hold.
     """
 
     draws: int = 4000

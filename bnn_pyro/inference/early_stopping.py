@@ -28,8 +28,7 @@ HELD_OUT = 0.15
 MIN_HELD_OUT = 8
 #: Patience by rule: so many steps, and so many epochs at least.
 PATIENT_STEPS, PATIENT_EPOCHS = 300, 10
-#: Draws of a guide, by the same noise every time, which take no more rows each than this share of those that train, or
-#: this number.
+#: Draws of a guide, by the same noise every time, on at most this share of the rows that train, or this number.
 DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 
 

@@ -47,8 +47,7 @@ class Potential(LogJoint):
               left out: ``lp`` of a draw is its log joint
     compiled  the gradient as compiled code, if there is any
 
-    Raises UserError for a discrete latent site, a prior without samples, or a density that is not finite at the model's
-    initial values.
+    Raises UserError for a discrete latent site, a prior without samples, or a density not finite at the initial values.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:

@@ -110,8 +110,7 @@ class Sampler(Settings):
 
         ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (in nats, where the trajectory
         starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size; tree_depth of NUTS;
-        trajectory_length of HMC and ChEES; superchain of ChEES. With ``thin`` above 1 they speak for all transitions
-        since the draw before.
+        trajectory_length of HMC and ChEES; superchain of ChEES. Where thinned they speak for all transitions.
 
         Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint. After ``max_minutes``
         as many draws of every chain are returned as all of them have.

@@ -6,8 +6,7 @@ With N training rows and P weights, Adam takes
     lr = 0.01 · (1000 / P)^(1/3), 0.001 ≤ lr ≤ 0.02
 
 until the objective has settled (:func:`settled`), and then half as many steps, in which the learning rate falls; at
-most 10,000 steps in all, or 20 epochs where these are more (smaller steps of wider networks: Yang & Hu 2021,
-arXiv:2011.14522).
+most 10,000 steps in all, or 20 epochs where these are more (of wider networks: Yang & Hu 2021, arXiv:2011.14522).
 """
 
 import math

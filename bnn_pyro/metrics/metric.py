@@ -1,8 +1,7 @@
 """A metric is a number per test point and a reduction; resampling the points gives its bootstrap interval.
 
 An interval tells what another test set of the same size would have changed, not another seed or training set. The
-reductions take how often each point occurs in each of R replicates, so that one sort or one matrix product serves a
-whole block of replicates.
+reductions take how often each point occurs in each of R replicates, so that one sort or product serves a whole block.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -59,8 +59,7 @@ def map_tasks(
         executor is in force, that decides.
     names: what errors call the tasks.   all_threads: a task in this process computes on as many threads as there are.
     report: called as report(tasks done, of how many, figures); of tasks that report their progress also the shares.
-    progress, done: called as progress(index, share, figures) with what a task reports, and done(index, result) at once
-        when it has ended.
+    progress, done: called as progress(index, share, figures) with what a task reports; done(index, result) at its end.
     failed: what stands for a task that raised UserError, or whose process died time and again (``WorkerDied``);
         without it that error is raised.
     watch: called in this process several times a second; it may raise.

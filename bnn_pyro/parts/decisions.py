@@ -1,7 +1,6 @@
 """What to do with a prediction: intervals, sets of classes, and the action of least expected cost.
 
-One interface whether the prediction is conformal (``calibration/conformal.py``) or not: the answer says which, and
-what its guarantee rests on.
+One interface whether the prediction is conformal (``calibration/conformal.py``) or not: the answer says which, and why.
 """
 
 from collections.abc import Callable, Sequence

@@ -164,8 +164,7 @@ class ConvNet(_Net):
     hidden: widths of the layers after them.   kernel, padding: of every convolution, in pixels.
     dropout: share of the inputs of every fully connected layer that is removed.   The others are as in :class:`MLP`.
 
-    Raises UserError for inputs that are no images, or images that are too small for it; for an unknown activation or
-    a rate outside [0, 1).
+    Raises UserError for inputs that are no images, or too small images; an unknown activation; a rate outside [0, 1).
     """
 
     def __init__(

@@ -93,8 +93,7 @@ class LearnedNoise(Likelihood):
     """y = shift + scale·f + noise of one scale σ, f (…, B, 1).
 
     noise: σ in target units, fixed; or None: log(σ / scale) ~ Normal(-1, 1), a latent site "log_noise" on the whole
-        real line, so that every method takes it as it takes a weight (95 % of the prior: 0.05 to 2.7 of the target's
-        standard deviation).
+        real line, so that every method takes it as it takes a weight (95 % of the prior: 0.05 to 2.7 target sd).
     """
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:

@@ -172,8 +172,7 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 
     rows_of_each: x is (C, B, *input_shape), with rows of its own for each of C draws.
 
-    By ``vmap`` over the draws; one after the other where that is faster, or where the net cannot be mapped, of which
-    the first call warns.
+    By ``vmap`` over the draws; one after the other where that is faster, or (with a warning) the net cannot be mapped.
     """
     if getattr(net, "takes_draws", False):
         return functional_call(net, w, (x,))

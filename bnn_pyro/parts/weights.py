@@ -147,8 +147,7 @@ class FreeWeights(_NormalArray):
     """Independent Normals. loc, log_variance: (*shape), event shape all of it.
 
     Where ``prior_scale``, () or (D, 1), says the scale of the CentredNormal that is the prior, a layer's output comes
-    with the KL to it, which is the cheapest. A prior that turns out to be another one is no mistake: its KL is computed
-    by itself.
+    with the KL to it, which is the cheapest. The KL to a prior that turns out to be another is computed by itself.
     """
 
     def __init__(self, loc: Tensor, log_variance: Tensor) -> None:

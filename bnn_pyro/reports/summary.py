@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from bnn_pyro.metrics import interval_verdict
 from bnn_pyro.reports import tables
 
-#: Test rows below which the box says what so few can show, and below which no difference is clear; rows of a class that
-#: say nothing of it.
+#: Test rows below which the box says what so few can show, and below which no difference is clear; too few of a class.
 FEW_ROWS, TOO_FEW, FEW_OF_CLASS = 30, 10, 5
 #: What `interval_verdict` says where nothing is wrong.
 RIGHT = ("about right", "too few rows to tell")

@@ -1,7 +1,6 @@
 """Which variants, methods and data are checked, their checks one after the other, and what these found.
 
-Results are written after each check, so that nothing is lost: check.html is made of check.json alone, and the figures
-of the evidence.
+Results are written after each check, so that nothing is lost: check.html is made of check.json and the figures.
 """
 
 import time

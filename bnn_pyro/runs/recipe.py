@@ -21,8 +21,7 @@ from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import AUTO, MINUTES, Setup, make_setup, set_up
 
-#: How data can be loaded: the keys of a recipe's ``data``, and the arguments of ``load_data`` that they become; with
-#: what a config file may say of them.
+#: How data can be loaded: the keys of a recipe's ``data``, arguments of ``load_data``, and what a config file may say.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
              "task": str, "classes": list[str], "target_scale": str, "dates": str, "scale": str, "missing": str,
              "drop_missing": bool, "unseen": str, "groups": str, "time": str, "exposure": str, "event": str,
@@ -116,8 +115,7 @@ class Recipe(Setup, Settings):
     def for_baseline(self, schema: Schema) -> Self | None:
         """What to compare with: a deterministic network on the same data, or None.
 
-        It is the backbone of a last layer; else one of the same architecture, with the same epochs, batches and
-        patience.
+        It is the backbone of a last layer; else one of the same architecture, with its epochs, batches and patience.
         """
         if (backbone := self.backbone_variant(schema)) is not None:
             setup = make_setup(backbone)

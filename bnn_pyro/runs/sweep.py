@@ -115,8 +115,7 @@ def run_sweep(
     cores: see ``parallel.map.map_tasks``.
     overwrite: fits of other settings, or other data, in the way of those of the sweep are replaced.
 
-    Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after Ctrl-C or SIGTERM: what was
-    finished is then kept.
+    Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after a signal: the rest is kept.
     """
     start, tasks = time.perf_counter(), config.tasks
     missing = _missing(config, folder, overwrite)

@@ -228,8 +228,7 @@ def choose(
 ) -> Setup:
     """The first rule that applies.
 
-    rows: that train.   method: the rules of this one alone.   settings: over those of the rule, where variant or method
-    have them.
+    rows: that train.   method: the rules of this one alone.   settings: over those of the rule, of either.
 
     Raises UserError for minutes that are not above 0, or a method that no rule for such inputs has.
     """

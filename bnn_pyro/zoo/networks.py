@@ -16,8 +16,7 @@ mc-dropout keeps them, one for every draw (Gal & Ghahramani 2016). To the model 
 of training mode it is that of ``MLP``.
 
 The convolutional network is a point estimate too, with dropout where it is fully connected: the baseline of what is
-Bayesian on images, and the backbone of a Bayesian last layer. Training stops early: the weights are those of the epoch
-that predicted the validation rows best.
+Bayesian on images, and the backbone of a Bayesian last layer. It has the weights of the epoch of the best validation.
 
 By local reparametrization a Bayesian layer samples activations, not weights. The posterior family is that of mean-field
 weights; the ELBO is the same number, its gradient less noisy, because every row of a mini-batch has noise of its own
@@ -26,8 +25,7 @@ over the weights. With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational d
 learned for a layer, for each input unit of it, or for each weight (section 3 there). With a free σ it is the sparse
 kind: weights that the data do not need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369). In
 training every position of a convolution's output has noise of its own, where drawn weights share theirs: exact for each
-position, an approximation for all of them together, so that the ELBO in the trace is that of the approximation (see
-``parts.local_layer``).
+position, an approximation for all of them together, so that the trace has the approximation's ELBO (``local_layer``).
 """
 
 from dataclasses import dataclass
