@@ -4,8 +4,6 @@ An :class:`OnDisk` array is what a tensor of raw inputs is to ``prepare``, and :
 standardised inputs is to whatever takes mini-batches: an index reads and standardises those rows, to the same bits.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile
@@ -13,7 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -63,7 +61,7 @@ class OnDisk:
         row = self[:1]
         self.shape, self.dtype = torch.Size([shape[0], *row.shape[1:]]), row.dtype
 
-    def of_columns(self, columns: Sequence[int]) -> OnDisk:
+    def of_columns(self, columns: Sequence[int]) -> Self:
         """The same rows with these columns alone."""
         *where, mine = self.where
         return OnDisk(*where, np.arange(self.shape[1])[columns] if mine is None else mine[columns], self.owner)
@@ -129,11 +127,11 @@ class Rows:
         """So many rows at a time; one part at least."""
         return (self[start : start + size] for start in range(0, max(1, len(self)), size))
 
-    def tensor_split(self, parts: int) -> list[Rows]:
+    def tensor_split(self, parts: int) -> list[Self]:
         """As of a tensor, with nothing read."""
         return [replace(self, numbers=numbers) for numbers in self.numbers.tensor_split(parts)]
 
-    def to(self, device: torch.device | str) -> Rows:
+    def to(self, device: torch.device | str) -> Self:
         """The same rows, which come to that device when they are read."""
         return replace(self, device=torch.device(device))
 

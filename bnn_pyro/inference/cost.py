@@ -6,24 +6,20 @@ Decided by the settings and the sizes of the problem, never by a clock: a compil
 run draws must not depend on how busy the machine was.
 """
 
-from __future__ import annotations
-
 import time
 import warnings
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Run
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import current_executor, usable_cores
 from bnn_pyro.parts.nets import outputs_seen
 from bnn_pyro.progress import Figures, duration
-
-if TYPE_CHECKING:
-    from bnn_pyro.inference.potential import Potential
 
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.

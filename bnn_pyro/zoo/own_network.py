@@ -6,8 +6,6 @@ The module is copied and never changed. Its parameters are the latent sites, by 
 module's weights. A parameter that is no part of ``where`` is a point: a site without a prior, whose q is one value.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
