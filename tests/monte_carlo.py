@@ -2,17 +2,26 @@
 
 import math
 import signal
+from contextlib import contextmanager
 
 import numpy as np
+import pytest
 import torch
 from scipy.stats import norm, t
 
 import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.check import Estimate
 
 
 def fit(entry, data, method, **settings):
     return bp.fit(entry, data, method, **{"progress": False, "device": "cpu", **settings})
+
+
+def run_method(entry, data, method, seed=0, **settings):
+    """``method.run`` as ``fit`` calls it."""
+    with bp.isolated(seed):
+        return method.run(entry.model(data.schema), None, data, seed=seed, **settings)
 
 
 def weights(posterior):
@@ -82,6 +91,14 @@ def stop_at(step, number=signal.SIGINT):
         return self.stop
 
     return property(due)
+
+
+@contextmanager
+def interrupted(step, number=signal.SIGINT, words=None):
+    """A block that such a signal interrupts at that step."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted, match=words):
+        patch.setattr(Checkpoint, "due", stop_at(step, number))
+        yield
 
 
 def covariance(guide):

@@ -6,12 +6,13 @@ import signal
 import time
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import fit, same, stop_at
+from monte_carlo import fit, interrupted, run_method, same
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -30,30 +31,22 @@ SMALL = {
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))
 BLOCK = bp.NUTS(chains=2, draws=12, warmup=14, thin=2, max_tree_depth=3, start="prior", compiled="no")
-
-
-def run(method, entry=NET, seed=0, **settings):
-    """``method.run`` as ``fit`` calls it."""
-    with bp.isolated(seed):
-        return method.run(entry.model(PROBLEM.schema), None, PROBLEM.data, seed=seed, **settings)
+run = partial(run_method, NET, PROBLEM.data)
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path, monkeypatch):
+def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path):
     """In warm-up windows, among the draws, at the end of a chain, and after the last step; twice in one run."""
     data = replace(PROBLEM.data, x_val=PROBLEM.data.x_train[:9], y_val=PROBLEM.data.y_train[:9])
     entry = replace(NET, prior="gamma:2,1") if name.startswith("sg") else NET
     whole = fit(entry, data, SMALL[name])
     assert not any(torch.equal(chains[0], chains[-1]) for chains in whole.chains.values())  # each has a seed of its own
-    real = Checkpoint.due
     for stops in ((10, 23), (50, 26)):
         out, done = tmp_path / "-".join(map(str, stops)), 0
         for stop in stops:
-            monkeypatch.setattr(Checkpoint, "due", stop_at(stop))
             done += stop
-            with pytest.raises(Interrupted, match=f"step {done} of 76"):
+            with interrupted(stop, words=f"step {done} of 76"):
                 fit(entry, data, SMALL[name], out=out, resume=True)
-        monkeypatch.setattr(Checkpoint, "due", real)
         other = replace(SMALL[name], cores=2) if name == "nuts" else SMALL[name]  # no setting of the result
         assert same(fit(entry, data, other, out=out, resume=True), whole), stops
 
@@ -166,6 +159,10 @@ def test_ctrl_c_keeps_the_draws_so_far(tmp_path):
     assert "7 of 20" in bp.load(tmp_path, NET).provenance["stopped"]
     with pytest.raises(KeyboardInterrupt, match=r"in the warm-up, before the first draw; .*--out"):
         run(method, report=interrupt_at(9))
+    whole = run(SMALL["chees"])  # whose chains go side by side
+    with pytest.warns(UserWarning, match="Ctrl-C: 6 of 6 chains with 2 of 8 draws each are kept"):
+        part = run(SMALL["chees"], report=interrupt_at(65))
+    assert all(torch.equal(whole.chains[site][:, :2], v) for site, v in part.chains.items())
 
 
 def test_chains_that_tell_of_nothing_but_their_starts():

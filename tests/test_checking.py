@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conjugate import correlated
+from properties import answer
 from torch import nn
 
 import bnn_pyro as bp
@@ -23,6 +24,7 @@ from bnn_pyro.reports.page import read_texts
 from bnn_pyro.run import main
 from bnn_pyro.runs import check as bench
 
+pytestmark = pytest.mark.usefixtures("seeded")
 CALLS: list = []
 
 
@@ -62,7 +64,8 @@ Refused = type("Refused", (Made,), {"run": raising(bp.UserError("row 3 of x.csv 
 
 @pytest.fixture
 def checks(monkeypatch):
-    """Puts these checks in the place of the real ones."""
+    """Puts these checks in the place of the real ones; none was called."""
+    CALLS.clear()
     return lambda **kinds: [monkeypatch.setattr(place, "CHECKS", kinds) for place in (registry, bench)]
 
 
@@ -125,12 +128,11 @@ def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, t
         (["mean-field", "--resume"], "nothing to resume"),
     ],
 )
-def test_bad_input_is_one_line(checks, tmp_path, capsys, monkeypatch, args, message):
+def test_bad_input_is_one_line(checks, tmp_path, monkeypatch, args, message):
     checks(made=Made)
     monkeypatch.chdir(tmp_path)
-    assert check(*args) == 2 and not CALLS
-    error = capsys.readouterr().err.strip()
-    assert error.startswith("error: ") and message in error and "\n" not in error
+    told = answer(["check", *args, "--quiet"])
+    assert told.code == 2 and message in told.err and not CALLS
 
 
 def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
@@ -169,14 +171,6 @@ class Net(nn.Module):
         weight = self.head.weight.detach() if self.fault == "detached" else self.head.weight
         out = F.linear(h, weight, self.head.bias)
         return out if self.fault == "ignored" else out + self.spare(h)
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    """No check was called, and modules draw their initial weights."""
-    CALLS.clear()
-    with bp.isolated(0):
-        yield
 
 
 def subject(module, method="svi", **settings):

@@ -7,18 +7,16 @@ from unittest.mock import Mock
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import same, stop_at
+from monte_carlo import interrupted, same
 from properties import planted
+from ranked import fit
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.files import write_whole
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import elbo_of
 
-PROBLEM = correlated(num=30, noise=0.5)
-DATA = PROBLEM.data
-ENTRY = bp.MeanField(hidden=(3,))
 METHODS = {
     "svi, mini-batches": bp.SVI(epochs=6, batch_size=8, lr=0.01),
     "svi, full batch": bp.SVI(epochs=24, lr=0.01),
@@ -26,25 +24,15 @@ METHODS = {
     "svi, augmented": bp.SVI(epochs=6, batch_size=8, lr=0.01, augment=lambda x: x + torch.rand(()), workers=1),
 }
 STEPS = 24
-
-
-def fit(method, out=None, entry=ENTRY, data=DATA, **settings):
-    return bp.fit(entry, data, method, **{"seed": 2, "out": out, "progress": False, "device": "cpu", **settings})
-
-
-@pytest.fixture
-def stop(monkeypatch):
-    """Raise SIGINT or SIGTERM in this very process after some step, as Ctrl-C would."""
-    return lambda *step: monkeypatch.setattr(Checkpoint, "due", stop_at(*step))
+CHAINS = bp.NUTS(draws=8, warmup=10, chains=2, compiled="no", cores=1, max_tree_depth=3)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, stop, name):
+def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, name):
     """After the first step, in the middle, and after the last; by either signal."""
     whole = fit(METHODS[name])
     for done, step, number in ((1, 1, signal.SIGINT), (10, 9, signal.SIGTERM), (STEPS, STEPS - 10, signal.SIGINT)):
-        stop(step, number)
-        with pytest.raises(Interrupted, match=f"step {done} of {STEPS}"):
+        with interrupted(step, number, f"step {done} of {STEPS}"):
             fit(METHODS[name], tmp_path, resume=True)
         assert (tmp_path / "checkpoint" / "training.pt").is_file() and not (tmp_path / "posterior.json").exists()
     resumed = fit(METHODS[name], tmp_path, resume=True)
@@ -52,10 +40,9 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, stop, name):
     assert not (tmp_path / "checkpoint").exists()
 
 
-def test_other_settings_are_refused(tmp_path, stop):
+def test_other_settings_are_refused(tmp_path):
     method = METHODS["svi, mini-batches"]
-    stop(5)
-    with pytest.raises(Interrupted):
+    with interrupted(5):
         fit(method, tmp_path)
     before = (tmp_path / "checkpoint" / "training.pt").read_bytes()
     for other in (
@@ -70,24 +57,21 @@ def test_other_settings_are_refused(tmp_path, stop):
         assert (tmp_path / "checkpoint" / "training.pt").read_bytes() == before
 
 
-def test_a_run_started_over_is_not_mistaken_for_the_finished_one(tmp_path, stop):
-    """The old posterior stays until the new one is whole, and ``resume`` means the new one."""
-    method = METHODS["svi, mini-batches"]
+@pytest.mark.parametrize("method", [METHODS["svi, mini-batches"], CHAINS], ids=["svi", "nuts"])
+def test_a_run_started_over_is_not_mistaken_for_the_finished_one(tmp_path, method):
+    """The old posterior stays until the new one is whole; a run in chains has checkpoints of its chains alone."""
     old = fit(method, tmp_path, seed=1)
-    stop(7)
-    with pytest.raises(Interrupted):
+    with interrupted(12, signal.SIGTERM):
         fit(method, tmp_path)
     assert same(bp.load(tmp_path), old)
-    stop(99)
     new = fit(method, tmp_path, resume=True)
     assert same(new, fit(method)) and same(bp.load(tmp_path), new)
     assert same(fit(method, tmp_path, resume=True), new)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "foreign", "planted", "altered"])
-def test_a_damaged_checkpoint_is_refused(tmp_path, stop, damage):
-    stop(5)
-    with pytest.raises(Interrupted):
+def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
+    with interrupted(5):
         fit(METHODS["map"], tmp_path)
     path = tmp_path / "checkpoint" / "training.pt"
     blob = path.read_bytes()

@@ -1,17 +1,18 @@
 """ChEES-HMC where the posterior is known, or another sampler's; what it learns; what bad luck gets."""
 
 from dataclasses import replace
+from functools import partial
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from conjugate import correlated, dataset, model_of
-from monte_carlo import check_by_chain, fit, moments, weights
+from conjugate import correlated, dataset
+from monte_carlo import check_by_chain, fit, interrupted, moments, run_method, weights
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.inference import chees
 from bnn_pyro.inference.chees import Adaptation, Chains, Transition
 from bnn_pyro.inference.potential import Potential
@@ -126,32 +127,16 @@ def test_superchains_lp_is_the_log_joint_and_thinning_adds_up():
     assert posterior.stats["superchain"].tolist() == [[k] * 6 for k in (0, 0, 1, 1, 2, 2)]
 
 
-def test_ctrl_c_keeps_the_draws_so_far():
-    def report(done, *_):
-        if done == 17:
-            raise KeyboardInterrupt
-
-    with pytest.warns(UserWarning, match="stopped by Ctrl-C: 6 of 6 chains with 2 of 6 draws each are kept"):
-        part = TINY.run(model_of(PROBLEM.entry(), PROBLEM.schema), None, PROBLEM.data, report=report)
-    assert all(v.shape[:2] == (6, 2) for v in part.chains.values()) and "stopped" in part.provenance
-
-
 def test_a_checkpoint_of_an_earlier_version_goes_on_to_the_same_draws(tmp_path):
     """It had the chains, and what they learned, beside the record."""
 
-    def run(checkpoint, stop=0):
-        def report(done, *_):
-            checkpoint.signalled = done == stop
-
-        with bp.isolated(0):
-            model = PROBLEM.entry().model(PROBLEM.schema)
-            return TINY.run(model, None, PROBLEM.data, checkpoint=checkpoint, report=report)
-
-    whole, part = run(Checkpoint(tmp_path / "whole")), Checkpoint(tmp_path / "part")
-    with pytest.raises(Interrupted):
-        run(part, stop=10)
+    run, part = partial(run_method, PROBLEM.entry(), PROBLEM.data, TINY), Checkpoint(tmp_path / "part")
+    whole = run(checkpoint=Checkpoint(tmp_path / "whole"))
+    with interrupted(10), part:
+        run(checkpoint=part)
     state = part.load()
     kernel = state.pop("kernel")
     del kernel["done"]
     part.save(kernel | state)
-    assert all(torch.equal(w, whole.chains[site]) for site, w in run(Checkpoint(tmp_path / "part")).chains.items())
+    again = run(checkpoint=Checkpoint(tmp_path / "part"))
+    assert all(torch.equal(w, whole.chains[site]) for site, w in again.chains.items())

@@ -27,17 +27,6 @@ from bnn_pyro.runs.folder import RunFolder
 pytestmark = pytest.mark.usefixtures("quick", "no_figures")
 
 
-@pytest.fixture(scope="module")
-def compared_runs(tmp_path_factory):
-    """{task: (a run, its data)}."""
-    folder = tmp_path_factory.mktemp("runs")
-    table = small_table(folder / "houses.csv", rows=90)
-    options = {"regression": ["--data", str(table), "--target", "price"], "classification": ["--data", "breast-cancer"]}
-    for name, data in options.items():
-        assert main([*MEAN_FIELD, *data, *SMALL, "--no-baseline", "--out", str(folder / name)]) == 0
-    return {name: (folder / name, RunFolder(folder / name).recipe.load()) for name in options}
-
-
 def said(capsys, *arguments):
     """(exit code, what was printed) of a command."""
     code, out = main([*map(str, arguments), "--quiet"]), capsys.readouterr()
@@ -50,25 +39,25 @@ def compared(run, frame, tmp_path, capsys, *more):
     return said(capsys, "compare", run, tmp_path / "mine.csv", "--out", tmp_path / "c.html", *more)
 
 
-def test_numbers_have_the_scores_of_their_normal(compared_runs, tmp_path, capsys):
-    run, data = compared_runs["regression"]
+def test_numbers_have_the_scores_of_their_normal(runs, tmp_path, capsys):
+    data = RunFolder(runs / "houses").recipe.load()
     y, rng = data.y_test.double().numpy(), np.random.default_rng(0)
     frame = pd.DataFrame({"row": data.index_test, "mean": y + rng.normal(0, y.std(), len(y)), "sd": y.std()})
-    code, told = compared(run, frame.sample(frac=1, random_state=0), tmp_path, capsys)  # in any order, by their rows
+    shuffled = frame.sample(frac=1, random_state=0)
+    code, told = compared(runs / "houses", shuffled, tmp_path, capsys)
     nll = -stats.norm(frame["mean"], frame["sd"]).logpdf(y).mean()
     assert code == 0 and f"{nll:.3g} [" in told.split("Metrics on the same test rows")[1].splitlines()[3]
     assert "is a file of predictions" in told and str(tmp_path / "mine.csv") in (tmp_path / "c.html").read_text()
 
 
-def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_for_a_paper(
-    compared_runs, tmp_path, capsys
-):
-    run, data = compared_runs["classification"]
-    p = np.random.default_rng(0).uniform(0.1, 0.9, len(data.y_test))
-    frame = pd.DataFrame(dict(zip((f"p({name})" for name in data.schema.classes), (1 - p, p), strict=True)))
-    value = f"{log_loss(data.y_test, np.c_[1 - p, p]):.3g}"
+def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_for_a_paper(runs, tmp_path, capsys):
+    data = RunFolder(runs / "digits").recipe.load()
+    p = np.random.default_rng(0).uniform(0.1, 0.9, (len(data.y_test), 10))
+    p /= p.sum(1, keepdims=True)
+    frame = pd.DataFrame(p, columns=[f"p({name})" for name in data.schema.classes])
+    value = f"{log_loss(data.y_test, p, labels=range(10)):.3g}"
     for option, cell in {"--markdown": f"| {value} [", "--latex": f"& {value} ["}.items():
-        code, told = compared(run, frame, tmp_path, capsys, option)
+        code, told = compared(runs / "digits", frame, tmp_path, capsys, option)
         assert code == 0 and next(line for line in told.splitlines() if line.startswith(("| nll ", "nll "))).count(cell)
         (tmp_path / "c.html").unlink()
     assert "\\toprule" in told and r"\%" in told
@@ -83,9 +72,9 @@ def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_f
         (lambda frame: frame.assign(row=3), "a number stands twice in the column 'row'"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_in_one_line(compared_runs, tmp_path, capsys, change, words):
-    run, data = compared_runs["regression"]
-    frame = pd.DataFrame({"mean": np.ones(len(data.y_test)), "sd": 1.0})
+def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, capsys, change, words):
+    run = runs / "houses"
+    frame = pd.DataFrame({"mean": np.ones(len(RunFolder(run).recipe.load().y_test)), "sd": 1.0})
     code, told = compared(run, change(frame), tmp_path, capsys)
     assert code == 2 and words in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()
     code, told = said(capsys, "compare", run, tmp_path / "none.csv")

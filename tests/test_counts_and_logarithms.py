@@ -57,18 +57,15 @@ def test_the_log_joint_is_that_of_a_model_written_by_hand(variant):
     torch.testing.assert_close(log_joint.log_density(u), expected, rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "message"),
-    [
+def test_exposures_that_are_refused():
+    for change, options, message in (
         ({}, {"exposure": "hour"}, "unknown column of X .exposure=. 'hour'; did you mean 'hours'"),
         ({}, {"exposure": "hours", "task": "regression"}, "exposure .--exposure. is for counts, and the task is regr"),
         ({"hours": 0.0}, {"exposure": "hours"}, "column 'hours', row 0: 0.0 is no exposure, which is positive"),
         ({}, {"exposure": [1.0, 2.0]}, "exposure has 2 values, and X 120 rows"),
         ({"count": -1}, {"exposure": "hours"}, "row 0: -1.0 is no count"),
-    ],
-)
-def test_exposures_that_are_refused(change, options, message):
-    refuses(message, bp.dataset, visits().assign(**change), "count", **{"task": "counts", **options})
+    ):
+        refuses(message, bp.dataset, visits().assign(**change), "count", **{"task": "counts", **options})
 
 
 def mixture(num=4000, wrong=False):

@@ -90,7 +90,6 @@ BAD_NAMES = {
     "feature": (dict(name_or_path="breast-cancer", features=["mean radios"]), "did you mean 'mean radius'"),
     "image columns": (dict(name_or_path="digits", features=["a"]), "digits holds images"),
     "target": (dict(name_or_path="digits", target="price"), "its target is 'digit', not 'price'"),
-    "fractions": (dict(name_or_path="diabetes", fractions=(0.5, 0.2, 0.2)), "sum to 1"),
     "own test": (dict(name_or_path="toy-curve", fractions=(0.5, 0, 0.5)), "its test part is given"),
     "validation": (dict(name_or_path="toy-curve", validation=6), "validation=6 of 6 training rows"),
     "few for classes": (dict(name_or_path="digits", validation=3), "every class in both"),

@@ -59,19 +59,16 @@ def test_the_floor_of_independent_draws_and_of_chains():
     assert distance_floor(stuck)["wasserstein"].value < 0.25
 
 
-@pytest.mark.parametrize(
-    ("metric", "a", "b", "message"),
-    [
+def test_refused():
+    for metric, a, b, message in (
         (agreement, gaussians([[0.0]], 1.0), gaussians([[0.0]], 1.0), "'probs' belongs to classification"),
         (wasserstein, A, B, "belongs to regression"),
         (distances, A, gaussians([[0.0, 1.0]], 1.0), "cannot compare a classification with a regression"),
         (total_variation, A, B[:1], "2 and 1 points"),
         (lambda a, b: distance_floor(b), A, B, "two blocks of draws"),
         (wasserstein, gaussians([[math.nan]], 1.0), gaussians([[0.0]], 1.0), "not finite at row 0"),
-    ],
-)
-def test_refused(metric, a, b, message):
-    refuses(message, metric, a, b)
+    ):
+        refuses(message, metric, a, b)
 
 
 # -- decisions ----------------------------------------------------------------------------------------------------

@@ -191,9 +191,8 @@ def test_it_is_the_network_that_one_would_write():
     assert widest_activation(model, x) == 3 * 10 * 10
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+def test_what_does_not_fit_is_refused():
+    for make, message in (
         (lambda: bp.HiddenLayerNet(scale="layers"), r"unknown scale 'layers'.*layer"),
         (lambda: bp.HiddenLayerNet(scale="unit", init_scale=1.0), r"first α .* below 1, got 1"),
         (lambda: bp.HiddenLayerNet(prior="scale-mixture").model(data().schema), "normal, fan-in or log-uniform"),
@@ -208,11 +207,9 @@ def test_it_is_the_network_that_one_would_write():
         (lambda: MLP((3,), (4,), 1, dropout=(0.0, math.nan)), "dropout rate lies between 0"),
         (lambda: ConvNet((1, 4, 4), (2,), (), 1, dropout=-0.1), "dropout rate lies between 0"),
         (lambda: fit(bp.MCDropout(epochs=1), entry=bp.MLP(hidden=(3,))), "mc-dropout needs a network with dropout"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make, message):
-    with bp.isolated(0), pytest.raises(bp.UserError, match=message):
-        make()
+    ):
+        with bp.isolated(0), pytest.raises(bp.UserError, match=message):
+            make()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ import math
 import signal
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import same, stop_at
+from monte_carlo import interrupted, run_method, same
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -82,7 +83,7 @@ def test_without_validation_rows_some_of_the_training_rows_stop_it():
         fit(rows(0, num=3, num_val=0), patience=4)
 
 
-def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path, monkeypatch):
+def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path):
     """Half as many steps again at most. A resumed run knows the weights of the best epoch; a trace's line is ten."""
     data, how = rows(), dict(epochs=None, patience=40)
     whole = fit(data, **how)
@@ -92,15 +93,14 @@ def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path
     assert num == min(first + 1 + math.ceil((first + 1) / 2), last + 5)
     assert whole.provenance["schedule"] == {"epochs": 10 * num}
     for step in (30 * first - 15, 30 * (num - first) - 10):
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(Checkpoint, "due", stop_at(step))
+        with interrupted(step):
             fit(data, out=tmp_path, resume=True, **how)
     resumed = fit(data, out=tmp_path, resume=True, **how)
     assert nll.index(min(nll)) < first - 1
     assert same(resumed, whole) and same(bp.load(tmp_path), whole)
 
 
-def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path, monkeypatch):
+def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
     """With the q of the best epoch, by draws; the rate falls from there on. The zoo's SVI goes to the highest ELBO."""
     data, method = rows(3, num=60), dict(kind=bp.SVI, epochs=None, patience=None, lr=0.05, batch_size=20)
     own = bp.Bayesian(
@@ -120,8 +120,7 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path, monkeypatch):
     assert any("20 held-out rows stopped the training" in verdict.sentence for verdict in verdicts)
     lines = 3 * len(nll)
     for step in (lines // 3, lines // 2):
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(Checkpoint, "due", stop_at(step))
+        with interrupted(step):
             fit(data, own, out=tmp_path, resume=True, **method)
     assert same(fit(data, own, out=tmp_path, resume=True, **method), whole)
 
@@ -161,14 +160,9 @@ def test_members_are_point_estimates_from_different_starts():
     assert not any(torch.equal(a, b) for a, b in zip(first, other.chains["layers.0.weight"], strict=True))
 
 
-def run(method, **settings):
-    """``method.run`` as ``fit`` calls it."""
-    with bp.isolated(2):
-        return method.run(bp.MLP(hidden=(3,)).model(PROBLEM.schema), None, PROBLEM.data, seed=2, **settings)
-
-
 def test_processes_are_stopped_and_this_one_has_the_rest_to_do(tmp_path):
     plain, lines = bp.Ensemble(members=3, epochs=30, batch_size=8), []
+    run = partial(run_method, SETTINGS["entry"], PROBLEM.data, seed=2)
 
     class Slow(bp.Ensemble):  # travels by value
         def find(self, model, data, run):

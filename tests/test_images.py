@@ -266,9 +266,8 @@ def test_classes_of_both_parts_are_the_same():
     refuses("test has the classes", bp.dataset, train=DataLoader(items, 8), test=DataLoader(other, 8))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_loaders_that_are_refused():
+    for options, message in (
         (dict(train=DataLoader(Stream(), 16)), "train has no length; give rows="),
         (dict(train=DataLoader(Stream(), 16), rows=80), "train ends after 60 of 80 rows"),
         (dict(train=DataLoader(Stream(), 16), rows=50), "train has more rows than 50"),
@@ -277,7 +276,5 @@ def test_classes_of_both_parts_are_the_same():
         (dict(train=DataLoader(TensorDataset(INPUTS), 8, drop_last=True)), "must be a pair"),
         (dict(x=INPUTS, y=TARGETS, rows=60), "rows= are of torch data sets and loaders"),
         (dict(x=INPUTS, train=TensorDataset(INPUTS, TARGETS)), "give X or train="),
-    ],
-)
-def test_loaders_that_are_refused(options, message):
-    refuses(re.escape(message), bp.dataset, **options)
+    ):
+        refuses(re.escape(message), bp.dataset, **options)

@@ -155,10 +155,8 @@ def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target
 
 
 def test_the_command_has_columns_to_leave_out_as_a_list_with_quotes_around_a_comma(tmp_path, capsys):
-    table = pd.DataFrame(
-        {"id, own": range(100, 160), "a": np.arange(60) % 7, "b": np.arange(60) ** 2, "y": np.sqrt(np.arange(60))}
-    )
-    table.to_csv(path := tmp_path / "t.csv", index=False)
+    k, path = np.arange(60), tmp_path / "t.csv"
+    pd.DataFrame({"id, own": 100 + k, "a": k % 7, "b": k**2, "y": np.sqrt(k)}).to_csv(path, index=False)
     assert main(["inspect", str(path), "--target", "y"]) == 0
     command = capsys.readouterr().out.split("train with: ")[1].strip()
     assert command == inspect_table(path, "y").command and command.endswith("""--exclude '"id, own"'""")

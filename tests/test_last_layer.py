@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from monte_carlo import stop_at
+from properties import answer
 from run_folders import same, snapshot
 
 import bnn_pyro as bp
+from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.features import on_features
-from bnn_pyro.inference import optimise
 from bnn_pyro.run import main
 from bnn_pyro.zoo.auto import Setup
 
@@ -118,24 +120,19 @@ TRAIN = ["train", "last-layer", "--data", "digits", "--limit", "60", "--epochs",
 SMALL = ["--num-draws", "4", "--device", "cpu", "--quiet"]
 
 
-def make_small(patch):
-    """A network that is trained in a moment, and no figures, which take longer than all the rest."""
-    method = {"epochs": 2, "batch_size": 30, "patience": 2}
-    small_defaults(patch, "convnet", {"channels": (2,), "hidden": (5,)}, method)
-    patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])
-
-
-@pytest.fixture(autouse=True)
-def small_convnet(monkeypatch):
-    make_small(monkeypatch)
+@pytest.fixture(scope="module", autouse=True)
+def small_convnet(quick):
+    """A network that is trained in a moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        method = {"epochs": 2, "batch_size": 30, "patience": 2}
+        small_defaults(patch, "convnet", {"channels": (2,), "hidden": (5,)}, method)
+        yield
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "first"
-    with pytest.MonkeyPatch.context() as patch:
-        make_small(patch)
-        assert main([*TRAIN, *SMALL, "--out", str(folder)]) == 0
+    assert main([*TRAIN, *SMALL, "--out", str(folder)]) == 0
     return folder
 
 
@@ -145,11 +142,6 @@ def test_train_writes_the_backbone_as_the_baseline_and_a_config_that_reproduces_
     assert below.trace["validation_nll"]
     net = above.model.backbone.net
     assert all(torch.equal(v, below.chains[site.removeprefix("net.")][0, 0]) for site, v in net.named_parameters())
-    found = json.loads((run / "metrics.json").read_text())
-    data = digits()
-    assert found["nll"] == pytest.approx(bp.metrics.nll(bp.predict(above, data.x_test, num_draws=4), data.y_test))
-    nll = bp.metrics.nll(bp.predict(below, data.x_test), data.y_test)
-    assert found["nll_minus_baseline"] == pytest.approx(found["nll"] - nll, abs=1e-5)
     assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
     assert same(run, tmp_path / "again") and same(run / "baseline", tmp_path / "again" / "baseline")
     assert (run / "metrics.json").read_bytes() == (tmp_path / "again" / "metrics.json").read_bytes()
@@ -158,17 +150,9 @@ def test_train_writes_the_backbone_as_the_baseline_and_a_config_that_reproduces_
 
 @pytest.mark.parametrize("stop", [2, 4])
 def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, capsys, stop):
-    check, calls = optimise.check_finite, []
-
-    def check_and_stop(*args):
-        calls.append(1)
-        if len(calls) == stop:
-            signal.raise_signal(signal.SIGTERM)
-        check(*args)
-
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(optimise, "check_finite", check_and_stop)
+        patch.setattr(Checkpoint, "due", stop_at(stop, signal.SIGTERM))
         assert main([*TRAIN, *SMALL, "--out", str(out)]) == 130
     assert f"train --resume --out {out}" in capsys.readouterr().err and not (out / "posterior.pt").exists()
     assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
@@ -185,7 +169,7 @@ def test_the_folder_of_a_run_is_a_backbone(run, tmp_path, monkeypatch):
     assert main(["evaluate", str(out), "--quiet"]) == 0
 
 
-def test_bad_backbones_are_told_before_anything_is_written(run, tmp_path, capsys):
+def test_bad_backbones_are_told_before_anything_is_written(run, tmp_path):
     (tmp_path / "empty").mkdir()
     before = snapshot(tmp_path), snapshot(run)
     for extra, words in (
@@ -196,7 +180,6 @@ def test_bad_backbones_are_told_before_anything_is_written(run, tmp_path, capsys
         (["--set", "backbone=convnet", "--data", "breast-cancer"], "images"),
     ):
         argv = [a.replace("DIR", str(tmp_path)).replace("RUN", str(run)) for a in (*TRAIN, *SMALL, *extra)]
-        assert main([*argv, "--out", str(tmp_path / "new")]) == 2
-        told = capsys.readouterr()
-        assert len(told.err.strip().splitlines()) == 1 and words in told.err and "Traceback" not in told.err
+        told = answer([*argv, "--out", str(tmp_path / "new")])
+        assert told.code == 2 and words in told.err
         assert (snapshot(tmp_path), snapshot(run)) == before and not (tmp_path / "new").exists()

@@ -198,9 +198,8 @@ def test_inside_and_outside_are_resampled_by_themselves():
     assert table["max_prob"] == (0.5, 0.5, 0.5)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
+def test_mistakes():
+    for call, message in (
         (lambda: metrics.paired("nl", TWO_DRAWS, TWO_DRAWS, Y), "did you mean 'nll'"),
         (lambda: metrics.paired("nll", TWO_DRAWS, MIXTURE, Y), "cannot compare a classification with a regression"),
         (lambda: metrics.ood_auroc(TWO_DRAWS, TWO_DRAWS, "max_probs"), "did you mean 'max_prob'"),
@@ -210,10 +209,8 @@ def test_inside_and_outside_are_resampled_by_themselves():
         (lambda: metrics.evaluate(TWO_DRAWS, Y, confidence=95), "confidence must lie"),
         (lambda: metrics.evaluate(gaussians([[0.0, math.nan]], [[1.0, 1.0]]), [0.0, 0.0]), "is NaN at row 1"),
         (lambda: metrics.ood_auroc(TWO_DRAWS, classes([[[math.nan, 0.5]]])), "outside prediction is NaN at row 0"),
-    ],
-)
-def test_mistakes(call, message):
-    refuses(message, call)
+    ):
+        refuses(message, call)
 
 
 def test_hand_numbers_regression():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import check_gaussian, fit, same, stop_at
+from monte_carlo import check_gaussian, fit, interrupted, same
 from refused import refuses
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Estimate, z_scores
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import microcanonical, mile_kernel
@@ -202,12 +202,11 @@ def test_members_are_optimised_stopped_and_differ():
 
 @pytest.mark.parametrize("adjusted", [False, True])
 @pytest.mark.parametrize("compiled", ["yes", "no"])
-def test_resumed_bit_for_bit(tmp_path, monkeypatch, adjusted, compiled):
+def test_resumed_bit_for_bit(tmp_path, adjusted, compiled):
     method = replace(QUICK, adjusted=adjusted, compiled=compiled, cores=1)
     whole = fit(NET, PROBLEM.data, method)
     for step in (1, 38, 50):  # of the members, in the warm-up, between draws
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(Checkpoint, "due", stop_at(step))
+        with interrupted(step):
             fit(NET, PROBLEM.data, method, out=tmp_path / str(step))
         assert same(fit(NET, PROBLEM.data, method, out=tmp_path / str(step), resume=True), whole)
 

@@ -15,24 +15,18 @@ from bnn_pyro.errors import UserError
 
 NUM = 60
 LABELS = np.tile(["u", "v"], NUM // 2)
-
-
-def houses(num=NUM):
-    rng = np.random.default_rng(0)
-    frame = pd.DataFrame(
-        {
-            "area": rng.normal(80, 20, num),
-            "rooms": rng.integers(1, 6, num),
-            "city": rng.choice(["Oslo", "Rome"], num),
-            "flat": rng.random(num) < 0.5,
-            "heating": pd.Categorical(rng.choice(["gas", "oil"], num)),
-            "year": rng.integers(1950, 1960, num),
-        }
-    )
-    return frame, pd.Series(3 * frame["area"] + rng.normal(size=num), name="price")
-
-
-FRAME, PRICE = houses()
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(
+    {
+        "area": RNG.normal(80, 20, NUM),
+        "rooms": RNG.integers(1, 6, NUM),
+        "city": RNG.choice(["Oslo", "Rome"], NUM),
+        "flat": RNG.random(NUM) < 0.5,
+        "heating": pd.Categorical(RNG.choice(["gas", "oil"], NUM)),
+        "year": RNG.integers(1950, 1960, NUM),
+    }
+)
+PRICE = pd.Series(3 * FRAME["area"] + RNG.normal(size=NUM), name="price")
 ARRAY, PRICES = FRAME[["area", "rooms"]].to_numpy(), PRICE.to_numpy()
 
 
@@ -155,11 +149,8 @@ def test_unseen_categories_are_none_of_the_known_ones():
 
 
 def parts(data, column):
-    place = data.schema.features.index(column)
-    return [
-        set(data.schema.unstandardise(x)[:, place].round().int().tolist())
-        for x in (data.x_train, data.x_val, data.x_test)
-    ]
+    place, inputs = data.schema.features.index(column), (data.x_train, data.x_val, data.x_test)
+    return [set(data.schema.unstandardise(x)[:, place].round().int().tolist()) for x in inputs]
 
 
 def test_groups_stay_together_and_time_goes_on():

@@ -171,9 +171,8 @@ def test_a_deep_network_starts_with_the_variance_of_the_pass_at_its_means():
     assert 1 / FACTOR <= facts[None]["variance_ratio"] <= FACTOR < facts[0.3]["variance_ratio"]
 
 
-@pytest.mark.parametrize(
-    ("module", "sentence"),
-    [
+def test_bad_modules_are_told_in_one_line():
+    for module, sentence in (
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)).double(), "is torch.float64, and inputs are float32"),
         (lambda: nn.Flatten(), "Flatten has no parameters"),
@@ -188,10 +187,8 @@ def test_a_deep_network_starts_with_the_variance_of_the_pass_at_its_means():
         (lambda: 3, "a module is a torch.nn.Module, or package.module:function, not 3"),
         (lambda: "own_networks:nonsense", "there is no own_networks:nonsense: .*no attribute"),
         (lambda: "own_networks", "package.module:function, got"),
-    ],
-)
-def test_bad_modules_are_told_in_one_line(module, sentence):
-    refuses(sentence, lambda: fit(bp.Bayesian(module())))
+    ):
+        refuses(sentence, lambda make: fit(bp.Bayesian(make())), module)
 
 
 def test_two_classes_take_one_output_or_two():

@@ -1,6 +1,5 @@
 """Networks of one's own, fitted: as the zoo's of the same layers, by samplers, of several inputs; saved, resumed."""
 
-import functools
 import json
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import stop_at
+from monte_carlo import interrupted
 from own_networks import convnet
 from refused import refuses
 from run_folders import reseal
@@ -19,7 +18,6 @@ from torch.distributions import Normal
 from torch.func import functional_call
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts import nets
 from bnn_pyro.parts.guides import MeanFieldNormal
@@ -31,15 +29,11 @@ from bnn_pyro.settings import plain
 
 pytestmark = pytest.mark.usefixtures("seeded")
 SMALL = dict(prior="normal:1", noise=0.5, init_scale=1e-3)
+REGRESSION = correlated(20).data
 
 
 def own_layers(schema):
     return nets.MLP(schema.input_shape, (4,), 1, "tanh")
-
-
-@functools.lru_cache
-def regression():
-    return correlated(20).data
 
 
 METHODS = {
@@ -51,8 +45,8 @@ METHODS = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method):
-    zoo = fit(bp.MeanField(hidden=(4,), activation="tanh", **SMALL), METHODS[method], regression())
-    own = fit(bp.Bayesian(own_layers, sampling="weights", **SMALL), METHODS[method], regression())
+    zoo = fit(bp.MeanField(hidden=(4,), activation="tanh", **SMALL), METHODS[method], REGRESSION)
+    own = fit(bp.Bayesian(own_layers, sampling="weights", **SMALL), METHODS[method], REGRESSION)
     here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
     assert here.keys() == there.keys() and all(torch.equal(here[site], there[site]) for site in there)
 
@@ -65,7 +59,7 @@ def normed(schema):
 
 def test_samplers_follow_the_gradient_of_the_network_in_torchs_training_mode():
     """Normalised by the statistics of the training rows, which depend on the draw; for several chains at once."""
-    entry, data = bp.Bayesian(normed, prior="normal:0.5", noise=0.7), regression()
+    entry, data = bp.Bayesian(normed, prior="normal:0.5", noise=0.7), REGRESSION
     model = entry.model(data.schema)
     entry.prepare(model, entry.guide(model), data)
     target = LogJoint(model, data.x_train, data.y_train)
@@ -153,11 +147,10 @@ def test_statistics_of_a_variant_of_ones_own_are_kept_with_the_posterior(tmp_pat
     refuses("layer or group normalisation instead of batch", fit, Own(), bp.Ensemble(members=2, epochs=3))
 
 
-def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path, monkeypatch):
+def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path):
     method = bp.MAP(epochs=8, batch_size=10, patience=3)
     whole = fit(Own(), method).model.net.state_dict()
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Checkpoint, "due", stop_at(10))
+    with interrupted(10):
         fit(Own(), method, out=tmp_path)
     resumed = fit(Own(), method, out=tmp_path, resume=True).model.net.state_dict()
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())

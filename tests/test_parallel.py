@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import same
+from monte_carlo import run_method, same
 from plain_tasks import die, die_once, free_port, half_way, refuse, stopped_by_ctrl_c, until_asked
 from refused import refuses
 
@@ -161,16 +161,12 @@ def test_an_error_names_its_task_and_may_be_collected(at, place):
 
 def test_chains_that_are_finished_on_a_cluster_are_kept(at, tmp_path, monkeypatch):
     """SIGTERM after the first; the rest is drawn here, by the same chains."""
-    problem, entry = correlated(num=30, noise=0.5), bp.MeanField(hidden=(3,))
     method = bp.NUTS(chains=3, draws=6, warmup=20, max_tree_depth=3)
+    run = partial(run_method, bp.MeanField(hidden=(3,)), correlated(num=30, noise=0.5).data, method)
 
     def stop(done, of, figures):
         if list(tmp_path.glob("*.chain-*.pt")) and not checkpoint.stop:
             signal.raise_signal(signal.SIGTERM)
-
-    def run(**settings):
-        with bp.isolated(0):
-            return method.run(entry.model(problem.schema), None, problem.data, seed=0, **settings)
 
     interrupted = pytest.raises(Interrupted, match=r"stopped after step \d+ of 78")
     with interrupted, Checkpoint(tmp_path) as checkpoint, at("cluster"):

@@ -4,11 +4,13 @@ import json
 import pickle
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from conjugate import correlated, dataset
+from monte_carlo import fit
 from properties import Planted, planted
 from refused import refuses
 from run_folders import reseal
@@ -22,18 +24,12 @@ PROBLEM = correlated(num=20, y_shift=3.0, y_scale=2.0)
 METHODS = {"guide": bp.SVI(epochs=10), "chains": bp.MAP(epochs=10)}
 
 
-def fit(kind, out=None, seed=4):
-    # a σ of 0.1 keeps 500 draws of one float32 apart
-    return bp.fit(
-        bp.MeanField(hidden=(3,), init_scale=0.1), PROBLEM.data, METHODS[kind], seed=seed, out=out, progress=False
-    )
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """{kind: (posterior, its folder)}, one fit each."""
+    """{kind: (posterior, its folder)}, one fit each; a σ of 0.1 keeps 500 draws of one float32 apart."""
     folders = {kind: tmp_path_factory.mktemp(kind) / "run" for kind in METHODS}
-    return {kind: (fit(kind, folder), folder) for kind, folder in folders.items()}
+    fitted = partial(fit, bp.MeanField(hidden=(3,), init_scale=0.1), PROBLEM.data, seed=4)
+    return {kind: (fitted(METHODS[kind], out=folder), folder) for kind, folder in folders.items()}
 
 
 @pytest.fixture(params=METHODS)

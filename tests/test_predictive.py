@@ -86,10 +86,8 @@ def test_seeds_and_stored_draws_which_are_not_repeated():
     torch.testing.assert_close(prediction.locs, predict(posterior, x, num_draws=6, seed=0).locs)
 
 
-LOCS, SCALES = (
-    torch.tensor([[0.0, 5.0], [4.0, 5.0], [-1.0, -300.0]]),
-    torch.tensor([[1.0, 0.1], [0.5, 2.0], [3.0, 1.0]]),
-)
+LOCS = torch.tensor([[0.0, 5.0], [4.0, 5.0], [-1.0, -300.0]])
+SCALES = torch.tensor([[1.0, 0.1], [0.5, 2.0], [3.0, 1.0]])
 
 
 def test_mixture_moments_quantiles_and_densities():

@@ -12,6 +12,7 @@ import torch
 from properties import Planted, planted
 from refused import refuses
 from torch import nn
+from torchvision import models
 
 import bnn_pyro as bp
 from bnn_pyro.isolation import isolated
@@ -178,8 +179,6 @@ def test_an_export_that_holds_more_than_tensors_is_not_read(tmp_path, files, wha
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """A small architecture with random weights, in a file that is called .pt as many are."""
-    from torchvision import models
-
     path = tmp_path_factory.mktemp("weights") / "squeezed.pt"
     with isolated(0):
         torch.save(models.shufflenet_v2_x0_5(weights=None).state_dict(), path)
@@ -190,8 +189,6 @@ IMAGES = rows((1, 32, 32), num=6)
 
 
 def test_a_torchvision_backbone_has_imagenets_inputs_and_no_last_layer(weights):
-    from torchvision import models
-
     with isolated(0):
         net = models.shufflenet_v2_x0_5(weights=None)
         model = bp.LastLayer(backbone=f"shufflenet_v2_x0_5:{weights}").model(IMAGES.schema)

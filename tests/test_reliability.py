@@ -3,7 +3,6 @@
 import os
 import random
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from refused import refuses
 from run_folders import same
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
+from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.files import LOCK, lock_folder
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.sweep import SweepFolder
@@ -142,19 +141,6 @@ def test_a_run_that_was_killed_goes_on_to_the_same_result(tmp_path, name):
     assert forked.run(forked.command, argv=[*argv, str(out)], log=log) == 0, Path(log).read_text()
     assert same(out, whole) and (out / "metrics.json").read_bytes() == (whole / "metrics.json").read_bytes()
     assert contents(out).keys() == contents(whole).keys()
-
-
-def test_chains_begun_over_a_finished_run_are_not_mistaken_for_it(tmp_path, monkeypatch):
-    """A run in chains has checkpoints of its chains alone; the old posterior stays until the new one is whole."""
-    data, method, how = bp.load_data("toy-curve"), METHODS["nuts"], dict(progress=False, device="cpu")
-    old = bp.fit(NET, data, method, seed=1, out=tmp_path, **how)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Checkpoint, "due", monte_carlo.stop_at(12, signal.SIGTERM))
-        bp.fit(NET, data, method, seed=2, out=tmp_path, **how)
-    assert torch.equal(bp.load(tmp_path).chains["layers.0.weight"], old.chains["layers.0.weight"])
-    new = bp.fit(NET, data, method, seed=2, out=tmp_path, resume=True, **how)
-    assert not torch.equal(new.chains["layers.0.weight"], old.chains["layers.0.weight"])
-    assert torch.equal(new.stats["lp"], bp.fit(NET, data, method, seed=2, **how).stats["lp"])
 
 
 METHODS = {

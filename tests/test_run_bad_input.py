@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from properties import answer
 from refused import refuses
 from run_folders import MEAN_FIELD, SMALL, small_table, snapshot
 
@@ -92,7 +93,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("case", [*TRAIN, *OTHERS, "cuda asked for and absent"])
-def test_bad_input(case, bad, runs, capsys, monkeypatch):
+def test_bad_input(case, bad, runs, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     argv, words = {**TRAIN, **OTHERS}.get(case, (["--device", "cuda"], "--device cpu"))
     if case not in OTHERS:
@@ -100,25 +101,21 @@ def test_bad_input(case, bad, runs, capsys, monkeypatch):
     argv = [*argv, *(["--quiet"] if argv[0] != "trian" else [])]
     argv = [a.replace("DIR", str(bad)).replace("RUNS", str(runs)) for a in argv]
     before = snapshot(bad), snapshot(runs)
-    assert main(argv) == 2
-    told = capsys.readouterr()
-    lines = told.err.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0], told.err
-    assert "Traceback" not in told.out and (snapshot(bad), snapshot(runs)) == before and not (bad / "new").exists()
+    told = answer(argv)
+    assert told.code == 2 and words in told.err, told
+    assert (snapshot(bad), snapshot(runs)) == before and not (bad / "new").exists()
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_data_that_are_changed_or_missing_are_told_in_a_line(tmp_path, capsys):
+def test_data_that_are_changed_or_missing_are_told_in_a_line(tmp_path):
     table = small_table(tmp_path / "t.csv")
     assert main([*MEAN_FIELD, "--data", str(table), "--target", "price", "--out", str(tmp_path / "run"), *SMALL]) == 0
     small_table(table, shift=3)
     before = snapshot(tmp_path / "run")
     for words in ("fingerprint", "t.csv"):
         for command in ("evaluate", "diagnose"):
-            capsys.readouterr()
-            assert main([command, str(tmp_path / "run"), "--quiet"]) == 2
-            told = capsys.readouterr().err.strip().splitlines()
-            assert len(told) == 1 and told[0].startswith("error: ") and words in told[0]
+            told = answer([command, str(tmp_path / "run"), "--quiet"])
+            assert told.code == 2 and words in told.err
         assert snapshot(tmp_path / "run") == before
         table.unlink(missing_ok=True)
 

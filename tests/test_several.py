@@ -251,16 +251,13 @@ def test_the_order_is_that_of_numbers_of_categories_or_of_what_is_given():
     assert bp.dataset(ordered, "size").schema.classes == tuple(sorted(SIZES))  # as before, where no order is asked for
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_orders_that_are_refused():
+    for options, message in (
         ({}, "target 'y': the order of the classes high, low, middle, top is not known; give classes= .--classes."),
         ({"classes": SIZES[:3]}, "unknown class 'top'"),
         ({"classes": (*SIZES, "huge")}, "no row of class 'huge'"),
         ({"classes": (*SIZES, "low")}, "names it twice"),
         ({"classes": SIZES, "task": "counts"}, "classes= .--classes. names classes, and the task is counts"),
-    ],
-)
-def test_orders_that_are_refused(options, message):
-    x, y = ratings()
-    refuses(message, bp.dataset, x, np.array(SIZES)[y], **{"task": "ordinal", **options})
+    ):
+        x, y = ratings()
+        refuses(message, bp.dataset, x, np.array(SIZES)[y], **{"task": "ordinal", **options})

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import check_by_chain, fit, moments, same, stop_at, weights
+from monte_carlo import check_by_chain, fit, interrupted, moments, same, weights
 from refused import refuses
 from zoo_problems import problem
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.checks.integration import stationary_covariance
 from bnn_pyro.inference import mini_batches
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
@@ -155,14 +154,12 @@ def test_a_divergence_in_the_burn_in_begins_again_and_a_stopped_run_goes_on_all_
     monkeypatch.setattr(mini_batches, "stiffest", lambda log_joint, w, x, y: torch.full((len(w),), 0.05))
     entry = PROBLEM.entry(hidden=(3,))
     method = bp.SGHMC(start="jitter", epochs=150, burn_in=120, batch_size=20, chains=2, max_draws=20)
-    how = dict(seed=1, device="cpu", progress=False)
-    whole = bp.fit(entry, PROBLEM.data, method, **how)
+    whole = fit(entry, PROBLEM.data, method, seed=1)
     assert whole.trace["epoch"][-1] == 150 and np.mean(whole.trace["kinetic_temperature"][-50:]) < 3
     for step in (3, 40, 300):
-        with monkeypatch.context() as patch, pytest.raises(Interrupted):
-            patch.setattr(Checkpoint, "due", stop_at(step))
-            bp.fit(entry, PROBLEM.data, method, out=tmp_path, resume=True, **how)
-    assert same(bp.fit(entry, PROBLEM.data, method, out=tmp_path, resume=True, **how), whole)
+        with interrupted(step):
+            fit(entry, PROBLEM.data, method, seed=1, out=tmp_path, resume=True)
+    assert same(fit(entry, PROBLEM.data, method, seed=1, out=tmp_path, resume=True), whole)
 
 
 def test_chains_of_a_network_start_from_members_which_validation_rows_do_not_stop():

@@ -78,13 +78,10 @@ def test_pickles_of_variants_of_ones_own_have_their_settings(variant):
     np.testing.assert_array_equal(*(m.predict(X[:, :2], return_std=True)[1] for m in (model, again)))
 
 
-@pytest.mark.parametrize(
-    ("estimator", "message"),
-    [
+def test_what_is_wrong_with_parameters_is_said():
+    for estimator, message in (
         (BayesianRegressor("hidden-layer", "nuts"), "nuts needs"),
         (BayesianRegressor(settings={"epoch": 3}), "hidden-layer or svi 'epoch'; did you mean 'epochs'"),
         (BayesianRegressor(task="ranking"), "unknown task of a regressor 'ranking'"),
-    ],
-)
-def test_what_is_wrong_with_parameters_is_said(estimator, message):
-    refuses(message, estimator.fit, X, Y)
+    ):
+        refuses(message, estimator.fit, X, Y)

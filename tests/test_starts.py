@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
+from monte_carlo import tensors
 from refused import refuses
 from scipy.stats import kstest
 
@@ -112,10 +113,6 @@ def fit(method, data=FEW, entry=NET, **options):
     return bp.fit(entry, data, method, progress=False, device="cpu", **options)
 
 
-def weights(posterior):
-    return dict(posterior.chains or posterior.guide.state_dict())
-
-
 STOPPED = {"patience": 0}
 METHODS = {
     "svi": (NET, bp.SVI(epochs=40), bp.SVI(**STILL)),
@@ -133,9 +130,9 @@ def test_it_starts_where_the_earlier_one_ended(name):
     entry, method, still = METHODS[name]
     first = fit(method, entry=entry)
     again, cold = fit(still, MORE, entry, start=first), fit(still, MORE, entry)
-    for site, value in weights(first).items():
-        torch.testing.assert_close(weights(again)[site][: len(value)], value, atol=1e-5, rtol=1e-5)
-    assert any((weights(cold)[s][: len(v)] - v).abs().max() > 0.05 for s, v in weights(first).items())
+    for site, value in tensors(first).items():
+        torch.testing.assert_close(tensors(again)[site][: len(value)], value, atol=1e-5, rtol=1e-5)
+    assert any((tensors(cold)[s][: len(v)] - v).abs().max() > 0.05 for s, v in tensors(first).items())
     assert again.provenance["start"]["fingerprint"] == FEW.fingerprint and "start" not in cold.provenance
     assert torch.isin(first.rows, again.rows).all() and len(again.rows) >= 200
 

@@ -1,21 +1,18 @@
 """Rows that stay in their file give what rows in memory give, bit for bit; Parquet files are the tables they hold."""
 
-import contextlib
 import pickle
-import signal
 import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from monte_carlo import same, stop_at
+from monte_carlo import interrupted, same
 from PIL import Image
 from refused import refuses
 from torchvision.datasets import ImageFolder
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.rows import Rows
 
@@ -88,17 +85,16 @@ def test_streamed_rows_give_the_same_posterior(name, files, both):
     assert torch.equal(*means)
 
 
-def test_a_streamed_fit_goes_on_at_the_row_where_it_stopped(files, both, tmp_path, monkeypatch):
+def test_a_streamed_fit_goes_on_at_the_row_where_it_stopped(files, both, tmp_path):
     """Also where its rows are then in memory."""
     data, streamed = both(lambda: load_data(files / "x.npy"))
     fit = dict(seed=1, device="cpu", progress=False)
     method = bp.SVI(epochs=3, batch_size=32)
     whole = bp.fit("mean-field", data, method, **fit)
-    for rows, step in ((streamed, 9), (data, 3), (streamed, 99)):
-        monkeypatch.setattr(Checkpoint, "due", stop_at(step, signal.SIGINT))
-        with pytest.raises(Interrupted) if step < 99 else contextlib.nullcontext():
-            resumed = bp.fit("mean-field", rows, method, out=tmp_path, resume=True, **fit)
-    assert same(resumed, whole)
+    for rows, step in ((streamed, 9), (data, 3)):
+        with interrupted(step):
+            bp.fit("mean-field", rows, method, out=tmp_path, resume=True, **fit)
+    assert same(bp.fit("mean-field", streamed, method, out=tmp_path, resume=True, **fit), whole)
 
 
 def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, monkeypatch):
@@ -112,8 +108,7 @@ def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, m
     alike(data, streamed)
     assert list((tmp_path / "cache").iterdir())
     floats = [(torch.from_numpy(generator.random((1, 4, 4), np.float32)), k % 2) for k in range(40)]
-    data, streamed = both(lambda: bp.dataset(torch.utils.data.Subset(floats, range(40))))
-    alike(data, streamed)
+    alike(*both(lambda: bp.dataset(torch.utils.data.Subset(floats, range(40)))))
     with pytest.raises(bp.UserError, match=r"X\[40\] is float32 \(1, 4, 5\).*resize"):
         bp.dataset(torch.utils.data.Subset([*floats, (torch.zeros(1, 4, 5), 0)], range(41)))
 
@@ -174,15 +169,11 @@ def test_a_file_is_the_frame_and_the_csv(table):
     torch.testing.assert_close(bp.load_inputs(path, data.schema), bp.load_inputs(path.with_suffix(".csv"), data.schema))
 
 
-def test_a_large_parquet_file_of_numbers_stays_on_disk(table, tmp_path, monkeypatch):
+def test_a_large_parquet_file_of_numbers_stays_on_disk(table, both, tmp_path, monkeypatch):
     path, frame = tmp_path / "n.parquet", table[1].drop(columns=["city", "flat"])
     monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path / "cache"))
     frame.to_parquet(path, row_group_size=16)
-    whole = bp.load_data(path, target="price", exclude=["zone"])
-    monkeypatch.setenv("BNN_PYRO_MEMORY", "1e-9")
-    data = bp.load_data(path, target="price", exclude=["zone"])
-    assert isinstance(data.x_train, Rows) and data.schema == whole.schema and data.fingerprint == whole.fingerprint
-    assert torch.equal(data.x_test[:], whole.x_test) and torch.equal(data.y_test, whole.y_test)
+    alike(*both(lambda: bp.load_data(path, target="price", exclude=["zone"])))
     assert isinstance(bp.load_data(table[0], target="price").x_train, torch.Tensor)  # one of text is read whole
     frame.assign(area=frame["area"].where(frame.index != 40)).to_parquet(path)
     refuses(r"n.parquet: x\[40, 0\] is nan; correct or remove row 40", bp.load_data, path, target="price")

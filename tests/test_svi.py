@@ -4,6 +4,7 @@ import itertools
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pyro
@@ -29,10 +30,7 @@ from bnn_pyro.parts.weights import NormalWeights
 #: A strong prior, so that it matters, and a target in its own units.
 PROBLEM = correlated(num=24, noise=5.0, y_shift=40.0, y_scale=8.0, prior_scale=0.3)
 LONG = dict(patience=0, epochs=300, lr=0.1, final_lr=0.0)
-
-
-def fit(method):
-    return bp.fit(PROBLEM.entry(), PROBLEM.data, method, progress=False, device="cpu")
+fit = partial(bp.fit, PROBLEM.entry(), PROBLEM.data, progress=False, device="cpu")
 
 
 def flat(posterior):

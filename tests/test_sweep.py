@@ -4,15 +4,15 @@ import csv
 import json
 import math
 import shutil
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from monte_carlo import stop_at
 from run_folders import same, small_table
 
+from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.files import lock_folder
-from bnn_pyro.inference import optimise
 from bnn_pyro.run import main
 
 DATA = """
@@ -160,16 +160,9 @@ def test_processes_make_the_same_fits_as_this_one(copied, tmp_path):
 
 def test_a_signal_stops_with_the_command_that_goes_on_to_the_very_same_results(copied, tmp_path, monkeypatch, capsys):
     write, _, whole = copied
-    out, check, calls = tmp_path / "new", optimise.check_finite, []
-
-    def check_and_stop(*args):
-        calls.append(1)
-        if len(calls) == 7:  # in the second fit
-            signal.raise_signal(signal.SIGINT)
-        check(*args)
-
+    out = tmp_path / "new"
     with monkeypatch.context() as patch:
-        patch.setattr(optimise, "check_finite", check_and_stop)
+        patch.setattr(Checkpoint, "due", stop_at(18))  # in the second fit
         assert write(MLP, MEAN_FIELD, out=out) == 130
     told = capsys.readouterr().err
     assert "finished fits are kept, the same command goes on: " in told and "Traceback" not in told

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import fit, same, stop_at
+from monte_carlo import fit, interrupted, same
 
 import bnn_pyro as bp
 from bnn_pyro import checkpoint
-from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import cost, optimise
 from bnn_pyro.inference import schedule as rules
 from bnn_pyro.inference.schedule import settled
@@ -60,8 +60,7 @@ def test_a_limit_of_time_keeps_as_many_draws_of_every_chain(name, monkeypatch, t
 def test_a_chain_with_more_draws_gives_them_up(monkeypatch, tmp_path):
     method = TIMED["nuts"][0]
     whole = fit(NET, PROBLEM.data, method)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Checkpoint, "due", stop_at(17))
+    with interrupted(17):
         fit(NET, PROBLEM.data, method, out=tmp_path)
     clock(monkeypatch)
     with pytest.warns(UserWarning, match="limit of 0.6 min: 3 of 3 chains with 2 of 12 draws each are kept"):
@@ -145,7 +144,6 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch, method)
     monkeypatch.setattr(rules, "MAX_STEPS", 48)
     whole = fit(NET, PROBLEM.data, method)
     for step in (10, 14, 10):
-        monkeypatch.setattr(Checkpoint, "due", stop_at(step))
-        with pytest.raises(Interrupted):
+        with interrupted(step):
             fit(NET, PROBLEM.data, method, out=tmp_path, resume=True)
     assert same(fit(NET, PROBLEM.data, method, out=tmp_path, resume=True), whole)

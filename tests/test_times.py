@@ -44,7 +44,6 @@ def mixture(name="weibull", num=3000, seed=0):
     return prediction, np.where(time <= end, time, -end), loc
 
 
-# -- the likelihoods ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
 def test_densities_and_tails_are_scipys(name):
     f, t = torch.tensor([[-1.0], [0.0], [2.0]]), torch.tensor([0.3, 4.0, 9.0])
@@ -85,7 +84,6 @@ def test_without_inputs_a_fit_is_scipys_of_censored_data(name):
         np.testing.assert_allclose([1 / own.scale, own.loc.exp()], [shape, scale], rtol=1e-5)
 
 
-# -- predictions and their scores --------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", NAMES)
 def test_the_pit_is_uniform_where_the_model_is_right_and_censoring_is_told(name):
     prediction, y, loc = mixture(name)
@@ -136,7 +134,6 @@ def test_the_survival_curve_is_kaplan_meiers():
     np.testing.assert_allclose(predicted.get_ydata(), beyond, atol=1e-5)
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
 def test_events_may_stand_in_columns_arrays_and_files(tmp_path):
     x, time, event = lifetimes(60)
     y, coded = np.stack([time, event], 1), np.where(event, 2, np.arange(60) % 2)  # of three values 2 is the event
@@ -161,9 +158,8 @@ def test_events_may_stand_in_columns_arrays_and_files(tmp_path):
         assert bp.Schema.from_dict(json.loads(json.dumps(data.schema.to_dict()))) == data.schema
 
 
-@pytest.mark.parametrize(
-    ("change", "options", "message"),
-    [
+def test_times_that_are_refused():
+    for change, options, message in (
         ({"time": 0.0}, {"event": "died"}, "target 'time', row 7: 0 is no time, which is positive"),
         ({"died": 3}, {"event": "died"}, r"event 'died' holds 0, 1, 3; give 1 .* event='died=VALUE'"),
         ({}, {"event": "died=5"}, "training times of 'time' are censored: .* is 'died' right, and 5 an event"),
@@ -172,17 +168,14 @@ def test_events_may_stand_in_columns_arrays_and_files(tmp_path):
         ({}, {"task": "survival"}, "takes a time and an event, and there are 1 columns; give event="),
         ({}, {"event": np.ones(3)}, "event 'event' has 3 values, and the times time 60"),
         ({}, {"event": "died", "target_scale": "log"}, "target_scale=log is for the task regression, not survival"),
-    ],
-)
-def test_times_that_are_refused(change, options, message):
-    x, time, event = lifetimes(60)
-    frame = pd.DataFrame({"x": x[:, 0], "time": time, "died": event.astype(int)})
-    for name, value in change.items():
-        frame.loc[7, name] = value
-    refuses(message, bp.dataset, frame, "time", **options)
+    ):
+        x, time, event = lifetimes(60)
+        frame = pd.DataFrame({"x": x[:, 0], "time": time, "died": event.astype(int)})
+        for name, value in change.items():
+            frame.loc[7, name] = value
+        refuses(message, bp.dataset, frame, "time", **options)
 
 
-# -- every command -----------------------------------------------------------------------------------------------------
 def test_commands_take_times(tmp_path, capsys):
     x, time, event = lifetimes(300)
     table = pd.DataFrame({"x": x[:, 0], "z": x[::-1, 0], "time": time, "status": np.where(event, 2, 1)})
