@@ -119,20 +119,17 @@ def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, t
     assert subject["failed"] == {} and set(subject["outcomes"]) == {"made", "stopped", "refused"}
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
+def test_bad_input_is_one_line(checks, tmp_path, monkeypatch):
+    checks(made=Made)
+    monkeypatch.chdir(tmp_path)
+    for args, message in (
         (["mean-field", "--budget", "large"], "unknown budget 'large'. Valid: full, quick"),
         (["mean-field", "--only", "mad"], "did you mean 'made'"),
         (["--hidden", "3"], "--hidden needs a variant"),
         (["mean-field", "--resume"], "nothing to resume"),
-    ],
-)
-def test_bad_input_is_one_line(checks, tmp_path, monkeypatch, args, message):
-    checks(made=Made)
-    monkeypatch.chdir(tmp_path)
-    told = answer(["check", *args, "--quiet"])
-    assert told.code == 2 and message in told.err and not CALLS
+    ):
+        told = answer(["check", *args, "--quiet"])
+        assert told.code == 2 and message in told.err and not CALLS
 
 
 def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):

@@ -19,8 +19,8 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "csv_files", "dates", "distributed",
     "parallel", "checkpoint", "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "warm_start",
-    "fitting", "predictive", "sklearn", "metrics", "calibration", "pruning", "diagnostics", "checks", "explanation", "plots",
-    "reports", "runs", "listing", "inspection", "commands", "run",
+    "fitting", "predictive", "sklearn", "metrics", "calibration", "pruning", "diagnostics", "checks", "explanation",
+    "plots", "reports", "runs", "listing", "inspection", "commands", "run",
 ]  # fmt: skip
 FILES = {
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path

@@ -155,22 +155,19 @@ def test_kron_is_full_where_the_information_is_the_same_everywhere():
         assert torch.allclose(kron, full) if same else (full - kron).abs().max() > 0.5
 
 
-@pytest.mark.parametrize(
-    ("settings", "iterations", "message"),
-    [
+def test_refusals_tell_the_way_out(monkeypatch):
+    data = classes(3)
+    for settings, iterations, message in (
         (dict(hidden=(4,)), 100, "linear models"),
         (dict(prior="scale-mixture:1,0.1,0.5"), 100, "needs a Normal prior"),
         (dict(prior="gamma:1,1"), 100, "needs a Normal prior"),
         (dict(prior="normal:100"), 1, "not found in 1 iterations"),
         (dict(bias=False), 100, "8 weights at most, and this model has 9"),
-    ],
-)
-def test_refusals_tell_the_way_out(settings, iterations, message, monkeypatch):
-    data = classes(3)
-    monkeypatch.setattr(laplace, "MAX_WEIGHTS", 8 if "bias" in settings else 12)
-    with pytest.raises(bp.UserError, match=message):
-        entry = bp.MeanField(**{"hidden": (), **settings})
-        bp.Laplace(max_iterations=iterations).run(model_of(entry, data.schema), None, data)
+    ):
+        monkeypatch.setattr(laplace, "MAX_WEIGHTS", 8 if "bias" in settings else 12)
+        with pytest.raises(bp.UserError, match=message):
+            entry = bp.MeanField(**{"hidden": (), **settings})
+            bp.Laplace(max_iterations=iterations).run(model_of(entry, data.schema), None, data)
 
 
 def test_it_stops_on_a_signal(tmp_path):

@@ -252,6 +252,7 @@ def test_the_order_is_that_of_numbers_of_categories_or_of_what_is_given():
 
 
 def test_orders_that_are_refused():
+    x, y = ratings()
     for options, message in (
         ({}, "target 'y': the order of the classes high, low, middle, top is not known; give classes= .--classes."),
         ({"classes": SIZES[:3]}, "unknown class 'top'"),
@@ -259,5 +260,4 @@ def test_orders_that_are_refused():
         ({"classes": (*SIZES, "low")}, "names it twice"),
         ({"classes": SIZES, "task": "counts"}, "classes= .--classes. names classes, and the task is counts"),
     ):
-        x, y = ratings()
         refuses(message, bp.dataset, x, np.array(SIZES)[y], **{"task": "ordinal", **options})

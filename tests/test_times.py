@@ -159,6 +159,7 @@ def test_events_may_stand_in_columns_arrays_and_files(tmp_path):
 
 
 def test_times_that_are_refused():
+    x, time, event = lifetimes(60)
     for change, options, message in (
         ({"time": 0.0}, {"event": "died"}, "target 'time', row 7: 0 is no time, which is positive"),
         ({"died": 3}, {"event": "died"}, r"event 'died' holds 0, 1, 3; give 1 .* event='died=VALUE'"),
@@ -169,7 +170,6 @@ def test_times_that_are_refused():
         ({}, {"event": np.ones(3)}, "event 'event' has 3 values, and the times time 60"),
         ({}, {"event": "died", "target_scale": "log"}, "target_scale=log is for the task regression, not survival"),
     ):
-        x, time, event = lifetimes(60)
         frame = pd.DataFrame({"x": x[:, 0], "time": time, "died": event.astype(int)})
         for name, value in change.items():
             frame.loc[7, name] = value
