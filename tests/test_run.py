@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -174,6 +175,15 @@ def test_bad_rows_are_refused_skipped_or_flagged(predict, tmp_path):
     np.testing.assert_allclose(predict(file=good)[0]["mean"], table["mean"])  # other rows change nothing
     good.write_text("area,town\n,north\n")
     assert "no row can be predicted; row 2: area is missing" in predict("--on-bad-row", "skip", code=2, file=good)
+
+
+def test_categories_that_are_ignored_are_marked(predict, runs, tmp_path):
+    run = shutil.copytree(runs / "houses", tmp_path / "ignoring")
+    posterior = bp.load(run)
+    dataclasses.replace(posterior, schema=dataclasses.replace(posterior.schema, unseen="ignore")).save(run)
+    table, said = predict("--on-bad-row", "skip", run=run)
+    assert "1 rows have a category new to the model" in said and "(row 4: town: 'west' is a category new" in said
+    assert table["unseen"].fillna("").str.contains("west").tolist() == [False, True, False, False]
 
 
 def test_predictions_that_are_not_finite_are_never_written(predict, tmp_path):
