@@ -57,7 +57,7 @@ def check_split(description: Mapping[str, Any], data: Dataset) -> None:
 
 
 def check_inputs(backbone: Backbone, data: Dataset) -> None:
-    """Warn where a user's module seems to have been trained on inputs of the other kind (standardised or raw).
+    """Warn where a user's module seems trained on inputs of the other kind (standardised or raw), or a whole network.
 
     Batch normalisation remembers what the network was trained on. For the first such layer, the mean and variance of
     its inputs on the training rows are compared with the running ones, by KL(Normal ‖ Normal), mean over channels. A
@@ -65,6 +65,12 @@ def check_inputs(backbone: Backbone, data: Dataset) -> None:
     """
     if backbone.description["kind"] != "module":
         return
+    if backbone.num_features in {1, len(data.schema.classes)} and [*backbone.net.parameters()]:
+        warnings.warn(
+            f"the backbone ({in_words(backbone.description)}) gives {backbone.num_features} features, as many as a "
+            "whole network has outputs; give it without its last layer",
+            stacklevel=2,
+        )
     x = data.x_train[:COMPARED]
     off = {"standardised": _off(backbone.net, x), "raw": _off(backbone.net, data.schema.unstandardise(x))}
     scale = backbone.description.get("inputs", "raw")

@@ -26,7 +26,7 @@ from bnn_pyro.loading import load
 from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
-from bnn_pyro.progress import forwarded, progress_bar
+from bnn_pyro.progress import announce, forwarded, progress_bar
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
 
@@ -203,6 +203,10 @@ def fit_setup(
             report = forwarded(stack.enter_context(progress_bar(label, progress and ranks.first)))
             options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=seed, report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
+            if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
+                rows = f"{len(model.statistics.rows):,} training rows"
+                announce(f"every gradient of {setup.inference} normalises by {rows}; a trained network with "
+                         "batch_norm='frozen' takes a fraction of the time", progress and ranks.first)  # fmt: skip
             if start is not None:
                 options |= start.put(inferred, guide)
             if checkpoint is not None:

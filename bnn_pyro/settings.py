@@ -14,6 +14,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 from bnn_pyro.errors import UserError, unknown
@@ -22,6 +23,9 @@ T = TypeVar("T")
 #: Bounds of numbers: how a value compares with one, and how that is said.
 BOUNDS = {"low": (operator.ge, "at least"), "above": (operator.gt, "above"),
           "high": (operator.le, "at most"), "below": (operator.lt, "below")}  # fmt: skip
+
+#: Annotations of what is a text or a number.
+PLAIN = {"str", "int", "float", "bool", "None"}
 
 
 def setting(
@@ -69,6 +73,8 @@ class Settings:
             name, value, limits = field.name, getattr(self, field.name), field.metadata
             if value is None and field.default is None:
                 continue
+            if set(str(field.type).split(" | ")) <= PLAIN and not isinstance(value, str | Real):
+                raise UserError(f"{name} takes a text or a number, got {_short(value)}")
             if "choices" in limits and value not in limits["choices"]:
                 raise unknown(name, value, limits["choices"])
             if "parse" in limits:
@@ -77,9 +83,15 @@ class Settings:
                 whole_number(name, value)
             bounds = [(compare, words, limits[key]) for key, (compare, words) in BOUNDS.items() if key in limits]
             for number in (value if isinstance(value, tuple | list) else (value,)) if bounds else ():
-                if not (math.isfinite(number) and all(compare(number, bound) for compare, _, bound in bounds)):
+                is_finite = isinstance(number, Real) and math.isfinite(number)
+                if not (is_finite and all(compare(number, bound) for compare, _, bound in bounds)):
                     range_ = " and ".join(f"{words} {bound:.10g}" for _, words, bound in bounds)
-                    raise UserError(f"{name} must be {range_}, got {value}")
+                    raise UserError(f"{name} must be {range_}, got {_short(value)}")
+
+
+def _short(value: Any) -> str:
+    way = "…: of a torch.nn.Module a variant is bp.Bayesian(module)" if hasattr(value, "named_modules") else ""
+    return " ".join(repr(value).split())[:60] + way
 
 
 def field_docs(doc: str | None) -> dict[str, str]:

@@ -233,6 +233,8 @@ def test_planted_faults_are_named():
 def test_python_and_the_command_line_take_a_module(tmp_path, monkeypatch, capsys):
     outcomes = bp.checks.run(nn.Linear(2, 1), DATA, "nuts", ["estimator", "quadrature"], draws=20)
     assert outcomes["estimator"].level == "good" and "it is a module" in outcomes["quadrature"]
+    own = type("Own", (bp.SVI,), {})(epochs=5)
+    assert bp.checks.run("mean-field", method=own, only=["estimator"])["estimator"].level == "good"
     monkeypatch.syspath_prepend(tmp_path)
     code = "from torch import nn\ndef one(s):\n    return nn.Linear(*s.input_shape, 1)\n"
     (tmp_path / "linear_nets.py").write_text(code)

@@ -13,6 +13,7 @@ from monte_carlo import fit
 from pyro.infer import SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
+from refused import refuses
 from zoo_problems import NUM, TASKS, problem, quick
 
 import bnn_pyro as bp
@@ -134,10 +135,20 @@ def test_methods_fit_predict_save_and_load(name, method, task, tmp_path):
     assert len(lengths) <= 1 and all(torch.isfinite(torch.tensor(line)).all() for line in runs[0].trace.values())
 
 
-def test_what_fit_does_not_take_is_told():
-    for entry, method, words in ("mlp", "bogus", r"unknown .* 'bogus'"), (object(), "map", "no class attribute 'has'"):
-        with pytest.raises(bp.UserError, match=words):
-            bp.fit(entry, problem("mlp", "multiclass")[1], method, progress=False)
+def test_what_is_no_variant_method_or_setting_is_refused_and_classes_are_made(tmp_path):
+    data, net = problem("mlp", "multiclass")[1], torch.nn.Identity()
+    made = bp.fit(bp.MLP, data, bp.MAP(epochs=1), progress=False, out=tmp_path)
+    assert torch.equal(bp.load(tmp_path, bp.MLP).draw(2)["layers.0.weight"], made.draw(2)["layers.0.weight"])
+    for call, words in (
+        (lambda: bp.fit("mlp", data, "bogus"), "unknown .* 'bogus'"),
+        (lambda: bp.fit(object(), data, "map"), "no class attribute 'has'"),
+        (lambda: bp.MeanField(net), r"hidden must be at least 1, got Identity.*bp\.Bayesian\(module\)"),
+        (lambda: bp.MeanField(noise=net.forward), "noise takes a text or a number, got <bound method"),
+        (lambda: bp.load(tmp_path, "mlp"), "entry is a variant"),
+        (lambda: bp.checks.run(net), "data is missing"),
+        (lambda: bp.checks.run("mlp", only=["bogus"]), "unknown check 'bogus'"),
+    ):
+        refuses(words, call)
 
 
 @every_entry

@@ -88,6 +88,10 @@ def test_batch_normalisation_tells_that_a_network_knows_other_inputs(trained, ot
     fit(bp.LastLayer(backbone=net, inputs=trained), data=data)  # a warning would be an error
     with pytest.warns(UserWarning, match=f"is given {other} inputs.*inputs='{trained}'"):
         fit(bp.LastLayer(backbone=net, inputs=other), data=data)
+    with isolated(0):
+        whole = nn.Sequential(net, nn.Linear(4, max(1, len(data.schema.classes))))
+    with pytest.warns(UserWarning, match="as a whole network has outputs; give it without its last layer"):
+        fit(bp.LastLayer(backbone=whole, inputs=trained), data=data)
 
 
 def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp_path, weights):

@@ -17,11 +17,16 @@ from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.reference import Reference
 from bnn_pyro.checks.sbc import Calibration
 from bnn_pyro.checks.step_size import StepSize
+from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.settings import build
-from bnn_pyro.zoo import Entry
+from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.inference import Method
+from bnn_pyro.settings import build, defaults
+from bnn_pyro.zoo import ZOO, Entry
 from bnn_pyro.zoo.auto import make_setup
 
+#: Data whose inputs are used where none are named: small enough for every method, and embedded.
+DATA, IMAGES = "toy-curve", "digits"
 #: Every check by its name on the command line, in the order of their power per second.
 CHECKS: dict[str, type[Check]] = {
     "closed-form": ClosedForm,
@@ -37,14 +42,28 @@ CHECKS: dict[str, type[Check]] = {
 
 
 def run(
-    entry: Entry | nn.Module, data: Dataset, method: str | None = None, only: Collection[str] = (), **settings: Any
+    entry: str | Entry | nn.Module,
+    data: Dataset | None = None,
+    method: str | Method | None = None,
+    only: Collection[str] = (),
+    **settings: Any,
 ) -> dict[str, Outcome | str]:
     """{check: its outcome with the quick budget, or why it is not made} of a variant, or a module of the user's own.
 
-    method: a key of ``METHODS``, with ``settings``; by default the first.   only: keys of ``CHECKS``, else all.
+    data: whose inputs are taken; a variant of the zoo needs none.   method: by default the first; a key of ``METHODS``,
+    or an object, also of a class of the user's own.   settings: of the method.   only: keys of ``CHECKS``, else all.
+
+    Raises UserError for names that there are not, a module without data, and settings that the method does not have.
     """
     setup = make_setup(entry, method)
-    subject = Subject(setup.variant, setup.entry, setup.inference, data, settings)
+    if data is None and (setup.variant not in ZOO or "module" in defaults(setup.entry)):
+        raise UserError("data is missing: give a Dataset of what a network of your own takes")
+    data = data or load_data(IMAGES if "channels" in defaults(setup.entry) else DATA)
+    usual = defaults(setup.method)
+    given = {name: value for name, value in vars(setup.method).items() if value != usual[name]} | settings
+    subject = Subject(setup.variant, setup.entry, setup.inference, data, given, type(setup.method))
+    if unknown_checks := [name for name in only if name not in CHECKS]:
+        raise unknown("check", unknown_checks[0], CHECKS)
     checks = {name: build(CHECKS[name], CHECKS[name].quick) for name in only or CHECKS}
     return {name: check.refuses(subject) or check.run(subject) for name, check in checks.items()}
 

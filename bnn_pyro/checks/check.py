@@ -30,18 +30,22 @@ INIT_SCALE = 0.05
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked, on inputs of ``data``.   given: the user's settings of the method, above those of a check."""
+    """What is checked, on inputs of ``data``.
+
+    given  the user's settings of the method, above those of a check     own  the class of a method that is the user's
+    """
 
     variant: str
     entry: Entry
     inference: str
     data: Dataset
     given: Mapping[str, Any] = field(default_factory=dict)
+    own: type[Method] | None = None
 
     @property
     def kind(self) -> type[Method]:
         """The method's class."""
-        return METHODS[self.inference]
+        return self.own or METHODS[self.inference]
 
     @property
     def converges_to(self) -> str:

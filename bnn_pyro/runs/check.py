@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from bnn_pyro import plots
-from bnn_pyro.checks import CHECKS, Subject, worst
+from bnn_pyro.checks import CHECKS, DATA, IMAGES, Subject, worst
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import check_setup, fit_setup
@@ -30,8 +30,6 @@ from bnn_pyro.zoo import ZOO, Entry
 
 #: How much is spent on a check: its ``quick`` settings, or its defaults.
 BUDGETS = ("quick", "full")
-#: Data whose inputs are used where none are named: small enough for every method, and embedded.
-DATA, IMAGES = "toy-curve", "digits"
 #: Settings of variants where the whole zoo is checked: small networks, of which chains can visit all there is.
 SMALL = {name: ["hidden=4", "activation=tanh"] for name in ("mean-field", "hidden-layer")}
 #: Options that need no variant.

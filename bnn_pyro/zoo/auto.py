@@ -162,6 +162,7 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
     Raises UserError for an unknown variant, or a method that does not suit it.
     """
     entry = Bayesian(variant) if isinstance(variant, nn.Module) else variant
+    entry, method = (v() if isinstance(v, type) and not issubclass(v, nn.Module) else v for v in (entry, method))
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
     entry = ZOO[entry]() if isinstance(entry, str) else entry  # settings may decide what a variant has
