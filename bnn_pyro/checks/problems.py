@@ -19,17 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Normal
 
-from bnn_pyro.checks.integration import (
-    Nodes,
-    best_normal,
-    climb,
-    curvature,
-    grid,
-    importance,
-    normal,
-    standard_nodes,
-    stationary,
-)
+from bnn_pyro.checks import integration
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
 
@@ -123,20 +113,22 @@ class Problem:
     def gaussian(self) -> tuple[Tensor, Tensor]:
         """Mean (P,) and precision (P, P) of the posterior of linear regression; exact, as a step of Newton's is."""
         mean = self.mode()
-        return mean, curvature(self.log_joint, mean)
+        return mean, integration.curvature(self.log_joint, mean)
 
     @cached_property
-    def standard(self) -> Nodes:
+    def standard(self) -> integration.Nodes:
         """Nodes of the standard Normal: exact for the quadratic log joint of linear regression."""
-        return standard_nodes(self.size, self.is_linear)
+        return integration.standard_nodes(self.size, self.is_linear)
 
     @cached_property
-    def posterior(self) -> Nodes:
+    def posterior(self) -> integration.Nodes:
         """The exact one."""
         if self.is_linear:
             mean, precision = self.gaussian
             return self.normal(mean, torch.linalg.inv(precision))
-        return grid(self.log_joint, 8 * self.prior_scale) if self.size == 2 else importance(self.log_joint, self.mode())
+        if self.size == 2:
+            return integration.grid(self.log_joint, 8 * self.prior_scale)
+        return integration.importance(self.log_joint, self.mode())
 
     def mode(self, prior_weight: float = 1.0) -> Tensor:
         """Maximum of log p(y | w)/T + prior_weight · log p(w), (P,); of two, that with v > 0."""
@@ -144,7 +136,7 @@ class Problem:
         if self.unit:
             start = self.posterior.w[self.posterior.mass.argmax()]
             start = start * torch.sign(start[1])
-        return climb(lambda w: self.log_joint(w, prior_weight), start)
+        return integration.climb(lambda w: self.log_joint(w, prior_weight), start)
 
     # -- what is compared ------------------------------------------------------------------------------------------
     @property
@@ -196,13 +188,13 @@ class Problem:
         """Expectations of the quantities (M,) under the posterior."""
         return self.expect(self.posterior)
 
-    def expect(self, nodes: Nodes) -> np.ndarray:
+    def expect(self, nodes: integration.Nodes) -> np.ndarray:
         """Those under another distribution of the weights."""
         return nodes.expect(self.quantities(nodes.w, self.output(nodes.w, self.x))).numpy()
 
-    def normal(self, mean: Tensor, covariance: Tensor) -> Nodes:
+    def normal(self, mean: Tensor, covariance: Tensor) -> integration.Nodes:
         """Of Normal(mean, covariance), or of a point, whose covariance is 0."""
-        return normal(mean, covariance, self.standard)
+        return integration.normal(mean, covariance, self.standard)
 
     # -- what methods tend to --------------------------------------------------------------------------------------
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
@@ -210,15 +202,15 @@ class Problem:
         if self.is_linear:
             mean, precision = self.gaussian
             return mean, torch.linalg.inv(precision if correlated else precision.diagonal().diag())
-        mean, root, _ = best_normal(self.log_joint, mode, self.standard, correlated)
+        mean, root, _ = integration.best_normal(self.log_joint, mode, self.standard, correlated)
         return mean, root @ root.mT
 
     def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
         """Of stochastic gradients at a finite step: low and high (M,), and what these may be off."""
         if self.is_linear:  # from the recursion itself
-            low, high = (self.expect(self.normal(self.gaussian[0], c)) for c in stationary(method, self))
+            low, high = (self.expect(self.normal(self.gaussian[0], c)) for c in integration.stationary(method, self))
             return low, high, 0.0
-        largest = torch.linalg.eigvalsh(curvature(self.log_joint, self.mode())).max().item()
+        largest = torch.linalg.eigvalsh(integration.curvature(self.log_joint, self.mode())).max().item()
         relative = method.eta_share * method.lr / len(self.inputs) * largest / (4 - 2 * method.friction)
         return self.exact, self.exact, relative * np.maximum(np.abs(self.exact), 1.0)
 

@@ -14,17 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from bnn_pyro.inference import microcanonical
 from bnn_pyro.inference.adaptation import OFFSET, ChainLost, DualAveraging, check_steps
-from bnn_pyro.inference.microcanonical import (
-    GRADIENTS,
-    EnergyTuning,
-    Moments,
-    State,
-    direction,
-    effective_draws,
-    refresh,
-    travel,
-)
+from bnn_pyro.inference.microcanonical import GRADIENTS, EnergyTuning, Moments, State, direction, refresh, travel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
 
@@ -149,7 +141,7 @@ class Kernel:
         if done == last and len(self.positions) >= MIN_POSITIONS:
             x = np.stack(self.positions, 1)
             way = self.length if self.settings.adjusted else self.step_size
-            apart = np.array([np.mean(len(one) / effective_draws(one)) for one in x])
+            apart = np.array([np.mean(len(one) / microcanonical.effective_draws(one)) for one in x])
             self.length = LENGTH[self.settings.adjusted] * way * every * apart
             if self.settings.adjusted:  # where chains do not mix, effective draws ask for trajectories without end
                 radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))

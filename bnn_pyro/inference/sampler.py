@@ -125,7 +125,6 @@ class Sampler(Settings):
         return self._posterior(model, data, potential, records, stopped, run)
 
     def _starts(self, potential: Potential, data: Dataset, run: Run) -> Starts:
-        """What gives the chains' starts."""
         how = self.start
         if how == "auto":
             widths = [len(potential.model.initial[site]) for site in weight_sites(potential.model)[:-1]]

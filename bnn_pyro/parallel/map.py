@@ -115,7 +115,6 @@ class _Run:
 
     # -- what the caller hears -----------------------------------------------------------------------------------------
     def on_progress(self, number: int, share: float, figures: Figures) -> None:
-        """A task has reported its progress."""
         if number in self.results:
             return
         further, self.shares[number] = share != self.shares.get(number, 0.0), share
@@ -125,7 +124,6 @@ class _Run:
             self.report(sum(self.shares.values()), len(self.tasks), figures if alone else {})
 
     def finish(self, number: int, good: bool, result: Any) -> None:
-        """A task has ended with a result, or else with an error."""
         if not good:
             if self.failed is None or not isinstance(result, UserError):
                 raise result
@@ -135,7 +133,6 @@ class _Run:
         self.report(sum(self.shares.values()), len(self.tasks), {})
 
     def look(self) -> None:
-        """Ask the caller whether to go on."""
         try:
             if self.reason is None:
                 self.watch()
@@ -144,7 +141,6 @@ class _Run:
 
     # -- the tasks -----------------------------------------------------------------------------------------------------
     def in_this_process(self, function: Callable, all_threads: bool) -> None:
-        """One task after the other in this process."""
         for number, (task, name) in enumerate(zip(self.tasks, self.names, strict=True)):
 
             def send(share: float, figures: Figures, number: int = number) -> None:

@@ -157,7 +157,6 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor,
 
 @lru_cache(KEPT)
 def _build(compiler: str, source: str) -> bytes:
-    """The library that the compiler makes."""
     with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:
         code, library = Path(folder, "gradient.c"), Path(folder, "gradient.so")
         code.write_text(source)
