@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Normal
 
-from bnn_pyro.checks import integration
+import bnn_pyro.checks.integration as integration
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.inference import Method
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bnn_pyro.inference import microcanonical
+import bnn_pyro.inference.microcanonical as microcanonical
 from bnn_pyro.inference.adaptation import OFFSET, ChainLost, DualAveraging, check_steps
 from bnn_pyro.inference.microcanonical import GRADIENTS, EnergyTuning, Moments, State, direction, refresh, travel
 from bnn_pyro.inference.potential import Potential
