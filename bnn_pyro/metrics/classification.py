@@ -174,7 +174,8 @@ _ECE, _WIDTH = "expected calibration error", f"{BINS} equal-width bins"
 ece = Metric(lambda p, y: _in_bins(*_top_label(p, y).T), _sum_of_gaps, f"{_ECE}, top label, {_WIDTH}", biased=True)
 adaptive_ece = Metric(_top_label, _equal_mass_ece, f"{_ECE}, top label, {BINS} equal-mass bins", biased=True)
 classwise_ece = Metric(_class_gaps, _sum_of_gaps, f"{_ECE}, mean over the classes, {_WIDTH}", biased=True)
-auroc = Metric(_log_odds, auroc_of, "area under the ROC curve of P(class 1); two classes only", "higher")
+_AUROC = "area under the ROC curve of the second class's probability; two classes only"
+auroc = Metric(_log_odds, auroc_of, _AUROC, "higher")
 _AURC = "area under the risk-coverage curve, ordered by total entropy"
 aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda w, n: _risks(w, n).mean(1), _AURC)
 

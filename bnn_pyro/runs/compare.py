@@ -1,6 +1,7 @@
 """Several runs on the same test rows: who predicts best, and by how much."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -41,14 +42,15 @@ def compare_runs(
     first, truth, runs = next(iter(folders)), None, []
     predictions: dict[str, Prediction] = {}
     left_out: dict[str, Loo | str] = {}
+    names = Counter(folder.path.name for folder in folders)
     for folder, recipe in folders.items():
-        data, label = recipe.load(), str(folder.path)
+        data, label = recipe.load(), folder.path.name if names[folder.path.name] == 1 else str(folder.path)
         truth = truth or data
         _same_test_rows(truth, data, first, folder)
         posterior = load_posterior(folder, recipe.device, module)
         failed = failure(posterior, data, num_draws=recipe.num_draws)
         if failed and not failed.finite:
-            raise UserError(f"{label} has nothing to compare: {failed}")
+            raise UserError(f"{folder.path} has nothing to compare: {failed}")
         predictions[label] = predict_with_progress(posterior, data.x_test, recipe.num_draws, label)
         scores = metrics.evaluate(predictions[label], data.y_test).flat() | ({"failed": str(failed)} if failed else {})
         runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
@@ -98,7 +100,7 @@ def show_comparison(
         failed=failed,
         sections=sections,
         figures=draw_scores(runs, differences),
-        runs=[(run.label, facts_of(run)) for run in runs if run.folder],
+        runs=[(run.folder, facts_of(run)) for run in runs if run.folder],
     )
     return "\n".join(text), html
 

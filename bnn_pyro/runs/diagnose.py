@@ -48,10 +48,11 @@ def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Po
     place.write_figures(figures)
     run, tables = folder.facts(), diagnosis_tables(diagnosis)
     about = {"title": f"Diagnosis: {run.title}", "subtitle": run.subtitle, "facts": facts_of(run)}
-    page = {"verdicts": diagnosis.verdicts, "tables": tables, "figures": figures}
+    whole, weights = ([t for t in tables if (MEANING in t.table) == first] for first in (True, False))
+    page = {"verdicts": diagnosis.verdicts, "tables": whole, "figures": figures, "weights": weights}
     place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page))
     parts = [f"\n{run.title}: {run.subtitle}\n", verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
-    parts += [f"\n{section.text()}" for section in tables if MEANING in section.table]  # weights are for the page
+    parts += [f"\n{section.text()}" for section in whole]  # weights are for the page
     return "\n".join(parts)
 
 
