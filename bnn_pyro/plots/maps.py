@@ -135,14 +135,14 @@ def epistemic_map(
     """Epistemic uncertainty over two features, with the data and the 0.5 boundary (dashed).
 
     Mutual information of label and weights in nats; of a regression, the standard deviation of the mean in target
-    units. Bright is where more data would help; it is not where classes overlap.
+    units. Dark is where more data would help; it is not where classes overlap.
 
     prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
     """
     values, what = grid.shaped(prediction.epistemic), "mutual information of label and weights, nats"
     if not prediction.has_classes:
         values, what = np.sqrt(values), f"epistemic standard deviation of {grid.schema.target}"
-    colours = dict(cmap="viridis", vmin=0, vmax=max(values.max(), 1e-9))
+    colours = dict(cmap="Purples", vmin=0, vmax=max(values.max(), 1e-9))
     ax = _coloured(ax, grid, values, title="epistemic uncertainty", label=what, **colours)
     return _with_data(ax, prediction, grid, x, y)
 
