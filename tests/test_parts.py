@@ -159,7 +159,7 @@ def test_variant_settings_that_are_refused():
         ({"hidden": (5, -1)}, "hidden"),
         ({"init_scale": 0.0}, "init"),
         ({"prior": ("normal:1", "normal:2")}, "prior= takes one text, such as 'fan-in:1'"),
-        ({"noise": lambda x: x}, "noise must be 'learned'"),
+        ({"noise": lambda x: x}, "noise takes a text or a number, got <function"),
         ({"activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         *[({"noise": noise}, "'learned', 'heteroscedastic', .* positive") for noise in ("leanred", "0", -2.0, "nan")],
     ):
