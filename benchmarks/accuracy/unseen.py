@@ -1,6 +1,7 @@
 """Tables that no rule was made on: what `auto` makes of them, beside models of scikit-learn.
 
     python -m benchmarks.accuracy.unseen FOLDER [--only PACKAGE/NAME …] [--short]     # FOLDER/PACKAGE/NAME.csv
+    python -m benchmarks.accuracy.unseen FOLDER --short --priors normal:1 fan-in:4    # of validation rows alone
     python -m benchmarks.accuracy.unseen FOLDER --write                               # to docs/which-method.md
 
 The tables are those of R packages (https://vincentarelbundock.github.io/Rdatasets), read as `train` reads them: random
@@ -11,11 +12,13 @@ with Normal errors of the size of cross-validated ones. These two are given the 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -59,9 +62,9 @@ def scores(prediction: Any, data: Dataset) -> dict[str, float]:
     return kept | {name: found[name] for name in ("coverage_90", "ece", "accuracy") if name in found}
 
 
-def auto(data: Dataset, short: bool) -> dict[str, Any]:
-    """What `auto` chooses for five minutes; with short chains where it is chains."""
-    setup = choose(data.schema, len(data.x_train))
+def auto(data: Dataset, short: bool, prior: str | None = None) -> dict[str, Any]:
+    """What `auto` chooses for five minutes; with short chains where it is chains, and another prior."""
+    setup = choose(data.schema, len(data.x_train), settings={"prior": prior} if prior else {})
     setup = setup.changed(settings=SHORT) if short and setup.inference == "mile" else setup
     posterior = bp.fit(setup.entry, data, setup.method, progress=False)
     found = scores(bp.predict(posterior, data.x_test, num_draws=200), data)
@@ -85,12 +88,15 @@ def peer(data: Dataset, boosted: bool) -> dict[str, Any]:
     return scores(Mixture(dist.Normal(loc[None] + data.schema.y_shift, scale[None])), data)
 
 
-def measure(folder: Path, name: str, short: bool) -> dict[str, Any]:
-    """Scores of one table's test rows by all models."""
+def measure(folder: Path, name: str, short: bool, prior: str | None = None) -> dict[str, Any]:
+    """Scores of one table's test rows by all models; with a prior, of its validation rows, which then only score."""
     target, exclude = TABLES[name]
     data = bp.load_data(folder / f"{name}.csv", target=target, exclude=exclude, drop_missing=True)
+    if prior is not None:
+        data = replace(data, x_test=data.x_val, y_test=data.y_val, index_test=data.index_val,
+                       x_val=data.x_val[:0], y_val=data.y_val[:0], index_val=data.index_val[:0])  # fmt: skip
     start = time.process_time()
-    own = auto(data, short)
+    own = auto(data, short, prior)
     cpu = round(time.process_time() - start, 1)
     kind = f"{len(data.schema.classes)} classes" if data.schema.has_classes else "numbers"
     about = {"rows": len(data.x_train), "inputs": data.schema.input_shape[0], "task": kind, "cpu": cpu, "short": short}
@@ -120,26 +126,44 @@ def page(lines: list[dict[str, Any]]) -> str:
     return f"{table(head, rows)}\n\n{last}"
 
 
+def priors_page(lines: list[dict[str, Any]]) -> str:
+    """NLL of the validation rows, a row for each table and a column for each prior."""
+    runs = {(line["key"]["table"], line["key"]["prior"]): line["runs"][-1] for line in lines}
+    names, priors = (list(dict.fromkeys(key[k] for key in runs)) for k in (0, 1))
+    rows = []
+    for name in names:
+        one = runs[name, priors[0]]
+        cells = [f"{runs[name, p]['auto']['nll']:.3f}" if (name, p) in runs else "" for p in priors]
+        rows.append([name, f"{one['rows']:,} × {one['inputs']}", *cells,
+                     *(f"{one[m]['nll']:.3f}" for m in ("linear", "boosting"))])  # fmt: skip
+    head = ["table", "training rows × inputs", *(f"`{prior}`" for prior in priors), "linear", "boosting"]
+    commits = ", ".join(dict.fromkeys(run["commit"] for run in runs.values()))
+    return f"{table(head, rows)}\n\nCommit {commits}; {one['machine']}; {one['date'][:10]}."
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measure what is missing, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--short", action="store_true", help="chains of a few thousandths of their default length")
+    parser.add_argument("--priors", nargs="+", default=[None], help="score validation rows under each of these")
     parser.add_argument("--write", action="store_true")
     args, kept = parser.parse_args(argv), Measurements(RESULT, "tables")
-    for name in [] if args.write else args.only:
-        if not kept.runs(key := {"table": name}):
+    for name, prior in [] if args.write else itertools.product(args.only, args.priors):
+        if not kept.runs(key := {"table": name} | ({"prior": prior} if prior else {})):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                kept.add(key, run := measure(args.folder, name, args.short), load=os.getloadavg()[0])
-            print(name, json.dumps(run))
+                kept.add(key, run := measure(args.folder, name, args.short, prior), load=os.getloadavg()[0])
+            print(name, prior or "", json.dumps(run))
     if args.write:
         for line in kept.lines():
             check_kept(line["runs"][-1])
-        before, begin, rest = PAGE.read_text().partition("<!-- begin unseen -->")
-        PAGE.write_text(f"{before}{begin}\n\n{page(kept.lines())}\n\n<!-- end unseen -->"
-                        + rest.partition("<!-- end unseen -->")[2])  # fmt: skip
+        parts = [[line for line in kept.lines() if ("prior" in line["key"]) == of] for of in (True, False)]
+        for mark, text in (("priors", priors_page(parts[0])), ("unseen", page(parts[1]))):
+            before, begin, rest = PAGE.read_text().partition(f"<!-- begin {mark} -->")
+            after = rest.partition(f"<!-- end {mark} -->")[2]
+            PAGE.write_text(f"{before}{begin}\n\n{text}\n\n<!-- end {mark} -->{after}")
 
 
 if __name__ == "__main__":
