@@ -200,8 +200,8 @@ def _texts(cells: pd.Series, distinct: int, is_target: bool) -> Iterator[tuple[s
     elif distinct > max_categories(len(cells)):
         yield f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment", True, not is_target
     else:
-        if none := cells.isin(list(NONE)).sum():
-            yield f"'None' is a category of {none:,} rows; where it is a missing value, empty these cells", False, False
+        for word, num in cells[cells.isin(list(NONE))].value_counts().items():
+            yield f"'{word}' is a category of {num:,} rows; where it is a missing value, empty these cells", False, False
         lower = cells.str.lower()
         if lower.nunique() < distinct:
             some = next(cells[lower == text].unique() for text in lower.unique() if cells[lower == text].nunique() > 1)

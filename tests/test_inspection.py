@@ -123,7 +123,7 @@ COMMANDS = {
     "a code by its name": ("ZIP code,y", (lambda k: 8000 + k % 3, lambda k: k + 0.5), "y",
                            "--categorical 'ZIP code'", ("ZIP code", False, "named like a code")),
     "none among texts": ("heat,y", (lambda k: ("gas", "none")[k % 2], lambda k: k + 0.5), "y",
-                         "--target y", ("heat", False, "'None' is a category of 20 rows")),
+                         "--target y", ("heat", False, "'none' is a category of 20 rows")),
     "none among numbers": ("a,y", (lambda k: "none" if k == 1 else k, lambda k: k + 0.5), "y",
                            "--missing indicator", ("a", True, "1 missing values ('none')")),
     "ambiguous dates": ("sold,y", (lambda k: f"{k % 12 + 1:02}/{k % 9 + 1:02}/2024", lambda k: k + 0.5), "y",
