@@ -201,7 +201,7 @@ def _texts(cells: pd.Series, distinct: int, is_target: bool) -> Iterator[tuple[s
         yield f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment", True, not is_target
     else:
         for word, num in cells[cells.isin(list(NONE))].value_counts().items():
-            yield f"'{word}' is a category of {num:,} rows; where it is a missing value, empty these cells", False, False
+            yield f"'{word}' is a category of {num:,} rows; if it is a missing value, empty these cells", False, False
         lower = cells.str.lower()
         if lower.nunique() < distinct:
             some = next(cells[lower == text].unique() for text in lower.unique() if cells[lower == text].nunique() > 1)

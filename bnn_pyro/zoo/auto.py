@@ -261,6 +261,7 @@ def choose(
             lengths = {key: value for key, value in shorter.items() if key not in settings}
         if share >= rule.least or rule is rules[-1]:
             break
-    what = f"{rows:,} rows × {inputs:,} inputs in {minutes:g} minutes, {rule.reason}"
+    span = f"{minutes:g} minute{'s' * (minutes != 1)}"
+    what = f"{rows:,} rows × {inputs:,} inputs in {span}, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
