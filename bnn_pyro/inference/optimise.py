@@ -153,6 +153,7 @@ class Training:
         self.total = self.per_epoch * settings.epochs
         self.window = self.per_epoch * math.ceil(settings.epochs / 1000)  # steps that make one line of the trace
         self.first = self.step = self.since = 0
+        self.jointly_drawn = [part for part in self.guide.modules() if isinstance(part, MeanFieldNormal)]
         names = ["epoch", "elbo", "log_likelihood", "kl", *([] if self.watch is None else ["validation_nll"])]
         self.trace: Trace = {name: [] for name in names}
         # Of the steps since the last line, in one tensor: many small ones would keep the allocator from freeing.
@@ -187,9 +188,8 @@ class Training:
         decay = settings.final_lr + (1 - settings.final_lr) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in self.optimiser.param_groups:
             group["lr"] = settings.lr * decay
-        for part in self.guide.modules():
-            if isinstance(part, MeanFieldNormal):
-                part.clear_gradients()
+        for part in self.jointly_drawn:
+            part.clear_gradients()
         self.optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
         # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)
@@ -218,12 +218,14 @@ class Training:
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
-        over = self._over() if self.watch is not None else settled(self.trace["elbo"], len(self.x))
-        if self.decay is None and (over or 3 * self.step >= 2 * self.total):
+        if self.decay is None and (3 * self.step >= 2 * self.total or self._settled()):
             if self.watch is not None and self.watch.goes_back:
                 self.watch.restore()
             self._decay_from(self.step)
         return figures
+
+    def _settled(self) -> bool:
+        return self._over() if self.watch is not None else settled(self.trace["elbo"], len(self.x))
 
     def _over(self) -> bool:  # patience begins anew where the learning rate falls
         return self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)
