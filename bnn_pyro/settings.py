@@ -73,13 +73,14 @@ class Settings:
             name, value, limits = field.name, getattr(self, field.name), field.metadata
             if value is None and field.default is None:
                 continue
-            if set(str(field.type).split(" | ")) <= PLAIN and not isinstance(value, str | Real):
+            annotation = getattr(field.type, "__name__", str(field.type))  # a class, a union, or text
+            if set(annotation.split(" | ")) <= PLAIN and not isinstance(value, str | Real):
                 raise UserError(f"{name} takes a text or a number, got {_short(value)}")
             if "choices" in limits and value not in limits["choices"]:
                 raise unknown(name, value, limits["choices"])
             if "parse" in limits:
                 limits["parse"](value)
-            if field.type is int or str(field.type).startswith("int"):
+            if annotation.startswith("int"):
                 whole_number(name, value)
             bounds = [(compare, words, limits[key]) for key, (compare, words) in BOUNDS.items() if key in limits]
             for number in (value if isinstance(value, tuple | list) else (value,)) if bounds else ():

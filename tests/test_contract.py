@@ -144,6 +144,7 @@ def test_what_is_no_variant_method_or_setting_is_refused_and_classes_are_made(tm
         (lambda: bp.fit(object(), data, "map"), "no class attribute 'has'"),
         (lambda: bp.MeanField(net), r"hidden must be at least 1, got Identity.*bp\.Bayesian\(module\)"),
         (lambda: bp.MeanField(noise=net.forward), "noise takes a text or a number, got <bound method"),
+        (lambda: bp.MeanField(activation=torch.relu), "activation takes a text or a number, got <built-in"),
         (lambda: bp.load(tmp_path, "mlp"), "entry is a variant"),
         (lambda: bp.checks.run(net), "data is missing"),
         (lambda: bp.checks.run("mlp", only=["bogus"]), "unknown check 'bogus'"),

@@ -81,7 +81,8 @@ def monitor(
 def classifier_p(x: Tensor, x_new: Tensor, seed: int = 0) -> tuple[float, float]:
     """(p-value, AUROC) of a classifier two-sample test (Lopez-Paz & Oquab 2017, arXiv:1610.06545).
 
-    Logistic regression on features and their squares learns from half of the rows; a Mann-Whitney test is of the rest.
+    Logistic regression on features and their squares learns from half of the rows; the Mann-Whitney test compares what
+    it says of the others.
     """
     rng = np.random.default_rng(seed)
     old, new = (_flat(v)[rng.permutation(len(v))[:MOST_ROWS]] for v in (x, x_new))
@@ -119,7 +120,8 @@ def conformal_p(known: Sequence[float], new: np.ndarray, seed: int = 0) -> np.nd
 def martingale(p_values: np.ndarray) -> np.ndarray:
     """log of the Simple Jumper's capital after each p-value (Vovk et al. 2021, arXiv:2102.10439).
 
-    It ever reaches c with a probability of at most 1 / c (Ville) if the p-values are independent and uniform.
+    It ever reaches c with a probability of at most 1 / c (Ville's inequality) if the p-values are independent and
+    uniform, however long it runs.
     """
     capital, grown, path = np.full(len(BETS), 1 / len(BETS)), 0.0, []
     for p in p_values:

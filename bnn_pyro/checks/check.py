@@ -32,7 +32,7 @@ INIT_SCALE = 0.05
 class Subject:
     """What is checked, on inputs of ``data``.
 
-    given  the user's settings of the method, above those of a check     own  the class of a method that is the user's
+    given  the user's settings of the method, above those of a check     own  the method's class, of one of the user's
     """
 
     variant: str

@@ -218,7 +218,7 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
         way = f"{NUMBERS_OF_DATES}; or " * (find_dates(where, present) is not None)
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
                         f"(row {present.index[0]}: '{present.iloc[0]}'); {way}leave it out: --exclude {name!r}, or "
-                        f"frame.drop(columns={name!r})")  # fmt: skip
+                        "exclude=")  # fmt: skip
     return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
 
 

@@ -9,9 +9,11 @@ arXiv:2111.02434). With the gradient g = |g| e held fixed for a time t, and δ =
     u' = (u + e (sinh δ + e·u (cosh δ − 1))) / (cosh δ + e·u sinh δ)
     K' − K = (d − 1) log(cosh δ + e·u sinh δ)
 
-and a step of an integrator is turns B between drifts A: z' = z + t u. Its error ΔE = K' − K − (log p' − log p), of the
-third order in the step, is less the log ratio of a Metropolis test (Robnik, Cohn-Gordon & Seljak 2025,
-arXiv:2503.01707). Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
+and a step of an integrator is turns B between drifts A: z' = z + t u. Its error ΔE = K' − K − (log p' − log p) is 0 in
+continuous time, of the third order in the step, and less the log ratio of a Metropolis test (Robnik, Cohn-Gordon &
+Seljak 2025, arXiv:2503.01707).
+
+Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
 """
 
 import math
@@ -45,7 +47,10 @@ class State(NamedTuple):
 
 
 def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(u', K' − K in nats) after a time (G,) in a fixed gradient, by exp(−δ), which does not overflow."""
+    """(u', K' − K in nats) after a time (G,) in a fixed gradient; see the top of the file.
+
+    By exp(−δ) alone, which does not overflow; u' is normalised, as rounding would add up.
+    """
     last = u.shape[1] - 1
     norm = np.sqrt(np.einsum("gd,gd->g", gradient, gradient))
     e = gradient / np.maximum(norm, 1e-300)[:, None]
@@ -71,7 +76,10 @@ def integrate(evaluate: Evaluate, state: State, step: np.ndarray) -> tuple[State
 
 
 def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray) -> tuple[State, np.ndarray]:
-    """(state after so many steps (G,), Σ ΔE (G,) in nats); a chain that is not finite may stop, with such a ΔE."""
+    """(state after so many steps (G,), float64, of each chain, Σ ΔE (G,) in nats), by compiled code if there is any.
+
+    A chain that is not finite may stop there, with a ΔE that is not finite.
+    """
     if potential.compiled is not None:
         end, lost = State(*(part.copy() for part in state)), np.empty(len(step))
         potential.compiled.microcanonical(*end, lost, step, steps, np.array(SHARES))
@@ -152,7 +160,10 @@ class Moments:
 
 
 def effective_draws(x: np.ndarray) -> np.ndarray:
-    """Effective draws (M,) of columns x (n, M): Geyer's initial positive pairs, 1992, doi:10.1214/ss/1177011137."""
+    """Effective draws of each column of one chain x (n, M), (M,): n / (1 + 2 Σ ρ), Geyer's initial positive pairs.
+
+    Geyer 1992, doi:10.1214/ss/1177011137, section 3.3. At least 1; n where a column never moves.
+    """
     n = len(x)
     x = x - x.mean(0)
     spectrum = rfft(x, next_fast_len(2 * n), axis=0)

@@ -170,7 +170,8 @@ def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, d
     if whole.all():
         return whole, {}
     first = int(whole.int().argmin()) if rows is None else int(rows[whole.int().argmin()])
-    words = f"the prediction of {(~whole).sum():,} {part} rows, such as row {first} of {data.name}, is not finite: "
+    what = "validation" if part == "val" else part
+    words = f"the prediction of {(~whole).sum():,} {what} rows, such as row {first} of {data.name}, is not finite: "
     return whole, {"failed": words + "correct it where it is an outlier, or --scale robust; else a smaller --lr"}
 
 

@@ -105,7 +105,7 @@ def predict_file(
     """
     posterior, path, how = with_calibration(posterior, folder.path), Path(args.input), args.on_bad_row
     schema, calibrated, beside = posterior.schema, isinstance(posterior, Calibrated), pd.DataFrame()
-    y = unseen = None
+    y = unseen = None  # unseen: of each row, what is new to the model
     if args.monitor and not calibrated:
         raise UserError(f"--monitor compares with calibration rows, and {args.run} has none: calibrate {args.run}")
     if args.threshold is not None and not (len(schema.classes) == 2 and 0 < args.threshold < 1):
@@ -123,7 +123,8 @@ def predict_file(
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
         frame = frame[problems == ""].drop(columns=[] if args.monitor else [*schema.target_names], errors="ignore")
         x, y = encode_rows(path, frame, schema, MISSING)
-        x, unseen = schema.standardise(x), row_problems(frame, replace(schema, unseen="refuse"))
+        x = schema.standardise(x)
+        unseen = row_problems(frame, replace(schema, unseen="refuse")) if schema.unseen == "ignore" else None
     elif args.keep:
         raise UserError(f"--keep takes columns of a CSV, TSV or Parquet file, and {path} is none; leave it out")
     else:
