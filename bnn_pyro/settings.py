@@ -75,7 +75,8 @@ class Settings:
                 continue
             annotation = getattr(field.type, "__name__", str(field.type))  # a class, a union, or text
             if set(annotation.split(" | ")) <= PLAIN and not isinstance(value, str | Real):
-                raise UserError(f"{name} takes a text or a number, got {_short(value)}")
+                such_as = f", such as {field.default!r}" if isinstance(field.default, str | Real) else ""
+                raise UserError(f"{name} takes a text or a number{such_as}, got {_short(value)}")
             if "choices" in limits and value not in limits["choices"]:
                 raise unknown(name, value, limits["choices"])
             if "parse" in limits:

@@ -158,8 +158,8 @@ def test_variant_settings_that_are_refused():
         ({"prior": "scale-mixture:1,0.1,1.5"}, "wide component must lie between 0 and 1, got 1.5"),
         ({"hidden": (5, -1)}, "hidden"),
         ({"init_scale": 0.0}, "init"),
-        ({"prior": ("normal:1", "normal:2")}, "prior= takes one text, such as 'fan-in:1'"),
-        ({"noise": lambda x: x}, "noise takes a text or a number, got <function"),
+        ({"prior": ("normal:1", "normal:2")}, "prior takes a text or a number, such as 'by-target', got"),
+        ({"noise": lambda x: x}, "noise takes a text or a number, such as 'learned', got <function"),
         ({"activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         *[({"noise": noise}, "'learned', 'heteroscedastic', .* positive") for noise in ("leanred", "0", -2.0, "nan")],
     ):
