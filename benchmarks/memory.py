@@ -1,4 +1,4 @@
-"""Memory at its highest: of this process during a block, of a process and its children, of what tensors ask for."""
+"""Memory at its highest: of this process during a block, of a process and its children."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.provenance import ROOT
 
-__all__ = ["Failed", "Peak", "asked_bytes", "peak", "run_apart", "tree"]
+__all__ = ["Failed", "Peak", "peak", "run_apart", "tree"]
 
 #: Seconds between two looks at the memory of this process, and of a tree of processes.
 INTERVAL, TREE_INTERVAL = 0.002, 0.1
@@ -42,30 +42,6 @@ def peak() -> Iterator[Peak]:
         yield found
     found.resident = _status("VmHWM") - before
     found.anonymous = highest[0] - anonymous
-
-
-def asked_bytes(*phases: Callable[[], object]) -> tuple[list[int], list[int]]:
-    """(bytes held after each phase, highest during each) of CPU tensors beyond those at the start: torch's profile."""
-    from torch.profiler import ProfilerActivity, profile, record_function
-
-    gc.collect()
-    held, peaks = [], []
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        for i, phase in enumerate(phases):
-            with record_function(f"phase {i}"):
-                phase()
-    events = profiler.profiler.kineto_results.events()
-    starts = sorted(e.start_ns() for e in events if e.name().startswith("phase "))
-    changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
-    now = 0
-    for start, end in zip(starts, [*starts[1:], float("inf")], strict=True):
-        highest = now
-        for _, change in (c for c in changes if start <= c[0] < end):
-            now += change
-            highest = max(highest, now)
-        held.append(now)
-        peaks.append(highest)
-    return held, peaks
 
 
 class Failed(Exception):

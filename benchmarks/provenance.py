@@ -13,20 +13,22 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 __all__ = ["RESULTS", "ROOT", "Measurements", "add_out", "check_kept", "check_tree", "commit", "provenance", "source",
-           "table", "write_json"]  # fmt: skip
+           "table", "write_json", "write_tables"]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 #: What decides a figure; figures themselves and documents do not.
 CODE = ("bnn_pyro", "benchmarks", "pyproject.toml", ":!benchmarks/results", ":!benchmarks/figures", ":!*.md")
+MARKERS = re.compile(r"<!-- begin (?P<name>.*?) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 
 
@@ -119,7 +121,7 @@ def source(lines: list[dict[str, Any]]) -> str:
         ", ".join(dict.fromkeys(run[name][:end] for run in runs))
         for name, end in (("command", None), ("commit", None), ("date", 10))
     )
-    loads = [run["load"] for run in runs]
+    loads = [run.get("load", 0.0) for run in runs]
     return f"`{commands}`; commit {commits}; {runs[-1]['machine']}; {dates}; load {min(loads):.1f} to {max(loads):.1f}."
 
 
@@ -127,6 +129,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table of cells; rows that are short end in "–"."""
     lines = [head, ["---"] * len(head), *([*row, *["–"] * (len(head) - len(row))] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def write_tables(tables: Mapping[str, Callable[[], str]]) -> set[str]:
+    """Put each between <!-- begin NAME --> and <!-- end NAME --> in the documents; the names that are there."""
+    placed: set[str] = set()
+
+    def written(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name not in tables:
+            return found[0]
+        placed.add(name)
+        return f"<!-- begin {name} -->\n\n{tables[name]()}\n\n<!-- end {name} -->"
+
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        page.write_text(MARKERS.sub(written, page.read_text()))
+    return placed
 
 
 def _replace(path: Path, text: str) -> None:

@@ -1,7 +1,6 @@
 """Estimators with scikit-learn's interface on three tables: ours, a Gaussian process, and BdeRegressor.
 
     python -m benchmarks.accuracy.estimators --bde PYTHON     # of an environment with sklearn-contrib-bde
-    python -m benchmarks.accuracy.estimators --write          # to docs/results/estimators.md
 
 Inputs and targets are standardised by the training rows for all three. Ours is ``BayesianRegressor("auto")``; the
 Gaussian process has a length scale for every input; BdeRegressor has the settings of its README. Each is fitted in a
@@ -11,6 +10,7 @@ process of its own, whose CPU seconds are counted, start and compilation include
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import resource
 import subprocess
@@ -19,6 +19,8 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.provenance import RESULTS, Measurements, check_tree, source, table
 
 WORKER = """
 import sys, numpy as np
@@ -49,7 +51,8 @@ np.savez(sys.argv[3], loc=loc, scale=scale)
 """
 #: Name in the table -> what the worker fits.
 MODELS = {"BayesianRegressor": "ours", "GaussianProcessRegressor": "process", "BdeRegressor": "bde"}
-TABLES = {"diabetes": {}, "energy": {"target": "y"}, "airfoil": {"target": "y"}}
+KEPT = Measurements(RESULTS / "estimators.json", "tables")
+SETS = {"diabetes": {}, "energy": {"target": "y"}, "airfoil": {"target": "y"}}
 
 
 def run(name: str, model: str, python: str) -> dict[str, float]:
@@ -62,7 +65,7 @@ def run(name: str, model: str, python: str) -> dict[str, float]:
 
     folder = {"energy": "uci", "airfoil": "tabular"}.get(name)
     where = {} if folder is None else {"splits": f"{folder}/{name}.splits.npz", "task": "regression"}
-    data = bp.load_data(name if folder is None else f"{folder}/{name}.csv", **TABLES[name], **where)
+    data = bp.load_data(name if folder is None else f"{folder}/{name}.csv", **SETS[name], **where)
     shift, scale = data.schema.y_shift, data.schema.y_scale
     with tempfile.TemporaryDirectory() as scratch:
         rows, out = Path(scratch, "rows.npz"), Path(scratch, "out.npz")
@@ -79,34 +82,32 @@ def run(name: str, model: str, python: str) -> dict[str, float]:
     return {key: scores[key] for key in names} | {"rows": len(x), "cpu": round(seconds, 1)}
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Measure what is missing, or write the table."""
-    from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept, source, table
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bde", default=sys.executable, metavar="PYTHON")
-    parser.add_argument("--write", action="store_true")
-    args, kept = parser.parse_args(argv), Measurements(RESULTS / "estimators.json", "tables")
-    if not args.write:
-        for name in TABLES:
-            for label, model in MODELS.items():
-                if not kept.runs(key := {"table": name, "model": label}):
-                    scores = run(name, model, args.bde if model == "bde" else sys.executable)
-                    kept.add(key, scores, load=os.getloadavg()[0])
-                    print(name, label, scores)
-        return
-    lines, rows = kept.lines(), []
+def page() -> str:
+    """A row for each table and model."""
+    lines, rows = KEPT.lines(), []
     for line in lines:
-        check_kept(r := line["runs"][-1])
+        r = line["runs"][-1]
         nll = f"{r['nll']:.3f} ({r['nll_low']:.3f} to {r['nll_high']:.3f})"
         right = [f"{r['rmse']:.3g}", nll, f"{r['crps']:.3g}", f"{r['coverage_90']:.0%}", f"{r['cpu']:.0f}"]
         rows.append([f"{line['key']['table']} ({r['rows']:,})", line["key"]["model"], *right])
     head = ["table (training rows)", "model", "RMSE", "NLL (95 % over rows)", "CRPS", "90 % intervals hold", "CPU s"]
-    page = ROOT / "docs" / "results" / "estimators.md"
-    before, begin, rest = page.read_text().partition("<!-- begin estimators -->")
-    page.write_text(f"{before}{begin}\n\n{table(head, rows)}\n\n{source(lines)}\n\n<!-- end estimators -->"
-                    + rest.partition("<!-- end estimators -->")[2])  # fmt: skip
+    return f"{table(head, rows)}\n\n{source(lines)}"
 
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bde", default=sys.executable, metavar="PYTHON")
+    args = parser.parse_args(argv)
+    check_tree(KEPT.path)
+    for name, (label, model) in itertools.product(SETS, MODELS.items()):
+        if not KEPT.runs(key := {"table": name, "model": label}):
+            scores = run(name, model, args.bde if model == "bde" else sys.executable)
+            KEPT.add(key, scores, load=os.getloadavg()[0])
+            print(name, label, scores)
+
+
+TABLES = {"estimators": page}
 
 if __name__ == "__main__":
     main()

@@ -28,13 +28,12 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge
 
-from benchmarks.provenance import ROOT, check_kept, table
+from benchmarks.provenance import check_kept, table, write_tables
 from bnn_pyro import metrics
 from bnn_pyro.datasets import Dataset
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.runs.folder import RunFolder
 
-PAGE = ROOT / "docs" / "which-method.md"
 LEVELS = np.arange(0.05, 0.96, 0.05)
 #: Heading -> the metric of metrics.json, and how it is written.
 COLUMNS = {"NLL": ("nll", "{:.3f}"), "CRPS": ("crps", "{:.3f}"), "95 %": ("coverage_95", "{:.0%}")}
@@ -52,11 +51,6 @@ def normal(model: Any, data: Dataset) -> dict[str, float]:
     loc, scale = (torch.from_numpy(np.asarray(v, np.float64)) for v in model.fit(x, y).predict(x_test, return_std=True))
     loc, scale = loc * data.schema.y_scale + data.schema.y_shift, scale * data.schema.y_scale
     return metrics.evaluate(Mixture(dist.Normal(loc[None], scale[None])), data.y_test.double()).flat()
-
-
-def linear(data: Dataset) -> dict[str, float]:
-    """Bayesian ridge regression."""
-    return normal(BayesianRidge(), data)
 
 
 def gaussian_process(data: Dataset) -> dict[str, float]:
@@ -81,7 +75,7 @@ def boosting(data: Dataset) -> dict[str, float]:
 
 
 PEERS: dict[str, Callable[[Dataset], dict[str, float]]] = {
-    "linear (BayesianRidge)": linear,
+    "linear (BayesianRidge)": lambda data: normal(BayesianRidge(), data),
     "GaussianProcessRegressor": gaussian_process,
     "HistGradientBoosting, quantiles": boosting,
 }
@@ -136,7 +130,7 @@ def ranks(fits: list[dict[str, Any]], sd: dict[str, float], metric: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Fit what is missing, and write the tables between the markers of the page."""
+    """Fit what is missing, and write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the sweep")
     folder = parser.parse_args(argv).folder
@@ -148,9 +142,7 @@ def main(argv: list[str] | None = None) -> None:
     facts = found["facts"]
     origin = f"`{facts['command']}`, commit {facts['commit']}, {facts['machine']}, {facts['finished'][:10]}."
     text = "\n\n".join([ranks(fits, sd, "nll"), ranks(fits, sd, "crps"), by_data(fits, sd), origin])
-    before, begin, rest = PAGE.read_text().partition("<!-- begin which -->")
-    _, end, after = rest.partition("<!-- end which -->")
-    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")
+    write_tables({"which": lambda: text})
     print(text)
 
 

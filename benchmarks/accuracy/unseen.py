@@ -2,7 +2,6 @@
 
     python -m benchmarks.accuracy.unseen FOLDER [--only PACKAGE/NAME …] [--short]     # FOLDER/PACKAGE/NAME.csv
     python -m benchmarks.accuracy.unseen FOLDER --short --priors normal:1 fan-in:4    # of validation rows alone
-    python -m benchmarks.accuracy.unseen FOLDER --write                               # to docs/which-method.md
 
 The tables are those of R packages (https://vincentarelbundock.github.io/Rdatasets), read as `train` reads them: random
 split, standardised by the training part. Linear is BayesianRidge or LogisticRegression; boosting HistGradientBoosting,
@@ -32,15 +31,15 @@ from sklearn.model_selection import cross_val_predict
 
 import bnn_pyro as bp
 from benchmarks.accuracy.peers import rows_of
-from benchmarks.provenance import RESULTS, ROOT, Measurements, check_kept, table
+from benchmarks.provenance import RESULTS, Measurements, check_tree, source, table
 from bnn_pyro import metrics
 from bnn_pyro.datasets import Dataset
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.zoo.auto import choose
 
-PAGE, RESULT = ROOT / "docs" / "which-method.md", RESULTS / "unseen.json"
+KEPT = Measurements(RESULTS / "unseen.json", "tables")
 #: Table -> target, and columns to leave out. Rows with a missing value are dropped.
-TABLES: dict[str, tuple[str, list[str]]] = {
+SETS: dict[str, tuple[str, list[str]]] = {
     "datasets/cars": ("dist", []), "datasets/trees": ("Volume", []), "MASS/mcycle": ("accel", []),
     "MASS/mammals": ("brain", []), "car/Prestige": ("prestige", ["census"]), "texmex/liver": ("ALT.M", []),
     "Ecdat/Cigarette": ("packpc", []), "vcd/Baseball": ("sal87", ["name1", "name2"]),
@@ -90,7 +89,7 @@ def peer(data: Dataset, boosted: bool) -> dict[str, Any]:
 
 def measure(folder: Path, name: str, short: bool, prior: str | None = None) -> dict[str, Any]:
     """Scores of one table's test rows by all models; with a prior, of its validation rows, which then only score."""
-    target, exclude = TABLES[name]
+    target, exclude = SETS[name]
     data = bp.load_data(folder / f"{name}.csv", target=target, exclude=exclude, drop_missing=True)
     if prior is not None:
         data = replace(data, x_test=data.x_val, y_test=data.y_val, index_test=data.index_val,
@@ -103,8 +102,9 @@ def measure(folder: Path, name: str, short: bool, prior: str | None = None) -> d
     return about | {"auto": own, "linear": peer(data, False), "boosting": peer(data, True)}
 
 
-def page(lines: list[dict[str, Any]]) -> str:
+def page() -> str:
     """A row for each table, and mean ranks."""
+    lines = [line for line in KEPT.lines() if "prior" not in line["key"]]
     rows, models = [], ("auto", "linear", "boosting")
     runs = [(line["key"]["table"], line["runs"][-1]) for line in lines]
     for name, run in runs:
@@ -118,16 +118,15 @@ def page(lines: list[dict[str, Any]]) -> str:
     ranks = ", ".join(f"{m} {mean(1 + o.index(m) for o in order):.2f}" for m in models)
     clear = [name for name, run in runs if run["auto"]["nll_low"] > run["linear"]["nll"]]
     worse = f"auto's interval lies above linear's NLL on: {', '.join(clear) or 'none'}."
-    commits, machines, dates = (", ".join(dict.fromkeys(r[k][:n] for _, r in runs))
-                                for k, n in (("commit", None), ("machine", None), ("date", 10)))  # fmt: skip
     head = ["table", "training rows × inputs", "task", "auto", "NLL of auto", "linear", "boosting", "auto is right",
             "CPU s"]  # fmt: skip
-    last = f"Mean rank by NLL over {len(runs)} tables: {ranks}; {worse}\n\nCommit {commits}; {machines}; {dates}."
-    return f"{table(head, rows)}\n\n{last}"
+    last = f"Mean rank by NLL over {len(runs)} tables: {ranks}; {worse}"
+    return f"{table(head, rows)}\n\n{last}\n\n{source(lines)}"
 
 
-def priors_page(lines: list[dict[str, Any]]) -> str:
+def priors_page() -> str:
     """NLL of the validation rows, a row for each table and a column for each prior."""
+    lines = [line for line in KEPT.lines() if "prior" in line["key"]]
     runs = {(line["key"]["table"], line["key"]["prior"]): line["runs"][-1] for line in lines}
     names, priors = (list(dict.fromkeys(key[k] for key in runs)) for k in (0, 1))
     rows = []
@@ -137,34 +136,27 @@ def priors_page(lines: list[dict[str, Any]]) -> str:
         rows.append([name, f"{one['rows']:,} × {one['inputs']}", *cells,
                      *(f"{one[m]['nll']:.3f}" for m in ("linear", "boosting"))])  # fmt: skip
     head = ["table", "training rows × inputs", *(f"`{prior}`" for prior in priors), "linear", "boosting"]
-    commits = ", ".join(dict.fromkeys(run["commit"] for run in runs.values()))
-    return f"{table(head, rows)}\n\nCommit {commits}; {one['machine']}; {one['date'][:10]}."
+    return f"{table(head, rows)}\n\n{source(lines)}"
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure what is missing, or write the table."""
+    """Measure what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--only", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--short", action="store_true", help="chains of a few thousandths of their default length")
     parser.add_argument("--priors", nargs="+", default=[None], help="score validation rows under each of these")
-    parser.add_argument("--write", action="store_true")
-    args, kept = parser.parse_args(argv), Measurements(RESULT, "tables")
-    for name, prior in [] if args.write else itertools.product(args.only, args.priors):
-        if not kept.runs(key := {"table": name} | ({"prior": prior} if prior else {})):
+    args = parser.parse_args(argv)
+    check_tree(KEPT.path)
+    for name, prior in itertools.product(args.only, args.priors):
+        if not KEPT.runs(key := {"table": name} | ({"prior": prior} if prior else {})):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                kept.add(key, run := measure(args.folder, name, args.short, prior), load=os.getloadavg()[0])
+                KEPT.add(key, run := measure(args.folder, name, args.short, prior), load=os.getloadavg()[0])
             print(name, prior or "", json.dumps(run))
-    if args.write:
-        for line in kept.lines():
-            check_kept(line["runs"][-1])
-        parts = [[line for line in kept.lines() if ("prior" in line["key"]) == of] for of in (True, False)]
-        for mark, text in (("priors", priors_page(parts[0])), ("unseen", page(parts[1]))):
-            before, begin, rest = PAGE.read_text().partition(f"<!-- begin {mark} -->")
-            after = rest.partition(f"<!-- end {mark} -->")[2]
-            PAGE.write_text(f"{before}{begin}\n\n{text}\n\n<!-- end {mark} -->{after}")
 
+
+TABLES = {"unseen": page, "priors": priors_page}
 
 if __name__ == "__main__":
     main()

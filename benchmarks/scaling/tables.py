@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.provenance import RESULTS, Measurements, source, table
 from benchmarks.scaling.growth import SWEEPS
 from benchmarks.scaling.processes import BATCHES, FITS, ways
-from benchmarks.scaling.subjects import SUBJECTS, Sizes
+from benchmarks.scaling.subjects import SUBJECTS
 
 __all__ = ["TABLES", "best", "exponent"]
 
@@ -29,15 +29,11 @@ def exponent(x: list[float], y: list[float]) -> float:
     return math.log(y[-1] / y[-2]) / math.log(x[-1] / x[-2])
 
 
-def sizes_of(line: dict[str, Any]) -> Sizes:
-    """All sizes of a measurement of growth."""
-    key = line["key"]
-    return replace(SUBJECTS[key["subject"]].sizes, **key["fixed"], **{key["grows"]: key["value"]})
-
-
 def grown(lines: list[dict[str, Any]], grows: str) -> list[float]:
     """The size that grows; weights in place of widths."""
-    return [s.weights if grows == "width" else getattr(s, grows) for s in map(sizes_of, lines)]
+    sizes = (replace(SUBJECTS[k["subject"]].sizes, **k["fixed"], **{k["grows"]: k["value"]})
+             for k in (line["key"] for line in lines))  # fmt: skip
+    return [s.weights if grows == "width" else getattr(s, grows) for s in sizes]
 
 
 def sweep_lines(part: list[dict], subject: str, grows: str, values: tuple[int, ...], fixed: dict) -> list[dict]:
