@@ -121,7 +121,7 @@ def source(lines: list[dict[str, Any]]) -> str:
         ", ".join(dict.fromkeys(run[name][:end] for run in runs))
         for name, end in (("command", None), ("commit", None), ("date", 10))
     )
-    loads = [run.get("load", 0.0) for run in runs]
+    loads = [run["load"] for run in runs if "load" in run]
     return f"`{commands}`; commit {commits}; {runs[-1]['machine']}; {dates}; load {min(loads):.1f} to {max(loads):.1f}."
 
 
