@@ -1,5 +1,6 @@
 """Point estimates: the best epoch by the validation rows is kept; ensembles of them; and how both are resumed."""
 
+import itertools
 import math
 import signal
 import time
@@ -13,7 +14,7 @@ from monte_carlo import interrupted, run_method, same
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
-from bnn_pyro.inference.early_stopping import hold_out
+from bnn_pyro.inference.early_stopping import GuideStopping, hold_out
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
 DROPOUT = bp.DropoutMLP(hidden=(20,), prior="normal:3", hidden_dropout=0.3)
@@ -110,7 +111,9 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
     nll = whole.trace["validation_nll"]
     drawn = bp.predict(whole, data.x_val, num_draws=8, seed=0).log_prob(data.y_val)
     assert min(nll) == pytest.approx(-drawn.mean().item(), rel=1e-4) and min(nll) < nll[-1]
-    assert whole.provenance["early_stopping"] == {"rows": 20, "of": "validation rows", "patience": 100}
+    assert whole.provenance["early_stopping"] == {
+        "rows": 20, "of": "validation rows", "patience": 100, "sd_factor": 1.0
+    }  # fmt: skip
     assert len(whole.rows) == 80 and "early_stopping" not in fit(data, bp.MeanField(hidden=(4,)), **method).provenance
     epochs, best = whole.trace["epoch"], [min(nll[: i + 1]) for i in range(len(nll))]
     over = next(i for i, epoch in enumerate(epochs) if epoch - epochs[nll.index(best[i])] >= 100)
@@ -182,3 +185,30 @@ def test_processes_are_stopped_and_this_one_has_the_rest_to_do(tmp_path):
     assert list(folder.glob("*.member-*.pt"))  # what they had when they were stopped
     posterior = run(plain, checkpoint=Checkpoint(folder), report=lambda done, *_: lines.append(done))
     assert lines[0] > 1 and same(posterior, run(plain))
+
+
+@pytest.mark.parametrize("scale", [3.0, 0.02])
+def test_a_guide_that_is_too_wide_is_narrowed_while_held_out_rows_gain_by_more_than_chance(scale):
+    """By halves, against log-probabilities by hand; a narrow one stays as it is, bit for bit."""
+    data = rows(classes=3, num_val=2000)
+    entry = bp.MeanField(hidden=(), prior="normal:1", init_scale=scale)
+    with bp.isolated(0):
+        model = entry.model(data.schema)
+        guide = entry.guide(model)
+        before, sd = guide.rho.detach().clone(), guide.scale.detach().clone()
+        watch = GuideStopping(model, guide, data, patience=1)
+        watch.x, watch.y = data.x_val, data.y_val
+        watch.finish()
+
+    def log_p(factor):
+        guide.rho.data = torch.expm1(sd * factor).log()
+        w = bp.Posterior(model, data.schema, guide=guide).draw(32, seed=0)
+        f = torch.einsum("soi,ni->sno", w["layers.0.weight"], data.x_val) + w["layers.0.bias"][:, None]
+        return f.double().softmax(-1).mean(0)[torch.arange(2000), data.y_val].log()
+
+    assert torch.allclose(guide.scale, sd * watch.factor, rtol=1e-4)
+    assert (watch.factor < 1) == (scale > 1) and (scale > 1 or torch.equal(guide.rho, before))
+    tried = [watch.factor * 2**k for k in range(-1, round(-math.log2(watch.factor)) + 1)]
+    gains = [log_p(a) - log_p(b) for a, b in itertools.pairwise(tried)]  # by the narrower one
+    clear = [bool(g.mean() > max(0.002, g.std().item() / math.sqrt(2000))) for g in gains]
+    assert clear == [False] + [True] * (len(clear) - 1)

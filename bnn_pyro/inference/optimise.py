@@ -117,7 +117,7 @@ class Optimisation(Settings):
         if training.since:  # it was over within a line of the trace
             training.record()
         if training.watch is not None:
-            training.watch.restore()
+            training.watch.finish()
         training.check_guide()
         return training.trace, over
 

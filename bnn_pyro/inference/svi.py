@@ -49,4 +49,7 @@ class SVI(Optimisation):
         if patience:
             how["watch"] = GuideStopping(model, guide, apart, patience)
         trace, over = self.minimise(model, guide, apart, run, **how)
-        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace, over))
+        about = self.chosen(model, data, trace, over)
+        if patience:
+            about["early_stopping"]["sd_factor"] = how["watch"].factor
+        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=about)
