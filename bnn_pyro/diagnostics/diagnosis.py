@@ -217,7 +217,8 @@ class _Work:
         if not self.is_chain and np.isfinite(rise := draws.settled(trace)):
             self.statistics["elbo_rise"] = rise
             if (stopping := self.posterior.provenance.get("early_stopping")) is not None:
-                self.statistics |= {"stopping_rows": float(stopping["rows"]), "sd_factor": stopping.get("sd_factor", 1.0)}
+                self.statistics["stopping_rows"] = float(stopping["rows"])
+                self.statistics["sd_factor"] = stopping.get("sd_factor", 1.0)
         if trace.get("elbo"):
             self.series["elbo"] = np.asarray(trace["elbo"], dtype=np.float64)
         self.own, self.log_weights = self.posterior, None

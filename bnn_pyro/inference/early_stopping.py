@@ -31,8 +31,11 @@ MIN_HELD_OUT = 8
 PATIENT_STEPS, PATIENT_EPOCHS = 300, 10
 #: Draws of a guide, by the same noise every time, on at most this share of the rows that train, or this number.
 DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
-#: σ is halved at the end where that gains so many nats a row, by so many draws, and this often at most.
-GAIN, LAST_DRAWS, HALVINGS = 0.002, 32, 6
+#: A q is better by more than chance where the held-out rows favour it by so many nats in all (a Bayes factor of 55:
+#: about what one row that is missed costs), and by so many standard errors of the paired differences.
+EVIDENCE, ERRORS = 4.0, 2.0
+#: Draws for the width of q at the end, which is halved so often at most.
+LAST_DRAWS, HALVINGS = 32, 6
 
 
 def hold_out(data: Dataset, seed: int) -> Dataset:
@@ -90,7 +93,8 @@ class EarlyStopping:
 
     def enough(self, epochs: list[float], since: float = 0.0) -> bool:
         """Whether to stop after the last of these epochs; patience begins anew at the epoch ``since``."""
-        return bool(epochs) and epochs[-1] - max(self.state["best_epoch"], since) >= self.patience
+        good = self.state.get("good_epoch", self.state["best_epoch"])
+        return bool(epochs) and epochs[-1] - max(good, since) >= self.patience
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -114,8 +118,10 @@ class EarlyStopping:
 class GuideStopping(EarlyStopping):
     """The same by draws of a guide, whose parameters are kept.
 
-    Its σ rises from its start to where the KL balances the likelihood. The learning rate falls from the best epoch on:
-    what it was before has let σ pass. At the end σ is halved as long as held-out rows are then predicted better.
+    The q of the highest ELBO is what SVI is after. σ rises on the way there, and where the prior outweighs few rows of
+    many weights a q on the way predicts better. It is taken, and the learning rate falls from it, where it does so by
+    more than chance (``EVIDENCE``, ``ERRORS``); epochs that are worse by chance alone do not count for patience. In the
+    end σ is halved as long as held-out rows gain more than that.
 
     data: with the rows held out as validation rows, of which some are scored where they are many.
     """
@@ -132,19 +138,40 @@ class GuideStopping(EarlyStopping):
 
     def score(self, ranks: Ranks) -> float:
         """The mean NLL of the mixture by the guide as it is; each rank scores its share of the rows."""
-        return -ranks.total(self._log_p(ranks.part(self.x), ranks.part(self.y)).sum()).item() / len(self.x)
+        self.log_p = ranks.joined_rows(self._log_p(ranks.part(self.x), ranks.part(self.y)), len(self.x))
+        return -self.log_p.mean().item()
+
+    def seen(self, epoch: float, nll: float) -> None:
+        """See ``EarlyStopping``; of the last call of :meth:`score`."""
+        super().seen(epoch, nll)
+        if self.state["best_epoch"] == epoch:
+            self.state["log_p"] = self.log_p
+        if not self._worse():
+            self.state["good_epoch"] = epoch
+        self.state["epoch"] = epoch
+
+    def go_back(self) -> None:
+        """To the best q, where it is better by more than chance."""
+        if self._worse():
+            self.restore()
 
     def finish(self) -> None:
-        """The best q, its σ halved while the held-out NLL falls by ``GAIN`` and by more than its standard error."""
+        """The last q, or the best if it is better by more than chance; σ halved as long as that is, too."""
+        self.log_p = self._log_p(self.x, self.y)
+        if not self._worse():
+            self.state |= {"best": self._weights(), "best_epoch": self.state.get("epoch", 0.0)}
         self.restore()
         log_p = self._log_p(self.x, self.y, LAST_DRAWS)
         for _ in range(HALVINGS):
             self._narrow(self.factor / 2)
-            gain = (half := self._log_p(self.x, self.y, LAST_DRAWS)) - log_p
-            if gain.mean() <= max(GAIN, gain.std().item() / math.sqrt(len(gain))):
+            half = self._log_p(self.x, self.y, LAST_DRAWS)
+            if not _is_better(half, log_p):
                 break
             log_p, self.factor = half, self.factor / 2
         self._narrow(self.factor)
+
+    def _worse(self) -> bool:
+        return "log_p" in self.state and _is_better(self.state["log_p"], self.log_p)
 
     @torch.no_grad()
     def _narrow(self, factor: float) -> None:
@@ -158,3 +185,9 @@ class GuideStopping(EarlyStopping):
         with in_mode(self.model, training=False):
             log_p = log_likelihood(self.model, self.posterior.draw(draws, seed=0), x, y)
         return log_p.double().logsumexp(0) - math.log(draws)
+
+
+def _is_better(new: Tensor, old: Tensor) -> bool:
+    """Whether log-densities of rows (M,) are higher by more than chance."""
+    gain = new - old
+    return gain.sum().item() > max(EVIDENCE, ERRORS * gain.std().item() * math.sqrt(len(gain)))

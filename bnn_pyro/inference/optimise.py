@@ -48,8 +48,8 @@ class Optimisation(Settings):
     lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr
     final_lr    the last learning rate as a share of the first
     patience    epochs without a better NLL of held-out rows after which training stops, with what the best epoch
-                had; by the rule of ``early_stopping`` for points, and for any q of a network of one's own. The rows
-                are the validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
+                had; by a rule for points, and for any q of a network of one's own. The rows are the validation rows, or
+                15 % of the training rows where the data have none. 0: train all epochs
     augment     draws another input from each training input in each step: a function of one in its own units (pixels in
                 [0, 1]), such as a transform of torchvision; or package.module:function
     workers     processes that read and augment mini-batches ahead of the steps; with 0 it is done between them
@@ -220,12 +220,14 @@ class Training:
         self.since = 0
         if self.decay is None and (3 * self.step >= 2 * self.total or self._settled()):
             if self.watch is not None and self.watch.goes_back:
-                self.watch.restore()
+                self.watch.go_back()
             self._decay_from(self.step)
         return figures
 
     def _settled(self) -> bool:
-        return self._over() if self.watch is not None else settled(self.trace["elbo"], len(self.x))
+        if self.watch is not None and (self._over() or not self.watch.goes_back):
+            return self._over()
+        return settled(self.trace["elbo"], len(self.x))
 
     def _over(self) -> bool:  # patience begins anew where the learning rate falls
         return self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)

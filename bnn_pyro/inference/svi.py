@@ -37,7 +37,7 @@ class SVI(Optimisation):
     temperature: float = setting(1.0, above=0)
 
     def stops_early(self, model: nn.Module) -> bool:
-        """Of a network of one's own: of many weights the q of the highest ELBO predicts worse than one on the way."""
+        """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than one on the way."""
         return getattr(model, "stops_early", False)
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
@@ -51,5 +51,5 @@ class SVI(Optimisation):
         trace, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, trace, over)
         if patience:
-            about["early_stopping"]["sd_factor"] = how["watch"].factor
+            about["early_stopping"] |= {"epoch": how["watch"].state["best_epoch"], "sd_factor": how["watch"].factor}
         return Posterior(model, data.schema, guide=guide, trace=trace, provenance=about)
