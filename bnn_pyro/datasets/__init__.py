@@ -116,7 +116,8 @@ def _image_set(name: str, classes: Iterable[str], source: str) -> Raw:
     from bnn_pyro.datasets.images import image_part
 
     (x, y), test = image_part(name, train=True), image_part(name, train=False)
-    return Raw(name, "classification", x, y, tuple(classes), target="label", source=source, test=test, white=255.0)
+    of_target = dict(task="classification", classes=tuple(classes), target="label")
+    return Raw(name=name, x=x, y=y, **of_target, source=source, test=test, white=255.0)
 
 
 # -- named sets, and files ---------------------------------------------------------------------------------------------

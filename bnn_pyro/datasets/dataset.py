@@ -251,9 +251,9 @@ class Dataset(Introduced):
         return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class Raw:
-    """Rows as they were read, neither divided nor standardised.
+@dataclass(frozen=True, kw_only=True)
+class Raw(Schema):
+    """Rows as they were read, neither divided nor standardised, and their schema, but for shifts and scales.
 
     x      (N, F) numbers of any type, or (N, channels, height, width): uint8 of 0 … white, or float32 in [0, 1] where
            white is 1
@@ -266,27 +266,17 @@ class Raw:
     validation  training rows to hold out where there is an own test part; None: a sixth (10,000 of MNIST)
     """
 
+    input_shape: tuple[int, ...] = field(init=False)
     name: str
-    task: str
     x: Tensor
     y: Tensor
-    classes: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    target: str = "y"
-    columns: tuple[Column, ...] = ()
     source: str = ""
     test: tuple[Tensor, Tensor] | None = None
     white: float = 1.0
     rows: Tensor | None = None
     validation: int | None = None
     dropped: int = 0
-    unseen: str = "refuse"
-    target_scale: str = "identity"
     index: Tensor | None = None
-    targets: tuple[str, ...] = ()
-    input_parts: tuple[InputPart, ...] = ()
-    event: tuple[str, ...] = ()
-    dates: tuple[Dates, ...] = ()
 
-    has_classes, target_names = Schema.has_classes, Schema.target_names
-    table_columns = Schema.table_columns
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_shape", tuple(self.x.shape[1:]))

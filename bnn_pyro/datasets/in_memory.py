@@ -205,9 +205,8 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return values, encode_target("y_test", cells.set_axis(raw.target_names, axis=1), raw)
 
 
-def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
+def _encoded(what: str, x: Any, like: Schema) -> tuple[Tensor, float]:
     """(the features of rows, the value of a white pixel)."""
-    shape = like.input_shape if isinstance(like, Schema) else tuple(like.x.shape[1:])
     if like.input_parts and not isinstance(x, Tensor):
         x = _pack(what, _parts_of(x), like.input_parts)[0]
     table = as_table(what, x)
@@ -217,9 +216,8 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
             table = named(x, [column.name for column in like.columns])
     if table is not None:
         if not like.columns:
-            raise UserError(
-                f"{what} is a frame, and this model takes arrays of shape (N, {', '.join(map(str, shape))})"
-            )
+            shape = ", ".join(map(str, like.input_shape))
+            raise UserError(f"{what} is a frame, and this model takes arrays of shape (N, {shape})")
         known = like.table_columns
         more = [name for name in table.columns if name not in (*known, *like.target_names)]
         if more:
@@ -232,8 +230,8 @@ def _encoded(what: str, x: Any, like: Schema | Raw) -> tuple[Tensor, float]:
         return encode_rows(f"{what} (rows from 0)", table, like)[0], 1.0
     values, white = image_arrays(what, x)
     values = values if isinstance(values, OnDisk) else torch.from_numpy(values)
-    if tuple(values.shape[1:]) != tuple(shape):
-        raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {tuple(shape)}")
+    if tuple(values.shape[1:]) != like.input_shape:
+        raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}")
     return values, white
 
 

@@ -5,7 +5,7 @@ What is computed in float64 is a chunk of rows at a time, of bounded size whatev
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import reduce
 from typing import Any
 
@@ -56,7 +56,7 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
         check_choice(exclude, raw.features, where)
         features = [name for name in features or raw.features if name not in exclude]
     if features is not None:
-        if raw.x.dim() == 4:
+        if raw.is_image:
             raise UserError(f"{where} holds images, which have no columns to choose: leave features={features} out")
         check_choice(features, raw.features, where)
         columns = [raw.features.index(name) for name in features]
@@ -93,7 +93,7 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **ho
     return Dataset(raw.name, schema, *tensors, raw.source, record, *index)
 
 
-def check_positive(like: Raw | Schema, y: Tensor, index: Any, where: str = "") -> None:
+def check_positive(like: Schema, y: Tensor, index: Any, where: str = "") -> None:
     """Raise UserError, with its number in ``index``, for the first target (N,) that has no logarithm."""
     if like.task != "regression":
         raise UserError(f"target_scale={like.target_scale} is for the task regression, not {like.task}; leave it out")
@@ -146,10 +146,10 @@ def _filled(raw: Raw, rows: Tensor) -> Raw:
 # -- what the training rows tell --------------------------------------------------------------------------------------
 def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
     """What the training rows, and no others, tell."""
-    y, robust, is_image = raw.y[rows], of_inputs == "robust", raw.x.dim() == 4
-    if robust and (is_image or isinstance(raw.x, OnDisk)):
+    y, robust = raw.y[rows], of_inputs == "robust"
+    if robust and (raw.is_image or isinstance(raw.x, OnDisk)):
         raise UserError(f"{raw.name}: scale=robust is for columns of numbers in memory; leave it out (--scale)")
-    shift, scale = _pixel_statistics(raw, rows) if is_image else _column_statistics(raw, rows, robust)
+    shift, scale = _pixel_statistics(raw, rows) if raw.is_image else _column_statistics(raw, rows, robust)
     mean, deviation = 0.0, 1.0
     if raw.task == "survival":
         if not (y > 0).any():
@@ -170,16 +170,8 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
     if raw.targets and (same := (y == y[:1]).all(0)).any():
         name = raw.targets[int(same.int().argmax())]
         raise UserError(f"{raw.name}: the target '{name}' is the same in every training row; there is nothing to learn")
-    names = ("task", "classes", "features", "target", "targets", "columns", "unseen", "target_scale", "input_parts",
-             "event", "dates")  # fmt: skip
-    return Schema(
-        **{name: getattr(raw, name) for name in names},
-        input_shape=tuple(raw.x.shape[1:]),
-        x_shift=shift,
-        x_scale=scale,
-        y_shift=mean,
-        y_scale=deviation,
-    )
+    known = {part.name: getattr(raw, part.name) for part in fields(Schema)}
+    return Schema(**known | dict(x_shift=shift, x_scale=scale, y_shift=mean, y_scale=deviation))
 
 
 def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -193,7 +185,7 @@ def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[floa
     if raw.input_parts:
         as_they_are = torch.tensor([part.is_whole for part in raw.input_parts for _ in range(math.prod(part.shape))])
     shift[as_they_are], scale[as_they_are] = 0.0, 1.0
-    if raw.columns and raw.columns[-1].exposure:
+    if raw.exposure:
         shift[-1], scale[-1] = 0.0, mean[-1]
     return tuple(shift.tolist()), tuple(scale.tolist())
 

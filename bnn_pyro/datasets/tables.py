@@ -240,7 +240,7 @@ def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSI
 
 
 def encode_rows(
-    where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)
+    where: str | Path, frame: pd.DataFrame, like: Schema, words: Sequence[str] = ("",)
 ) -> tuple[Tensor, Tensor | None]:
     """x (N, features), not standardised, and y (N,) or None, read as ``like`` was. Raises as :func:`read_rows`."""
     gaps = gaps_in(_with_columns(where, frame, like), words, _texts_of(like))
@@ -256,7 +256,7 @@ def encode_rows(
     return x, encode_target(where, frame[names], like, words)
 
 
-def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, words: Sequence[str] = ("",)) -> Tensor:
+def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema, words: Sequence[str] = ("",)) -> Tensor:
     """Targets (N,) or (N, T) float32, or labels by the names of the classes; of the columns of the targets."""
     frames.refuse_gaps(where, frame, gaps_in(frame, words, _texts_of(like)))
     if like.targets or like.event:
@@ -271,12 +271,12 @@ def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema | Raw, wo
     return torch.from_numpy(positions(where, cells, labels, like.classes, "class"))
 
 
-def _texts_of(like: Schema | Raw) -> dict[str, Sequence[str]]:
+def _texts_of(like: Schema) -> dict[str, Sequence[str]]:
     """{column: its categories, or the classes of a target}; () for numbers."""
     return {c.name: c.categories or () for c in like.columns} | dict.fromkeys(like.target_names, like.classes or ())
 
 
-def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema | Raw) -> pd.DataFrame:
+def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema) -> pd.DataFrame:
     for name in like.table_columns:
         if name not in frame.columns:
             raise UserError(f"{where}: no column '{name}', which this model needs; it has "
