@@ -8,7 +8,7 @@ one another a column may count for little because another tells the same. Of an 
 the other (Zeiler & Fergus 2014, arXiv:1311.2901, section 4.2) by what a pixel has on average.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Column, Dataset, Schema
+from bnn_pyro.datasets.dataset import Column, Dataset
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
@@ -85,7 +85,7 @@ def explain(
 
     Raises UserError for images without classes, other inputs than the posterior's, and more than 200 columns.
     """
-    schema, columns = data.schema, list(columns_of(data.schema))
+    schema, columns = data.schema, data.schema.column_places
     schema.need_one_target("explain")
     if schema.is_image and schema.has_classes and schema.input_shape == posterior.schema.input_shape:
         return _pixel_maps(posterior, data.x_test if len(data.x_test) else data.x_train, num, num_draws)
@@ -163,15 +163,6 @@ def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int 
         maps.append((falls / windows.flatten(1).sum(0)).unflatten(1, x.shape[-2:]))
     falls, spreads = (torch.stack([f(m) for m in maps]).numpy() for f in (lambda m: m.mean(0), lambda m: m.std(0)))
     return PixelMaps(rows[chosen], x[rows[chosen]].cpu(), classes, falls, spreads)
-
-
-def columns_of(schema: Schema) -> Iterator[tuple[Column, slice]]:
-    """Each column of a table with its features' places; nothing for images."""
-    start, shape = 0, schema.input_shape
-    names = schema.features or [f"feature {i}" for i in range(shape[0])]
-    for column in (schema.columns or tuple(map(Column, names))) if len(shape) == 1 else ():
-        yield column, slice(start, start + column.width)
-        start += column.width
 
 
 def _places(column: Column, raw: Tensor) -> tuple[list[Any], Tensor]:

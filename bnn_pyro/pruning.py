@@ -59,10 +59,7 @@ class PrunedScore:
 
     def flat(self) -> dict[str, float]:
         """{"share", "weights", "nll", "nll_low", "nll_high", …}: what pruning.json holds."""
-        row = {"share": self.share, "weights": self.weights}
-        for name, score in ((self.measure, self.loss), ("nll", self.nll)):
-            row |= {name: score.value, f"{name}_low": score.low, f"{name}_high": score.high}
-        return row
+        return {"share": self.share, "weights": self.weights} | self.loss.flat(self.measure) | self.nll.flat("nll")
 
 
 def signal_to_noise(posterior: Posterior) -> dict[str, Tensor]:

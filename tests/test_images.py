@@ -124,7 +124,7 @@ def test_bad_inputs_get_one_clear_line(tmp_path):
     np.savez(tmp_path / "small.npz", x=np.zeros((2, 5, 5)))
     for what, to, message in (
         (tmp_path / "no.png", schema, "no.png: is no image"),
-        (tmp_path / "gone.png", schema, "gone.png: no such image"),
+        (tmp_path / "gone.png", schema, "gone.png: no such file"),
         (tmp_path / "empty", schema, "no PNG or JPG file"),
         (tmp_path / "small.npz", schema, r"shape \(1, 5, 5\); this model takes \(1, 28, 28\)"),
         ("noise", table, "don't fit a model of 10 features"),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_pyro.calibration.conformal import SCORES, Conformal
 from bnn_pyro.calibration.recalibration import RECALIBRATIONS
-from bnn_pyro.datasets.dataset import Column, Schema
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.errors import UserError, unknown
@@ -276,13 +276,11 @@ def groups_of(x: Tensor, column: str, schema: Schema, total: Tensor | None = Non
     """The category, or the number, of each row in a column of the table, or its third by uncertainty."""
     if borders:
         return [f"third {k + 1}" for k in np.digitize(total.numpy(), borders)]
-    columns = schema.columns or tuple(map(Column, schema.features))
-    names = [c.name for c in columns]
-    if column not in names:
-        raise unknown("column for groups", column, names)
-    place = names.index(column)
-    start, categories = sum(c.width for c in columns[:place]), columns[place].categories
-    raw = schema.unstandardise(x.cpu().double())[:, start : start + columns[place].width]
+    places = {known.name: (known.categories, place) for known, place in schema.column_places}
+    if column not in places:
+        raise unknown("column for groups", column, places)
+    categories, place = places[column]
+    raw = schema.unstandardise(x.cpu().double())[:, place]
     if categories is None:
         return [f"{value:.6g}" for value in raw[:, 0].tolist()]
     return [categories[k] for k in raw.argmax(1).tolist()]

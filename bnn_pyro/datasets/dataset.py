@@ -9,6 +9,7 @@ in the units that the user brought.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -116,6 +117,14 @@ class Schema:
         """The names of the columns that a raw table has."""
         made = {part: date.name for date in self.dates for part in date.parts}
         return list(dict.fromkeys(made.get(column.name, column.name) for column in self.columns))
+
+    @property
+    def column_places(self) -> list[tuple[Column, slice]]:
+        """Each column of a table with its features' places; nothing for images."""
+        names = self.features or [f"feature {i}" for i in range(self.input_shape[0])]
+        columns = (self.columns or tuple(map(Column, names))) if len(self.input_shape) == 1 else ()
+        ends = itertools.accumulate(column.width for column in columns)
+        return [(column, slice(end - column.width, end)) for column, end in zip(columns, ends, strict=True)]
 
     def of_target(self, name: str) -> Schema:
         """That of one of several targets by itself; of a label, of two classes."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import data_root, read_archive
+from bnn_pyro.files import data_root, existing, read_archive
 from bnn_pyro.progress import announce
 
 #: Image sets that torchvision downloads -> its class, which names their folder under the data root.
@@ -141,9 +141,7 @@ def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
     """
     if not schema.is_image:
         raise UserError(f"images don't fit a model of {len(schema.features)} features; give it a table")
-    if not path.exists():
-        raise UserError(f"{path}: no such image file")
-    files = pictures_in(path) if path.is_dir() else [path]
+    files = pictures_in(path) if path.is_dir() else [existing(path)]
     if not files:
         raise UserError(f"{path}: no PNG or JPG file in this folder")
     inputs = torch.stack([_pixels(file, schema.input_shape) for file in files]) / 255

@@ -130,16 +130,15 @@ def _filled(raw: Raw, rows: Tensor) -> Raw:
     """With the training rows' median for the missing numbers of each column that may have them."""
     if not any(column.fill is not None for column in raw.columns):
         return raw
-    parts, columns, start = [raw.x, *([] if raw.test is None else raw.test[:1])], [], 0
-    for column in raw.columns:
+    parts, columns = [raw.x, *([] if raw.test is None else raw.test[:1])], []
+    for column, place in raw.column_places:
         if column.fill is not None:
-            column = replace(column, fill=raw.x[rows, start].nanquantile(0.5).item())
+            column = replace(column, fill=raw.x[rows, place.start].nanquantile(0.5).item())
             if math.isnan(column.fill):
                 raise UserError(f"{raw.name}: column '{column.name}' has no value in any training row; leave it out")
             for x in parts:
-                x[:, start] = x[:, start].nan_to_num(nan=column.fill)
+                x[:, place.start] = x[:, place.start].nan_to_num(nan=column.fill)
         columns.append(column)
-        start += column.width
     return replace(raw, columns=tuple(columns))
 
 

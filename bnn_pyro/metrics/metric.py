@@ -34,6 +34,10 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    def flat(self, name: str) -> dict[str, float]:
+        """{name, name_low, name_high: the numbers}."""
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
 
 class Evaluation(dict[str, Estimate]):
     """Metric name -> Estimate.
@@ -50,8 +54,7 @@ class Evaluation(dict[str, Estimate]):
 
     def flat(self) -> dict[str, float]:
         """{"nll": …, "nll_low": …, "nll_high": …, …}: what metrics.json holds."""
-        ends = {"": "value", "_low": "low", "_high": "high"}
-        return {name + end: getattr(e, which) for name, e in self.items() for end, which in ends.items()}
+        return {key: value for name, estimate in self.items() for key, value in estimate.flat(name).items()}
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ def paired_differences(
     differences, table = {}, metrics.METRICS[prediction.task]
     for name, metric in ((name, table[name]) for name in names or table):
         with suppress(metrics.Undefined):
-            estimate, key = metrics.paired(metric, prediction, first, y), name + suffix
-            differences |= {key: estimate.value, f"{key}_low": estimate.low, f"{key}_high": estimate.high}
+            differences |= metrics.paired(metric, prediction, first, y).flat(name + suffix)
     return differences
 
 
@@ -53,11 +52,9 @@ def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dat
     """
     try:
         alone = predict(posterior.at_mean_weights(), data.x_test)
-        difference = metrics.paired("nll", prediction, alone, data.y_test)
-    except (UserError, metrics.Undefined):
+        scores = metrics.paired("nll", prediction, alone, data.y_test).flat("nll_over_mean_weights")
+    except UserError:  # also where there is no value
         return {}
-    name = "nll_over_mean_weights"
-    scores = {name: difference.value, f"{name}_low": difference.low, f"{name}_high": difference.high}
     kl, fit = (posterior.trace.get(key) or [0.0] for key in ("kl", "log_likelihood"))
     if kl[-1] > 0 > fit[-1]:
         scores["kl_share"] = kl[-1] / (kl[-1] - fit[-1])

@@ -17,7 +17,7 @@ from bnn_pyro import plots
 from bnn_pyro.datasets import curve
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import row_texts
-from bnn_pyro.explanation import MAX_COLUMNS, columns_of, explain
+from bnn_pyro.explanation import MAX_COLUMNS, explain
 from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.posterior import Posterior
@@ -107,7 +107,7 @@ def figures_of(
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
         if schema.task == "counts":
             figures["rootogram"] = lambda: plots.rootogram(prediction, y, schema)
-    if prediction is not None and 1 < len(list(columns_of(schema))) <= MAX_COLUMNS:
+    if prediction is not None and 1 < len(schema.column_places) <= MAX_COLUMNS:
         explanation = cache(lambda: explain(posterior, data, num_draws=run.num_draws))
         figures["permutation-importance"] = lambda: plots.permutation_importance(explanation())
         figures["partial-dependence"] = lambda: plots.partial_dependence(explanation())
