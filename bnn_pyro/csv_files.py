@@ -21,6 +21,8 @@ SEPARATORS = (",", ";", "\t", "|")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 #: 1,5 and 1.234,5: a comma for decimals.
 COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+")
+#: 950 and 1.234.567: beside such columns a point for thousands.
+POINTS = re.compile(r"[-+]?[1-9]\d{0,2}(\.\d{3})*")
 
 
 def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
@@ -65,8 +67,13 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
     if frame.empty:
         raise UserError(f"{path}: has a header and no rows")
     frame.attrs = {"separator": separator, "commas": {}, "row_names": row_names}
-    for name in text_columns(frame):
-        if kind := _commas(frame[name], separator):
+    kinds = {name: _commas(frame[name], separator) for name in text_columns(frame)}
+    if "decimal comma" in kinds.values():
+        if text is not None:  # 248.000 is one number by itself, and another one here
+            return read_cells(path)
+        kinds |= {name: "decimal comma" for name, kind in kinds.items() if not kind and _have_points(frame[name])}
+    for name, kind in kinds.items():
+        if kind:
             frame.attrs["commas"][name] = kind
             drop, point = (",", ".") if kind == "thousands" else (".", ",")
             cells = frame[name].where(frame[name].isin(MISSING), frame[name].str.replace(drop, "", regex=False))
@@ -106,6 +113,11 @@ def _are_names(cells: pd.Series) -> bool:
     """Whether these may name the rows: all different but for empty lines, and whole numbers or texts."""
     values = parsed(cells := cells[cells != ""])
     return cells.is_unique and bool((np.isnan(values) | (values == np.round(values))).all())
+
+
+def _have_points(cells: pd.Series) -> bool:
+    """Whether all are whole numbers, some with points for thousands."""
+    return "." in "".join(cells) and all(cell in MISSING or POINTS.fullmatch(cell) for cell in cells)
 
 
 def _commas(cells: pd.Series, separator: str) -> str:

@@ -103,7 +103,7 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
 
     Raises UserError for a prior without draws, or a last layer whose backbone is not given.
     """
-    setup = make_setup(entry)
+    setup = set_up(entry, None, lambda: data)
     if setup.backbone_variant(data.schema) is not None:
         raise UserError(f"the prior of {setup.variant} is that of its last layer: give a trained network as backbone")
     with isolated(seed):

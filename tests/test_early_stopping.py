@@ -128,7 +128,7 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
     assert torch.equal(fit(few, own, **short).guide.loc, fit(few, own, **{**short, "patience": 0}).guide.loc)
     rising = replace(whole, trace={"elbo": [100.0 * epoch for epoch in range(40)]})
     verdicts = bp.diagnostics.diagnose(rising, data).verdicts
-    assert any("256 held-out rows stopped the training" in verdict.sentence for verdict in verdicts)
+    assert any("256 held-out rows chose q, its standard dev" in verdict.sentence for verdict in verdicts)
     lines = 3 * len(nll)
     for step in (lines // 3, lines // 2):
         with interrupted(step):

@@ -245,3 +245,15 @@ def test_numbers_are_the_same_read_as_numbers_and_as_text(tmp_path):
     for name in ("code", "flag"):
         assert list(typed[name]) == list(text[name])
     assert list(typed.index) == list(text.index)
+
+
+@pytest.mark.parametrize(
+    ("area", "price", "read"),
+    [("82,5", "248.000", 248000), ("82,5", "1.250.000", 1250000), ("82,5", "0.125", 0.125), ("82.5", "248.000", 248)],
+)
+def test_a_point_is_for_thousands_beside_decimal_commas(tmp_path, area, price, read):
+    """Where every cell of the column can be such a number; one convention holds for a file."""
+    path = tmp_path / "t.csv"
+    path.write_text("area;price\n" + "".join(f"{area};{price}\n{area[:-1]}{k};{price}\n" for k in range(20)))
+    x = load_data(path, target="area").schema.x_shift
+    assert x == pytest.approx([read], rel=1e-6)

@@ -193,6 +193,8 @@ def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
     assert ((prediction.mean - 40).abs() < 5 * (exact / 4000).sqrt()).all()
     for without, words in (("sparse-dropout", "improper"), ("last-layer", "trained network")):
         refuses(words, bp.prior, without, PROBLEM.data)
+    assert bp.prior("auto", PROBLEM.data, num_draws=2).provenance["entry"] == "mean-field"
+    assert torch.equal(prediction.log_prob(x[:, 0].numpy()), prediction.log_prob(x[:, 0]))
     posterior.save(tmp_path)
     assert torch.allclose(bp.predict(bp.load(tmp_path), x, num_draws=4000).mean, prediction.mean)
     with pytest.raises(bp.UserError, match="other settings, seed or data"):  # it is no fit to go on with

@@ -86,6 +86,7 @@ def test_a_fit_that_fails_is_told_and_the_others_are_made(made):
     assert (out / "figures" / "sweep-rmse.png").read_bytes()[:4] == b"\x89PNG"
     rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == [fit["status"] for fit in fits]
+    assert all("the loss became" in row["failure"] for row in rows[2::3])  # "error" is a metric
     assert float(rows[0]["rmse"]) == fits[0]["metrics"]["rmse"] and rows[0]["train_rows"] == "42"
 
 

@@ -196,17 +196,21 @@ def quantities(columns: Sequence[Column], num: int) -> Tensor:
 
 
 def outlier_hint(data: Dataset) -> str:
-    """The training row of a table that lies furthest from the mean, where that is far; "" for data in a file."""
-    if data.schema.is_image or not isinstance(data.x_train, Tensor) or data.index_train is None:
+    """The input or target of a table's training rows that is furthest out, where that is far; "" of data in a file."""
+    schema = data.schema
+    if schema.is_image or not isinstance(data.x_train, Tensor) or data.index_train is None:
         return ""
-    far, which = (data.x_train.abs() * quantities(data.schema.columns, data.x_train.shape[1])).max(1)
-    row = int(far.argmax())
-    if far[row] < FAR:
+    far, names = data.x_train.abs() * quantities(schema.columns, data.x_train.shape[1]), [*schema.features]
+    if schema.task == "regression":
+        y = data.y_train.log() if schema.target_scale == "log" else data.y_train
+        far = torch.cat([far, ((y - schema.y_shift) / schema.y_scale).abs()[:, None]], 1)
+        names.append(schema.target)
+    row, column = divmod(int(far.argmax()), far.shape[1])
+    if far[row, column] < FAR:
         return ""
-    where = f"{data.schema.features[which[row]]} in training row {data.index_train[row]} of {data.name}"
-    return (
-        f"{where} is {far[row]:,.0f} sd from the mean: correct it, or --scale robust (`inspect` tells of all columns)"
-    )
+    where = f"{names[column]} in training row {data.index_train[row]} of {data.name}"
+    return (f"{where} is {far[row, column]:,.0f} times as far from the mean as is usual: correct it, or leave it out "
+            "(`inspect` tells of all columns)")  # fmt: skip
 
 
 def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:

@@ -217,6 +217,8 @@ class _Work:
         if not self.is_chain and np.isfinite(rise := draws.settled(trace)):
             self.statistics["elbo_rise"] = rise
             if (stopping := self.posterior.provenance.get("early_stopping")) is not None:
+                if stopping.get("epoch") in (epochs := trace.get("epoch", [])[:-1]):  # a q of the way
+                    self.statistics["elbo_rise"] = max(trace["elbo"]) - trace["elbo"][epochs.index(stopping["epoch"])]
                 self.statistics["stopping_rows"] = float(stopping["rows"])
                 self.statistics["sd_factor"] = stopping.get("sd_factor", 1.0)
         if trace.get("elbo"):

@@ -204,7 +204,7 @@ def _chains(f: Findings) -> Verdict:
     rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
     demand = f"it should be below {RHAT}"
     if rhat > RHAT and not f.apart():
-        demand += f", but chance alone may bring the largest of so many there, p = {f.get('rhat_p'):.1g}"
+        demand = f"chance alone makes the largest of so many as large, p = {f.get('rhat_p'):.1g}; {RHAT} is the limit"
     name = "nested R-hat" if f.get("nested") == 1 else "R-hat"
     measured = f"at {where} {name} is at most {rhat:.3f} ({demand}), with at least {ess}"
     stuck = f.get("stuck_chains") if f.has("stuck_chains") else 0.0
@@ -216,7 +216,8 @@ def _chains(f: Findings) -> Verdict:
         if few:
             disagreed = "the chains disagree about what the network predicts"
             reasons.append(disagreed if rhat > RHAT_BAD and f.apart() else "there are too few effective draws")
-        remedies = "; ".join(remedy for _, remedy in known.values()) + "; then " * bool(known) + SENTENCES["longer"]
+        remedies = "; ".join(remedy for _, remedy in known.values()) + "; then " * bool(known)
+        remedies += SENTENCES["longer, noisy" if f.stochastic else "longer"]
         return f.say("bad", "overall, bad", because=" and ".join(reasons), measured=measured, remedies=remedies)
     hampered = known.get("divergences")
     if not (f.apart() or low < ESS or stuck or hampered):

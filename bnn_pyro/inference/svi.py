@@ -37,7 +37,7 @@ class SVI(Optimisation):
     temperature: float = setting(1.0, above=0)
 
     def stops_early(self, model: nn.Module) -> bool:
-        """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than one on the way."""
+        """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""
         return getattr(model, "stops_early", False)
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:

@@ -141,6 +141,7 @@ class Mixture(Decisions):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,) or (B, T)."""
+        y = torch.as_tensor(y)
         if y.shape != (shape := self.components.batch_shape[1:]):
             num = len(self)
             raise UserError(f"y has shape {tuple(y.shape)}, but the prediction is for {num} points: {tuple(shape)}")

@@ -97,7 +97,7 @@ def reliability(prediction: Prediction, y: Targets, schema: Schema | None = None
     axes[0].bar(left, confidence - accuracy, width, bottom=accuracy, align="edge", **gap)
     floor = metrics.ece_floor(prediction).mean
     ece = f"ECE {metrics.ece(prediction, y):.4f}, noise floor {floor:.4f}"
-    off = f"mean gap {np.average(np.abs(accuracy - confidence), weights=count):.4f}; of the class named, "
+    off = f"mean gap {np.average(np.abs(accuracy - confidence), weights=count):.4f}\nof the class named: "
     axes[0].set_title(off + ece if two else ece)
     axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel=f"share of {two}" if two else "accuracy (share right)")
     axes[1].set(xlabel=f"P({two})" if two else "confidence: largest class probability")

@@ -49,7 +49,7 @@ def predictive_band(
     """
     if data is not None:
         one_feature(data.schema)
-        x = data.schema.unstandardise(x.cpu())
+        x = data.schema.unstandardise(torch.as_tensor(x).cpu())
     x = torch.as_tensor(x).detach().cpu().double().reshape(-1)
     if len(x) != len(prediction):
         raise UserError(f"x has {len(x)} points, but the prediction is for {len(prediction)}")

@@ -28,7 +28,7 @@ def summary(run: tables.RunFacts) -> list[str]:
     if rows < FEW_ROWS:
         sentences.append(
             f"{rows} test rows are few: one more or less that is wrong, or outside its interval, is {100 / rows:.0f} % "
-            "of them. These numbers may be far off; a sweep over --splits tests on other rows in turn."
+            "of them. These numbers may be far off; a sweep with splits = [0, 1, 2] tests on other rows in turn."
         )
     few = RIGHT[1] if rows < TOO_FEW else ""
     for other, differences in _rivals(run):

@@ -172,7 +172,10 @@ def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, d
     first = int(whole.int().argmin()) if rows is None else int(rows[whole.int().argmin()])
     what = "validation" if part == "val" else part
     words = f"the prediction of {(~whole).sum():,} {what} rows, such as row {first} of {data.name}, is not finite: "
-    return whole, {"failed": words + "correct it where it is an outlier, or --scale robust; else a smaller --lr"}
+    way = "correct it where it is an outlier, or --scale robust; else a smaller --lr"
+    if data.schema.target_scale == "log":
+        way = "its draws spread over too many powers of e; correct outliers of the training rows, or fit longer"
+    return whole, {"failed": words + way}
 
 
 def _write_scores(place: RunFolder, scored: Scored) -> None:

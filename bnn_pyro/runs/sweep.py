@@ -24,7 +24,7 @@ from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
-from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
+from bnn_pyro.runs.train import calibrate_set_aside, fit_run, now, prepare_run
 from bnn_pyro.settings import plain
 
 #: Seconds that a fit waits for a worker of a stopped sweep, which may still be at it.
@@ -97,7 +97,7 @@ class SweepFolder(OutputFolder):
         """Replace sweep.json, and results.csv: a row a fit with its settings, and every number of its metrics.json."""
         self.write(self.main, results)
         rows = [
-            {k: v for k, v in fit.items() if not isinstance(v, Mapping)}
+            {"failure" if k == "error" else k: v for k, v in fit.items() if not isinstance(v, Mapping)}
             | {key: setting_text(value) for key, value in fit["grid"].items()}
             | {f"{part}_rows": count for part, count in fit.get("rows", {}).items()}
             | fit.get("metrics", {})
@@ -147,6 +147,7 @@ def run_sweep(
                     failures.setdefault(task.name, error + "file system that they share with this one")
     finally:
         facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
+        facts["finished"] = now()
         write()
     summaries = summarise(results["fits"], folder.replicates(tasks))
     results["summary"] = [data.to_dict() for data in summaries]

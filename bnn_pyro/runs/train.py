@@ -112,11 +112,16 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
 
 
 # -- how it was made --------------------------------------------------------------------------------------------------
+def now() -> str:
+    """The time, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
     """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
     return {
         "command": typed_command(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "finished": now(),
         **({} if seconds is None else {"training_seconds": seconds}),
         "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
