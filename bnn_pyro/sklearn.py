@@ -157,8 +157,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on all rows. y (N,) numbers."""
-        x = self._checked(X, reset=True)
-        self._fit(x, self._codes(y))
+        self._fit(self._checked(X, reset=True), self._codes(y))
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:

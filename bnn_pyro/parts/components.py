@@ -81,8 +81,7 @@ class LeastExtreme(dist.Gumbel):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """z − eᶻ − log scale."""
-        hazard = self.hazard(value)
-        return (value - self.loc) / self.scale - hazard - self.scale.log()
+        return (value - self.loc) / self.scale - self.hazard(value) - self.scale.log()
 
     def cdf(self, value: Tensor) -> Tensor:
         """1 − exp(−eᶻ)."""

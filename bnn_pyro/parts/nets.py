@@ -198,8 +198,7 @@ class ConvNet(_Net):
 
     def _pool(self, x: Tensor) -> Tensor:
         """(…, C, H, W) -> (…, C, H/2, W/2). Pooled first, the activation has a quarter of the numbers to map."""
-        pooled = F.max_pool2d(x.flatten(0, -4), 2)
-        return self.activation(pooled).unflatten(0, x.shape[:-3])
+        return self.activation(F.max_pool2d(x.flatten(0, -4), 2)).unflatten(0, x.shape[:-3])
 
     def _pool_flat(self, x: Tensor) -> Tensor:
         """(…, C, H, W) -> (…, C·H/2·W/2)."""

@@ -202,12 +202,9 @@ class CentredNormal(ArrayDistribution):
         if self.scale.dim():
             return self._flat(Normal(0.0, self.scale, validate_args=False).log_prob(value)).sum(-1)
         normaliser = self.event_shape.numel() * (self.scale.log() + 0.5 * math.log(2 * math.pi))
-        return -0.5 * self.sum_of_squares(value) / self.scale.square() - normaliser
-
-    def sum_of_squares(self, value: Tensor) -> Tensor:
-        """Σ w² of (…, *shape), one a parameter."""
         flat = self._flat(value)
-        return flat.dot(flat) if flat.dim() == 1 else flat.square().sum(-1)
+        squares = flat.dot(flat) if flat.dim() == 1 else flat.square().sum(-1)
+        return -0.5 * squares / self.scale.square() - normaliser
 
 
 class LogUniform(ArrayDistribution):

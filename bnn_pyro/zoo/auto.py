@@ -220,12 +220,7 @@ def set_up(
 
 
 def choose(
-    schema: Schema,
-    rows: int,
-    *,
-    minutes: float = MINUTES,
-    method: str | None = None,
-    settings: Mapping[str, Any] = {},
+    schema: Schema, rows: int, *, minutes: float = MINUTES, method: str | None = None, settings: Mapping[str, Any] = {}
 ) -> Setup:
     """The first rule that applies.
 
