@@ -154,11 +154,6 @@ class Run:
     began: float = field(default_factory=lambda: time.time())
     start: Mapping[str, Tensor] | None = None
 
-    def first_point(self, initial: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Where an optimisation of a point starts: {site: value}, the model's own ``initial`` where none is given."""
-        known = self.start is not None and len(next(iter(self.start.values()))) > 0
-        return {site: value[0] for site, value in self.start.items()} if known else initial
-
     @property
     def minutes(self) -> float:
         """Since it began."""

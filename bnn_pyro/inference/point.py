@@ -60,7 +60,9 @@ class MAP(Optimisation):
 
     def find(self, model: nn.Module, data: Dataset, run: Run) -> tuple[PointMass, Trace, str]:
         """The point; the trace {epoch, log_likelihood, log_joint, log_prior}, and see ``minimise``."""
-        point, how = PointMass(run.first_point(model.initial)).to(data.x_train.device), {}
+        given = run.start is not None and len(next(iter(run.start.values()))) > 0
+        first = {site: value[0] for site, value in run.start.items()} if given else model.initial
+        point, how = PointMass(first).to(data.x_train.device), {}
         data, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)

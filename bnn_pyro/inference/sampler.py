@@ -144,8 +144,9 @@ class Sampler(Settings):
     def _posterior(
         self, model: nn.Module, data: Dataset, potential: Potential, records: Sequence[Record], stopped: str, run: Run
     ) -> Posterior:
-        """The draws of all chains, or of those that have the most of them."""
-        chosen, draws = most_draws(records)
+        """An equal number of draws of as many chains as makes the most of them."""
+        draws = max((r.kept for r in records), key=lambda n: (n * sum(r.kept >= n for r in records), n))
+        chosen = [c for c, record in enumerate(records) if record.kept >= max(draws, 1)]
         if not stopped and not all(record.finished for record in records):
             stopped = f"stopped at the limit of {run.max_minutes:g} min"
             if (least := min(record.kept for record in records)) > 0:
@@ -199,12 +200,6 @@ def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], ch
                 "longer warm-up",
                 stacklevel=5,
             )
-
-
-def most_draws(records: Sequence[Record]) -> tuple[list[int], int]:
-    """(which chains, how many draws of each): an equal number of draws of as many chains as makes the most of them."""
-    draws = max((r.kept for r in records), key=lambda n: (n * sum(r.kept >= n for r in records), n))
-    return [c for c, record in enumerate(records) if record.kept >= max(draws, 1)], draws
 
 
 def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.0, seed: int = 0) -> Tensor:

@@ -243,8 +243,7 @@ class StochasticGradient(Settings):
         model, run = weight_space(model), Run(**how)
         settings = self.resolved(model, data)
         with in_mode(model, training=False), pyro.validation_enabled(False):
-            start = settings.starts(model, data, run)
-            chains = Chains(settings, model, data, run.seed, start)
+            chains = Chains(settings, model, data, run.seed, settings.starts(model, data, run))
             run.take(chains)
         w, log_joint, *_ = (torch.stack(column, 1) for column in zip(*chains.draws, strict=True))
         draws, stats = chains.log_joint.sites(w), {"log_joint": log_joint}
