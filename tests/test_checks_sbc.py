@@ -1,7 +1,7 @@
 """Simulation-based calibration: right posteriors pass, planted faults do not; the exact null distributions of ranks."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 import torch
 from conjugate import LinearGaussian, dataset
 from pyro.distributions import MultivariateNormal
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject, sbc
@@ -109,6 +109,35 @@ def test_a_sampler_passes_on_a_network():
     outcome = check.run(Subject("mean-field", bp.MeanField(hidden=(4,), activation="tanh"), "chees", data(inputs=1)))
     assert outcome.level == "good", outcome.sentence
     assert {"log_noise", "layers.1.bias[0]", "log-likelihood of the data"} <= set(outcome.evidence["labels"])
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Draws of the exact posterior of a line of log-normal times, on a grid; ``ends=False``: as if none is censored."""
+
+    converges_to: ClassVar[str] = "exact"
+    ends: bool = True
+
+    def run(self, model, guide, data, **how):
+        x, y, random = data.x_train[:, 0].numpy(), data.y_train.numpy(), np.random.default_rng(how["seed"])
+        a, b = np.meshgrid(*[np.linspace(-4.5, 4.5, 91)] * 2)
+        z = (np.log(np.abs(y)) - 1 - 0.8 * (a[..., None] * x + b[..., None])) / 0.5
+        log_p = np.where((y > 0) | (not self.ends), norm.logpdf(z), norm.logsf(z)).sum(-1) - (a**2 + b**2) / 2
+        p = np.exp(log_p - log_p.max()).ravel()
+        w = np.stack([a.ravel(), b.ravel()])[:, random.choice(p.size, 159, p=p / p.sum())]
+        w = torch.tensor(w + random.uniform(-0.05, 0.05, w.shape)).float()  # within a cell of the grid
+        chains = {"layers.0.weight": w[0, None, :, None, None], "layers.0.bias": w[1, None, :, None]}
+        return bp.Posterior(model, data.schema, chains=chains)
+
+
+@pytest.mark.parametrize(("ends", "level"), [(True, "good"), (False, "bad")])
+def test_censored_times_are_simulated_and_a_posterior_that_takes_them_for_events_is_caught(ends, level):
+    given = data(inputs=1, y_shift=1.0, y_scale=0.8)
+    given = replace(given, schema=replace(given.schema, task="survival"), y_train=given.y_train.exp() * 3)
+    entry = bp.MeanField(hidden=(), noise=0.5, prior="normal:1", likelihood="log-normal")
+    inputs = sim.design(given, 10, 4, 0)
+    results = [sim.replicate(entry, inputs, Grid(ends), 0, 159, k) for k in range(60)]
+    assert sbc.judge_ranks("exact", results, 159, 0).level == level
 
 
 UNITS = sim.design(data(y_shift=10.0, y_scale=3.0), 10, 4, 0)

@@ -39,12 +39,16 @@ OF_PRIOR = 9
 
 @dataclass(frozen=True)
 class Design:
-    """Inputs of simulated data sets, x (N, …), and points (M, …) of predictions, the first ``old`` of which x has."""
+    """Inputs of simulated data sets, x (N, …), and points (M, …) of predictions, the first ``old`` of which x has.
+
+    ends: (N,) after which simulated times are censored; None of other targets.
+    """
 
     schema: Schema
     x: Tensor
     points: Tensor
     old: int
+    ends: Tensor | None = None
 
     def data(self, y: Tensor) -> Dataset:
         """The rows with targets y (N,); without a validation or a test part."""
@@ -55,11 +59,13 @@ class Design:
 def design(data: Dataset, rows: int, points: int, seed: int) -> Design:
     """At most ``rows`` of the training inputs; ``points`` of them and of others, in equal parts."""
     g = torch.Generator().manual_seed(seed)
-    train = data.x_train.cpu()[torch.randperm(len(data.x_train), generator=g)]
+    order = torch.randperm(len(data.x_train), generator=g)
+    train = data.x_train.cpu()[order]
     x, rest = train[:rows], torch.cat([train[rows:], data.x_test.cpu(), data.x_val.cpu()])
     old = min(points - points // 2 if len(rest) else points, len(x))
     new = rest[torch.randperm(len(rest), generator=g)][: points - old]
-    return Design(replace(data.schema), x, torch.cat([x[:old], new]), old)
+    ends = data.y_train.abs().cpu()[order.flip(0)][: len(x)] if data.schema.task == "survival" else None
+    return Design(replace(data.schema), x, torch.cat([x[:old], new]), old, ends)
 
 
 class Question(NamedTuple):
@@ -88,7 +94,8 @@ class Simulator:
 
     def targets(self, w: Mapping[str, Tensor]) -> Tensor:
         """Of p(y | x, w), (C, N), for C sets of weights."""
-        return self._law(self.potential.x, w).components.sample()
+        y, ends = self._law(self.potential.x, w).components.sample(), self.inputs.ends
+        return y if ends is None else torch.where(y > ends, -ends, y)
 
     def quantities(self, w: Mapping[str, Tensor], y: Tensor) -> tuple[list[Question], np.ndarray]:
         """(Q questions, answers (C, Q), float64) by weights {site: (C, *shape)} and targets (N,) or (C, N)."""
