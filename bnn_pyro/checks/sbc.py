@@ -104,10 +104,11 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
     enough, usual = (float(np.quantile(ess, share, 0).min()) for share in (SHARE, 0.5))
     # Ranks are among the largest of 19, 39, 59, … draws that are nearly independent: of L draws worth E, the variance
     # of a rank in units of L is 1/12 + 1/(6E) instead of 1/12 + 1/(6L).
-    most = min(draws, stored := done[0].draws.shape[1], NEARLY * usual)
+    most = min(draws, *(r.draws.shape[1] for r in done), NEARLY * usual)  # a chain may be lost
     few, num = enough < MIN_DRAWS, max(MIN_DRAWS, 20 * int((most + 1) // 20) - 1)
-    lots, chosen = np.random.default_rng([seed, 1]), np.linspace(0, stored - 1, num).round().astype(int)
-    order = np.stack([ranks(r.truth, r.draws[:, chosen], lots) for r in done], 1)  # (Q, R)
+    lots, places = np.random.default_rng([seed, 1]), np.linspace(0, 1, num)
+    chosen = [r.draws[:, (places * (r.draws.shape[1] - 1)).round().astype(int)] for r in done]
+    order = np.stack([ranks(r.truth, some, lots) for r, some in zip(done, chosen, strict=True)], 1)  # (Q, R)
     p = np.array([[test(q, num) for test in (p_uniform, p_location, p_width)] for q in order])
     p = np.minimum(1.0, p.size * p)
     labels, kinds = ([getattr(q, name) for q in done[0].questions] for name in ("about", "kind"))
