@@ -71,7 +71,9 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
     if "decimal comma" in kinds.values():
         if text is not None:  # 248.000 is one number by itself, and another one here
             return read_cells(path)
-        kinds |= {name: "decimal comma" for name, kind in kinds.items() if not kind and _have_points(frame[name])}
+        for name in [name for name, kind in kinds.items() if not kind and "." in "".join(frame[name])]:
+            if all(cell in MISSING or POINTS.fullmatch(cell) for cell in frame[name]):
+                kinds[name] = "decimal comma"
     for name, kind in kinds.items():
         if kind:
             frame.attrs["commas"][name] = kind
@@ -113,11 +115,6 @@ def _are_names(cells: pd.Series) -> bool:
     """Whether these may name the rows: all different but for empty lines, and whole numbers or texts."""
     values = parsed(cells := cells[cells != ""])
     return cells.is_unique and bool((np.isnan(values) | (values == np.round(values))).all())
-
-
-def _have_points(cells: pd.Series) -> bool:
-    """Whether all are whole numbers, some with points for thousands."""
-    return "." in "".join(cells) and all(cell in MISSING or POINTS.fullmatch(cell) for cell in cells)
 
 
 def _commas(cells: pd.Series, separator: str) -> str:

@@ -124,7 +124,6 @@ def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int
         there.copy_(value.expand(there.shape))
 
 
-# -- without a network -------------------------------------------------------------------------------------------------
 def knows_nothing(schema: Schema, y: Tensor, num: int) -> Prediction:
     """The prediction of ``num`` rows without any input, by training targets y (N,), or (N, T).
 

@@ -67,7 +67,6 @@ def announce(text: str, show: bool = True) -> None:
         tqdm.write(text, file=sys.stderr)
 
 
-# -- of a task ---------------------------------------------------------------------------------------------------------
 class Channel:
     """From a task to those that wait for it: ``send(share, figures)`` now and then; ``asked``: whether it is to end."""
 

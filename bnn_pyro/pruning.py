@@ -122,7 +122,6 @@ def pruning_curve(
     return curve
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
 def _pruned(posterior: Posterior, shares: Sequence[float]) -> list[Posterior]:
     """The posterior without each share of the weights, which are removed in one order over all sites."""
     ratios = _ratios(posterior)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conjugate import correlated
 from monte_carlo import interrupted, run_method, same
+from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -107,18 +108,15 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
     Of 12 rows none is better by 4 nats in all, so that the fit is the one without early stopping, bit for bit.
     """
     data, method = rows(3, num=60, num_val=256), dict(kind=bp.SVI, epochs=None, patience=None, lr=0.05, batch_size=20)
-    own = bp.Bayesian(
-        lambda schema: torch.nn.Sequential(torch.nn.Linear(3, 30), torch.nn.ReLU(), torch.nn.Linear(30, 3))
-    )
+    own = bp.Bayesian(lambda schema: nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 3)))
     whole = fit(data, own, **method)
-    nll, epochs = whole.trace["validation_nll"], whole.trace["epoch"]
+    nll, epochs, elbo = (whole.trace[name] for name in ("validation_nll", "epoch", "elbo"))
     drawn = bp.predict(whole, data.x_val, num_draws=8, seed=0).log_prob(data.y_val)
     assert min(nll) == pytest.approx(-drawn.mean().item(), rel=1e-4) and min(nll) < nll[-1]
     best = epochs[nll.index(min(nll))]
     stopping = {"rows": 256, "of": "validation rows", "patience": 100, "epoch": best, "sd_factor": 1.0}
     assert whole.provenance["early_stopping"] == stopping
     assert len(whole.rows) == 316 and "early_stopping" not in fit(data, bp.MeanField(hidden=(4,)), **method).provenance
-    elbo = whole.trace["elbo"]
     over = max(range(len(elbo) - 1), key=lambda i: elbo[i] - elbo[i + 1])  # the line before it goes back
     before = min(nll[: over + 1])
     assert epochs[over] - epochs[nll.index(before)] >= 100

@@ -255,5 +255,4 @@ def test_a_point_is_for_thousands_beside_decimal_commas(tmp_path, area, price, r
     """Where every cell of the column can be such a number; one convention holds for a file."""
     path = tmp_path / "t.csv"
     path.write_text("area;price\n" + "".join(f"{area};{price}\n{area[:-1]}{k};{price}\n" for k in range(20)))
-    x = load_data(path, target="area").schema.x_shift
-    assert x == pytest.approx([read], rel=1e-6)
+    assert load_data(path, target="area").schema.x_shift == pytest.approx([read], rel=1e-6)

@@ -138,7 +138,6 @@ class Reference(Check):
         return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
 
 
-# -- the comparison ----------------------------------------------------------------------------------------------------
 def compared(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, float, float]:
     """Every output's mean and width against the reference's, within the Monte-Carlo errors of both.
 

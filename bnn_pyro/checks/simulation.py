@@ -128,7 +128,6 @@ class Simulator:
         return read.mixture(read.likelihood)
 
 
-# -- replications ------------------------------------------------------------------------------------------------------
 class Replication(NamedTuple):
     """Of one data set: Q answers by the weights that made it, (Q,), and by S draws of its posterior, (Q, S).
 

@@ -56,7 +56,6 @@ def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, d
     return torch.stack(outputs)
 
 
-# -- linear in the weights ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True, eq=False)
 class LinearModule(Problem):
     """Linear regression by a module: inputs (N, P + 1) are A and f₀, in target units; rows: as the variant's data."""

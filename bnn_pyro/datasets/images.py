@@ -148,7 +148,6 @@ def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
     return schema.standardise(1 - inputs if invert else inputs)
 
 
-# -- sets that torchvision downloads -----------------------------------------------------------------------------------
 def image_part(name: str, train: bool) -> tuple[Tensor, Tensor]:
     """Training or test part of an image set: (N, 1, 28, 28) uint8 and labels (N,) int64.
 

@@ -10,7 +10,7 @@ noise that is learned. Where ``epochs`` is left out the learning rate stays unti
 import copy
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,9 +59,6 @@ def default_patience(data: Dataset, batch_size: int) -> int:
 class EarlyStopping:
     """Watches the mean NLL (nats per row) of rows x, y by a point, and keeps the best weights.   patience: epochs."""
 
-    #: Whether the learning rate falls from the best epoch on.
-    goes_back: ClassVar[bool] = False
-
     def __init__(self, model: nn.Module, point: nn.Module, x: Tensor, y: Tensor, patience: int) -> None:
         self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
         #: {site: value} of a learned noise by these rows, for the weights as they are.
@@ -105,9 +102,7 @@ class EarlyStopping:
         for site, value in best.get("noise", {}).items():
             self.point.sites()[site].copy_(value)
 
-    def finish(self) -> None:
-        """What is done after the last step."""
-        self.restore()
+    finish = restore  # what is done after the last step
 
     def _weights(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the weights, of the noise, and of the model's buffers, which training may change too."""
@@ -125,8 +120,6 @@ class GuideStopping(EarlyStopping):
 
     data: with the rows held out as validation rows, of which some are scored where they are many.
     """
-
-    goes_back: ClassVar[bool] = True
 
     def __init__(self, model: nn.Module, guide: nn.Module, data: Dataset, patience: int) -> None:
         self.posterior = Posterior(model, data.schema, guide=guide)

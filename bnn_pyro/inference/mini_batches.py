@@ -86,7 +86,7 @@ class MiniBatches(torch_data.Dataset):
         here = MiniBatches(self.data.to("cpu"), self.seed, self.augment)  # other processes cannot use a GPU's memory
         how = "fork" if sys.platform == "linux" else None  # takes any function, also one that cannot be pickled
         loader = torch_data.DataLoader(here, None, sampler=steps, num_workers=workers, pin_memory=device.type == "cuda",
-                                       worker_init_fn=_one_thread, generator=torch.Generator(),
+                                       generator=torch.Generator(),
                                        multiprocessing_context=how)  # fmt: skip
         try:
             for x, y in loader:
@@ -98,11 +98,6 @@ class MiniBatches(torch_data.Dataset):
                             "any, is whole; go on with --resume, or set workers to 0") from None  # fmt: skip
 
 
-def _one_thread(_: int) -> None:
-    torch.set_num_threads(1)
-
-
-# -- stochastic-gradient chains ----------------------------------------------------------------------------------------
 class Batches:
     """Mini-batches of C chains: x (C, B, *input_shape) and y (C, B); without mini-batches the data as they are.
 

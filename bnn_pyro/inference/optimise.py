@@ -26,7 +26,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import FitFailed, UserError
-from bnn_pyro.inference.early_stopping import default_patience, hold_out
+from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping, default_patience, hold_out
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.mini_batches import Augmentation, MiniBatches, Step
 from bnn_pyro.inference.schedule import schedule, settled
@@ -219,15 +219,14 @@ class Training:
             self.trace[name].append(value)
         self.since = 0
         if self.decay is None and (3 * self.step >= 2 * self.total or self._settled()):
-            if self.watch is not None and self.watch.goes_back:
+            if isinstance(self.watch, GuideStopping):
                 self.watch.go_back()
             self._decay_from(self.step)
         return figures
 
     def _settled(self) -> bool:
-        if self.watch is not None and (self._over() or not self.watch.goes_back):
-            return self._over()
-        return settled(self.trace["elbo"], len(self.x))
+        over = self.watch is not None and self._over()
+        return over or (type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x)))
 
     def _over(self) -> bool:  # patience begins anew where the learning rate falls
         return self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)

@@ -102,7 +102,6 @@ def usable_cores() -> int:
     return loky.cpu_count()
 
 
-# -- Dask clusters -----------------------------------------------------------------------------------------------------
 def connect(client: Any, stack: contextlib.ExitStack) -> Any:
     """A ``distributed.Client`` of an address or a cluster. Raises UserError where it, or bnn_pyro there, is absent."""
     try:

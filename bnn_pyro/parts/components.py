@@ -66,7 +66,6 @@ def dtype_of(d: Distribution) -> torch.dtype:
     return next(iter(parameters(d).values()))[0].dtype
 
 
-# -- times until an event ----------------------------------------------------------------------------------------------
 class LeastExtreme(dist.Gumbel):
     """loc + scale·ε, P(ε > z) = exp(−eᶻ): the logarithm of a Weibull variable, of shape 1/scale and scale exp(loc)."""
 

@@ -10,8 +10,7 @@ In training every row has noise of its own, where a random weight reaches ``F.li
     weights   f = x ∗ w                         anywhere else
 
 The outputs of a row are distributed as under drawn weights, so that the ELBO has the same expectation; its gradient
-scatters less. Positions of an image and tokens share their weights, as they do under Flipout; noise for every
-activation would be another model.
+scatters less. Positions of an image and tokens share their weights: noise for every activation would be another model.
 
 Batch normalisation is by frozen statistics, or by those of each draw's own:
 
@@ -19,8 +18,7 @@ Batch normalisation is by frozen statistics, or by those of each draw's own:
     batch    those of the mini-batch in training; out of it, for each draw of the weights, those of training rows, which
              are kept with the model: what a draw computes is then a function of x and the weights alone
 
-Running averages, which torch predicts with, would mix the statistics of many draws, none of which they belong to
-(Maddox et al. 2019, arXiv:1902.02476, recompute them for each draw likewise).
+Running averages, as torch predicts with, would mix the statistics of many draws (Maddox et al. 2019, arXiv:1902.02476).
 """
 
 import copy

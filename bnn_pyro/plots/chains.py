@@ -84,7 +84,6 @@ def chain_traces(stats: Mapping[str, Tensor], *, ax: Panel = None) -> Axes:
     return legend_below(ax, 5)
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
 def _lines(ax: Axes, values: np.ndarray) -> None:
     """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]

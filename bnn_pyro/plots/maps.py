@@ -106,7 +106,6 @@ def _position(schema: Schema, feature: str | int) -> int:
     return int(feature)
 
 
-# -- maps --------------------------------------------------------------------------------------------------------------
 @drawn
 def decision_boundary(
     prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Panel = None

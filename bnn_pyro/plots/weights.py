@@ -90,7 +90,6 @@ def _disagreement(
     return [picks[i] for i in np.argsort(-score, kind="stable")[:num]]
 
 
-# -- pruning -----------------------------------------------------------------------------------------------------------
 @drawn
 def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None, axes: Panels = None) -> np.ndarray:
     """Loss (left) and NLL (right) against the share of weights removed, with 95 % bootstrap intervals; axes (2,).

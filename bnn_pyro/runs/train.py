@@ -111,17 +111,11 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
         return data or load()
 
 
-# -- how it was made --------------------------------------------------------------------------------------------------
-def now() -> str:
-    """The time, in UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
     """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
     return {
         "command": typed_command(),
-        "finished": now(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         **({} if seconds is None else {"training_seconds": seconds}),
         "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",

@@ -18,14 +18,11 @@ of training mode it is that of ``MLP``.
 The convolutional network is a point estimate too, with dropout where it is fully connected: the baseline of what is
 Bayesian on images, and the backbone of a Bayesian last layer. It has the weights of the epoch of the best validation.
 
-By local reparametrization a Bayesian layer samples activations, not weights. The posterior family is that of mean-field
-weights; the ELBO is the same number, its gradient less noisy, because every row of a mini-batch has noise of its own
-(Kingma, Salimans & Welling 2015, arXiv:1506.02557). Model and guide meet in activations, for training; the fitted q is
-over the weights. With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational dropout: Gaussian dropout whose variance α ≤ 1 is
-learned for a layer, for each input unit of it, or for each weight (section 3 there). With a free σ it is the sparse
-kind: weights that the data do not need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369). In
-training every position of a convolution's output has noise of its own, where drawn weights share theirs: exact for each
-position, an approximation for all of them together, so that the trace has the approximation's ELBO (``local_layer``).
+By local reparametrization a Bayesian layer samples activations in training, not weights (``local_layer``): the ELBO is
+that of mean-field weights, its gradient less noisy (Kingma, Salimans & Welling 2015, arXiv:1506.02557). With p(W) ∝
+∏ 1/|W| and σ² = α μ² it is variational dropout: Gaussian dropout whose variance α ≤ 1 is learned for a layer, for each
+input unit of it, or for each weight (section 3 there). With a free σ it is the sparse kind: weights that data do not
+need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369).
 """
 
 from dataclasses import dataclass
