@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from refused import refuses
 from run_folders import same, small_table
 
@@ -17,7 +18,7 @@ from bnn_pyro.inspection import inspect_table
 from bnn_pyro.run import main, parse
 from bnn_pyro.runs.recipe import EXAMPLE, resolve
 from bnn_pyro.zoo import auto as rules
-from bnn_pyro.zoo.auto import RULES, choose
+from bnn_pyro.zoo.auto import RULES, choose, set_up
 
 
 def table(tmp_path, text, name="t.csv"):
@@ -206,8 +207,9 @@ def test_settings_go_over_the_rule_and_wide_tables_have_a_prior_by_their_width()
     rule = choose(TABLE, 300)
     setup = choose(TABLE, 300, settings={"hidden": "5", "lr": "0.1", "nonsense": 3})
     assert setup.entry == replace(rule.entry, hidden=(5,)) and setup.method == replace(rule.method, lr=0.1)
-    priors = [choose(replace(TABLE, input_shape=(width,)), 300).entry.prior for width in (16, 17, 200)]
-    assert priors == ["normal:1", "fan-in:4", "fan-in:4"]
+    assert [choose(replace(TABLE, input_shape=(w,)), 300).entry.prior for w in (16, 17)] == ["normal:1", "fan-in:4"]
+    few = bp.dataset(torch.arange(80.0).reshape(40, 2), torch.arange(40) % 4.0, task="regression")
+    assert set_up("auto", None, lambda: few).entry.noise == "learned"
     refuses("auto takes mile, svi for a table, not laplace; name a variant", choose, TABLE, 300, method="laplace")
 
 

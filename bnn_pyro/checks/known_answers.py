@@ -108,7 +108,6 @@ class Logistic(KnownAnswers):
         return [six_weights(60, 5, 10) if subject.converges_to in REFITTED else softmax_regression(50, 2, 10)]
 
 
-# -- the runner ------------------------------------------------------------------------------------------------------
 class _Compared(NamedTuple):
     """Draws of a method on a problem beside what is claimed, in words; how far they are off the posterior itself."""
 

@@ -151,7 +151,6 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
         return potential.log_density(weights).double().numpy()
 
 
-# -- another posterior at its inputs -----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Outputs:
     """What a posterior predicts at the inputs of a reference. Shapes: C chains of D draws, B and J as there.

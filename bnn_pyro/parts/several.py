@@ -102,7 +102,6 @@ class Several(Likelihood):
         return self.one.fitted_noise(error)
 
 
-# -- correlated noise --------------------------------------------------------------------------------------------------
 class AutoregressiveNormal(dist.TorchDistribution):
     """Normal(loc, (AᵀA)⁻¹) of T numbers as its factors p(y_t | y_1 … y_{t−1}), batch shape (…, T).
 
