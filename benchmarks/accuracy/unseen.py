@@ -121,7 +121,7 @@ def page() -> str:
     head = ["table", "training rows × inputs", "task", "auto", "NLL of auto", "linear", "boosting", "auto is right",
             "CPU s"]  # fmt: skip
     last = f"Mean rank by NLL over {len(runs)} tables: {ranks}; {worse}"
-    return f"{table(head, rows)}\n\n{last}\n\n{source(lines)}"
+    return f"{table(head, rows)}\n\n{last}\n\nCommit{source(lines).partition('; commit')[2]}"
 
 
 def priors_page() -> str:
@@ -136,7 +136,7 @@ def priors_page() -> str:
         rows.append([name, f"{one['rows']:,} × {one['inputs']}", *cells,
                      *(f"{one[m]['nll']:.3f}" for m in ("linear", "boosting"))])  # fmt: skip
     head = ["table", "training rows × inputs", *(f"`{prior}`" for prior in priors), "linear", "boosting"]
-    return f"{table(head, rows)}\n\n{source(lines)}"
+    return f"{table(head, rows)}\n\nCommit{source(lines).partition('; commit')[2]}"
 
 
 def main(argv: list[str] | None = None) -> None:

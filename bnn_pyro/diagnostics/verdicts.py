@@ -261,7 +261,8 @@ def _details(f: Findings) -> Iterator[Verdict]:
         yield f.say("caution" if which == "disagree" else "good", f"weights, {which}")
     if f.has("elbo_rise"):
         rising = "training, stopped" if f.has("stopping_rows") else "training, rising"
-        yield f.say("caution", rising) if f.get("elbo_rise") > 0 else f.say("good", "training")
+        other = f.get("elbo_rise") > 0 or f.get("sd_factor") < 1
+        yield f.say("caution", rising) if other else f.say("good", "training")
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
         level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"

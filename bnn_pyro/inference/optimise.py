@@ -47,9 +47,9 @@ class Optimisation(Settings):
     batch_size  rows a step, by rule all of up to 512; 0 takes all rows in every step
     lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr
     final_lr    the last learning rate as a share of the first
-    patience    epochs without a better NLL of held-out rows after which training stops, with what the best epoch
-                had; by a rule for points, and for any q of a network of one's own. The rows are the validation rows, or
-                15 % of the training rows where the data have none. 0: train all epochs
+    patience    epochs without a better NLL of held-out rows (of a q: clearly worse ones) after which training stops,
+                with what the best had; by a rule for points, and any q of a network of one's own. The rows are the
+                validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
     augment     draws another input from each training input in each step: a function of one in its own units (pixels in
                 [0, 1]), such as a transform of torchvision; or package.module:function
     workers     processes that read and augment mini-batches ahead of the steps; with 0 it is done between them

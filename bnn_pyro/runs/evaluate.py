@@ -172,9 +172,7 @@ def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, d
     first = int(whole.int().argmin()) if rows is None else int(rows[whole.int().argmin()])
     what = "validation" if part == "val" else part
     words = f"the prediction of {(~whole).sum():,} {what} rows, such as row {first} of {data.name}, is not finite: "
-    way = (
-        "correct it, or training rows, where they are outliers, or --scale robust; else a smaller --lr or a longer fit"
-    )
+    way = "correct outliers, in it or in training rows, or --scale robust; else a smaller --lr or a longer fit"
     return whole, {"failed": words + way}
 
 

@@ -8,6 +8,7 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
-from bnn_pyro.runs.train import calibrate_set_aside, environment, fit_run, prepare_run
+from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
 from bnn_pyro.settings import plain
 
 #: Seconds that a fit waits for a worker of a stopped sweep, which may still be at it.
@@ -147,7 +148,7 @@ def run_sweep(
                     failures.setdefault(task.name, error + "file system that they share with this one")
     finally:
         facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
-        facts["finished"] = environment("cpu")["finished"]
+        facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
         write()
     summaries = summarise(results["fits"], folder.replicates(tasks))
     results["summary"] = [data.to_dict() for data in summaries]
