@@ -7,7 +7,6 @@ are test NLL, in units of the targets' standard deviation. "failed" is what ``di
 """
 
 import argparse
-import time
 from typing import Any
 
 import bnn_pyro as bp
@@ -17,11 +16,11 @@ from bnn_pyro.datasets import DATASETS, Dataset, data_root
 from bnn_pyro.diagnostics.failures import failure
 from bnn_pyro.inference import METHODS
 
-PAIRS = (("auto", None), ("mean-field", "svi"), ("hidden-layer", "svi"), ("variational-dropout", "svi"),
+PAIRS = (("mean-field", "svi"), ("hidden-layer", "svi"), ("variational-dropout", "svi"),
          ("sparse-dropout", "svi"), ("mlp", "map"), ("mlp", "ensemble"), ("dropout-mlp", "mc-dropout"),
          ("last-layer", "svi"), ("last-layer", "laplace"), ("last-layer", "nuts"), ("last-layer", "sghmc"),
-         ("mean-field", "mile"), ("mean-field", "nuts"), ("mean-field", "chees"), ("mean-field", "sghmc"),
-         ("mean-field", "sgld"))  # fmt: skip
+         ("mean-field", "sghmc"), ("mean-field", "sgld"), ("mean-field", "nuts"), ("mean-field", "chees"),
+         ("mean-field", "mile"), ("auto", None))  # fmt: skip
 
 
 def load(name: str) -> Dataset:
@@ -47,12 +46,11 @@ def fitted(data: Dataset, variant: str, method: str | None) -> tuple[str, dict[s
 
 
 def cell(data: Dataset, variant: str, method: str | None, linear: dict[str, float]) -> str:
-    """NLL, how many of 100 intervals of 90 % hold, seconds of the processor."""
-    start = time.process_time()
+    """NLL, how many of 100 intervals of 90 % hold, what is wrong."""
     wrong, found = fitted(data, variant, method)
     words = [f"{found['nll']:.2f}", *(f"{found[n]:.0%}" for n in ("coverage_90",) if n in found)] if found else []
     worse = "worse than linear" if found and found["nll_low"] > linear["nll"] else ""
-    return ", ".join(filter(None, [*words, f"{time.process_time() - start:.0f} s", wrong, worse]))
+    return ", ".join(filter(None, [*words, wrong, worse]))
 
 
 def main() -> None:
