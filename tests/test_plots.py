@@ -1,10 +1,15 @@
 """Pictures carry the right numbers: of predictions, ensembles and weights, of chains, checks and sweeps."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pictures
 import pytest
 import torch
 from matplotlib.collections import QuadMesh
+from matplotlib.figure import Figure
 from pictures import CATEGORICAL, LABELS, POINTS, chains, clean_matplotlib, line_of, random  # noqa: F401 (a fixture)
 from pyro.distributions import Bernoulli, Categorical, Normal
 from refused import refuses
@@ -76,8 +81,36 @@ def test_coverage_and_pit_are_those_of_the_metrics():
     assert pictures.heights(pit.containers[0]).tolist() == expected.tolist()
 
 
+SCRIPT = """
+import matplotlib.pyplot as plt, torch
+from pyro.distributions import Categorical
+import bnn_pyro as bp
+from bnn_pyro.reports.page import Picture
+prediction, y = bp.Prediction(Categorical(logits=torch.randn(5, 40, 3))), torch.arange(40) % 3
+Picture.of("report", lambda: bp.plots.confusion_matrix(prediction, y), "title", "sentence")
+assert not plt.get_fignums(), "the figures of reports stay outside"
+inked = lambda: (plt.savefig("page.png"), plt.imread("page.png")[..., :3].min())[1] < 0.5
+bp.plots.confusion_matrix(prediction, y)
+assert inked() and plt.get_fignums() == [1]
+bp.plots.reliability(prediction, y)
+assert inked() and plt.get_fignums() == [1, 2], "not over the one before"
+plt.figure(figsize=(4, 3))
+plt.subplot(1, 2, 1)
+first = bp.plots.selective_risk(prediction, y)
+plt.subplot(1, 2, 2)
+second = bp.plots.confidence_histogram(prediction, y)
+assert first.figure is second.figure is plt.gcf() and plt.get_fignums() == [1, 2, 3] and inked()
+"""
+
+
+def test_without_ax_a_plot_is_on_pyplots_current_figure_where_that_is_empty(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k != "MPLBACKEND"} | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-W", "error::UserWarning", "-c", SCRIPT]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+
+
 def mesh_of(ax):
-    return next(c for c in ax.collections if isinstance(c, QuadMesh)).get_array()
+    return next(c for c in ax.collections if isinstance(c, QuadMesh))
 
 
 def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
@@ -90,7 +123,7 @@ def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
         (plots.epistemic_map, prediction.epistemic),
     ):
         ax = draw(prediction, grid, data.x_train, data.y_train)
-        assert np.allclose(mesh_of(ax), expected.reshape(9, 9), atol=1e-6)
+        assert np.allclose(mesh_of(ax).get_array(), expected.reshape(9, 9), atol=1e-6)
         points = {c.get_label(): c.get_offsets() for c in ax.collections if c.get_label() in ("no", "yes")}
         assert np.allclose(points["yes"], raw[data.y_train == 1], atol=1e-5)
         assert np.allclose(points["no"], raw[data.y_train == 0], atol=1e-5)
@@ -104,11 +137,18 @@ def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
 def test_maps_of_more_classes_and_of_a_regression():
     grid = plots.grid(two_features("regression"), num=5)
     prediction = Prediction(Normal(random(pictures.DRAWS, 25), torch.ones(pictures.DRAWS, 25)))
-    assert np.allclose(mesh_of(plots.epistemic_map(prediction, grid)), prediction.epistemic.sqrt().reshape(5, 5))
+    ax, other = Figure().subplots(1, 2)
+    shown = mesh_of(plots.epistemic_map(prediction, grid, ax=ax)).get_array()
+    assert np.allclose(shown, prediction.epistemic.sqrt().reshape(5, 5))
+    plots.epistemic_map(Prediction(Normal(3 * prediction.locs, torch.ones(()))), grid, ax=other)
+    most = 3 * prediction.epistemic.sqrt().max().item()
+    for part in (ax, other):
+        assert mesh_of(part).get_clim() == pytest.approx((0, most)), "one range in one figure"
     three = Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
     grid = plots.Grid(grid.x, grid.first, grid.second, grid.features, three)
     prediction = Prediction(Categorical(logits=3 * random(pictures.DRAWS, 25, 3)))
-    assert np.allclose(mesh_of(plots.decision_boundary(prediction, grid)), prediction.mean.amax(1).reshape(5, 5))
+    mesh = mesh_of(plots.decision_boundary(prediction, grid))
+    assert np.allclose(mesh.get_array(), prediction.mean.amax(1).reshape(5, 5)) and mesh.get_clim() == (0, 1)
     refuses(r"predict at grid\.x", plots.decision_boundary, prediction[:7], grid)
 
 

@@ -36,7 +36,7 @@ RUN = replace(
     baseline=BASELINE,
 )  # fmt: skip
 
-PICTURE = Picture.of("p", Page(figsize=(1, 1)).add_subplot(), "A title", "A sentence.")
+PICTURE = Picture.of("p", lambda: Page(figsize=(1, 1)).add_subplot(), "A title", "A sentence.")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
 """One function per picture: each takes a Prediction (or a trace) and returns the axes that it drew on.
 
-``ax=None`` (``axes=None`` where there are several panels) makes a new figure, which is ``ax.figure``:
-``plots.reliability(prediction, y)[0].figure.savefig("reliability.png")``. Nothing is left behind in pyplot, except in
-a notebook, which shows its figures through pyplot. A module is imported when one of
-its names is used. Entropies are in nats, targets and inputs in the user's own units.
+``ax=None`` (``axes=None`` where there are several panels) draws on pyplot's current figure where nothing is on it yet,
+else on a new one, so that ``plt.savefig`` and ``plt.show`` take it; reports draw outside of pyplot. A module is
+imported when one of its names is used. Entropies are in nats, targets and inputs in the user's own units.
 """
 
 from bnn_pyro.lazy import lazy_names

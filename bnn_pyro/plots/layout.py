@@ -1,10 +1,12 @@
 """Axes of a picture, its legends, and what several pictures do with their numbers."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import numpy as np
+from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
@@ -19,17 +21,34 @@ Panel = Axes | None
 Panels = Sequence[Axes] | None
 
 
-def figure(width: float, height: float) -> Figure:
-    """An empty figure, inches. A plain object that nobody has to close; a notebook gets a pyplot one and shows it."""
-    if "ipykernel" in sys.modules:
-        from matplotlib import pyplot
+_outside: ContextVar[bool] = ContextVar("_outside", default=False)
 
+
+@contextmanager
+def outside_pyplot() -> Iterator[None]:
+    """A block whose figures pyplot does not know, as in reports: no window shows them, and nobody has to close them."""
+    token = _outside.set(True)
+    try:
+        yield
+    finally:
+        _outside.reset(token)
+
+
+def figure(width: float, height: float) -> Figure:
+    """An empty figure, inches: pyplot's current one where it is empty, else a new one, which is then the current."""
+    if _outside.get():
+        return Figure(figsize=(width, height), layout="constrained")
+    if not pyplot.get_fignums() or pyplot.gcf().axes:
         return pyplot.figure(figsize=(width, height), layout="constrained")
-    return Figure(figsize=(width, height), layout="constrained")
+    page = pyplot.gcf()
+    page.set_layout_engine(page.get_layout_engine() or "constrained")
+    return page
 
 
 def panel(ax: Panel, width: float = 5.2, height: float = 3.6) -> Axes:
-    """The axes given, or those of a new figure."""
+    """The axes given, else pyplot's current ones where nothing is on them, else those of a figure of so many inches."""
+    if ax is None and not _outside.get() and pyplot.get_fignums() and pyplot.gcf().axes:
+        ax = None if pyplot.gca().has_data() else pyplot.gca()
     return figure(width, height).add_subplot() if ax is None else ax
 
 

@@ -7,13 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel
-from bnn_pyro.plots.style import MARKERS, drawn
+from bnn_pyro.plots.style import EPISTEMIC, MARKERS, drawn
 from bnn_pyro.predictive import Prediction
+
+#: Neither end looks like one of cividis, to colour-blind eyes either.
+WHITE_TO_EPISTEMIC = LinearSegmentedColormap.from_list("epistemic", ["white", EPISTEMIC])
 
 
 @dataclass(frozen=True)
@@ -120,10 +125,10 @@ def decision_boundary(
     names = class_names(prediction, grid.schema)
     probs = grid.shaped(prediction.mean)
     if len(names) == 2:
-        values, what, low = probs[..., 1], f"P({grid.schema.target} = {names[1]})", 0
+        values, what = probs[..., 1], f"P({grid.schema.target} = {names[1]})"
     else:
-        values, what, low = probs.max(-1), "probability of the most probable class", 1 / len(names)
-    ax = _coloured(ax, grid, values, title="predictive probability", label=what, cmap="cividis", vmin=low, vmax=1)
+        values, what = probs.max(-1), "probability of the most probable class"
+    ax = _coloured(ax, grid, values, title="predictive probability", label=what, cmap="cividis", vmin=0, vmax=1)
     return _with_data(ax, prediction, grid, x, y)
 
 
@@ -134,15 +139,19 @@ def epistemic_map(
     """Epistemic uncertainty over two features, with the data and the 0.5 boundary (dashed).
 
     Mutual information of label and weights in nats; of a regression, the standard deviation of the mean in target
-    units. Dark is where more data would help; it is not where classes overlap.
+    units. Orange is where more data would help; it is not where classes overlap. All such maps in one figure have the
+    range of the largest.
 
     prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
     """
-    values, what = grid.shaped(prediction.epistemic), "mutual information of label and weights, nats"
+    values, what = grid.shaped(prediction.epistemic), "mutual information, nats"
     if not prediction.has_classes:
         values, what = np.sqrt(values), f"epistemic standard deviation of {grid.schema.target}"
-    colours = dict(cmap="Purples", vmin=0, vmax=max(values.max(), 1e-9))
+    colours = dict(cmap=WHITE_TO_EPISTEMIC, vmin=0, vmax=max(values.max(), 1e-9), gid=what)
     ax = _coloured(ax, grid, values, title="epistemic uncertainty", label=what, **colours)
+    maps = ax.figure.findobj(lambda artist: isinstance(artist, QuadMesh) and artist.get_gid() == what)
+    for one in maps:
+        one.set_clim(0, max(other.norm.vmax for other in maps))
     return _with_data(ax, prediction, grid, x, y)
 
 

@@ -26,6 +26,8 @@ from bnn_pyro.reports import tables
 from bnn_pyro.reports.summary import summary
 
 DOTS_PER_INCH = 144
+#: Inches of a figure that does not fit half of a page.
+WIDE = 7.5
 #: What stays on one line of a cell: a number with its unit, an error, an interval; and minus signs, which end no line.
 UNBROKEN = {r"(?<![\w.])-(?=\d)": "−", r"(?<=\de)-(?=\d)": "−", r" (%|±)": "\u00a0\\1", r"± ": "±\u00a0",
             r"\[(\S+), (\S+)\]": "[\\1,\u00a0\\2]", r"(\d) to ([−\d])": "\\1\u00a0to\u00a0\\2"}  # fmt: skip
@@ -43,12 +45,18 @@ class Picture:
     wide: bool = False
 
     @classmethod
-    def of(cls, name: str, axes: object, title: str, sentence: str, wide: bool = False) -> Self:
-        """The page that these axes are on."""
-        page = np.ravel(np.asarray(axes, dtype=object))[0].figure
+    def of(cls, name: str, draw: Callable[[], object], title: str, sentence: str, wide: bool = False) -> Self | None:
+        """The page of the axes that ``draw`` returns, None where it returns None. A page above ``WIDE`` is wide."""
+        from bnn_pyro.plots.layout import outside_pyplot
+
         blob = io.BytesIO()
+        with outside_pyplot():
+            axes = draw()
+        if axes is None:
+            return None
+        page = np.ravel(np.asarray(axes, dtype=object))[0].figure
         page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
-        return cls(name, blob.getvalue(), title, sentence, wide)
+        return cls(name, blob.getvalue(), title, sentence, wide or page.get_figwidth() > WIDE)
 
     @property
     def base64(self) -> str:
@@ -73,10 +81,10 @@ def draw_figures(
     for figure, draw in figures.items():
         words = read_texts("figures")[section][figure]
         complete = all(_has_number(evidence.get(key)) for key in words["needs"])
-        if complete and (axes := draw(evidence)) is not None:
+        if complete:
             about = (words["title"], words["sentence"].format_map(evidence), words.get("wide", True))
-            pictures.append(Picture.of(prefix + figure, axes, *about))
-    return pictures
+            pictures.append(Picture.of(prefix + figure, functools.partial(draw, evidence), *about))
+    return list(filter(None, pictures))
 
 
 def _has_number(values: object) -> bool:

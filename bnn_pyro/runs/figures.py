@@ -34,12 +34,12 @@ TRUTHS = {"toy-curve": curve}
 FAR = 25
 #: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
 GROWING_ROWS = 10_000
+#: How far maps of two features reach beyond the data, as a share of their range.
+MAP_MARGIN = 0.5
 #: Draws of the maps of images: many windows are covered.
 MAP_DRAWS = 20
 #: Targets at most that have figures of their own.
 MAX_TARGETS = 6
-#: Inches of a figure that does not fit half of a page.
-WIDE = 7.5
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def figures_of(
     if not (schema.has_classes or schema.targets) and schema.input_shape == (1,):
         figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _band(run, FAR)}
     if schema.has_classes and schema.input_shape == (2,):
-        figures["decision-boundary"] = lambda: _map(run, plots.decision_boundary, 0.15)
-        figures["epistemic-map"] = lambda: _map(run, plots.epistemic_map, 1.0)
+        figures["decision-boundary"] = lambda: _map(run, plots.decision_boundary)
+        figures["epistemic-map"] = lambda: _map(run, plots.epistemic_map)
     if prediction is not None and schema.has_classes:
         if schema.is_image:
             maps = cache(lambda: explain(posterior, data, num_draws=min(run.num_draws, MAP_DRAWS)))
@@ -147,9 +147,7 @@ def draw_all(figures: Mapping[str, Callable[[], object]], folder: Path) -> list[
     for name, draw in figures.items():
         texts = words["outside" if name.startswith("outside-") else name]
         title = texts["title"].format(name=name.removeprefix("outside-"))
-        axes = draw()
-        wide = texts.get("wide", True) or np.ravel(axes)[0].figure.get_figwidth() > WIDE
-        pictures.append(Picture.of(name, axes, title, texts["sentence"], wide))
+        pictures.append(Picture.of(name, draw, title, texts["sentence"], texts.get("wide", True)))
         write_whole(folder / f"{name}.png", pictures[-1].png)
     return pictures
 
@@ -242,6 +240,6 @@ def _band(run: Scored, far: float | None = None) -> object:
     return plots.predictive_band(run.predict(x), x, run.data, truth=truth)
 
 
-def _map(run: Scored, draw: Callable, margin: float) -> object:
-    mesh = plots.grid(run.data, margin=margin)
+def _map(run: Scored, draw: Callable) -> object:
+    mesh = plots.grid(run.data, margin=MAP_MARGIN)
     return draw(run.predict(mesh.x), mesh, run.data.x_train, run.data.y_train)

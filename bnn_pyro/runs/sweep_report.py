@@ -5,6 +5,7 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -121,8 +122,9 @@ def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
         if scores:
             nominal = 95.0 if metric == "coverage_95" else None
             sentence = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
-            axes, name = plots.sweep_points(scores, label, nominal=nominal), f"sweep-{metric.replace('_', '-')}"
-            yield Picture.of(name, axes, f"{label.partition(',')[0]} by recipe", sentence, wide=len(scores) > 1)
+            name, title = f"sweep-{metric.replace('_', '-')}", f"{label.partition(',')[0]} by recipe"
+            draw = partial(plots.sweep_points, scores, label, nominal=nominal)
+            yield Picture.of(name, draw, title, sentence, wide=len(scores) > 1)
 
 
 def _scores(summary: MetricSummary, metric: str, recipe: str) -> plots.Scores:
