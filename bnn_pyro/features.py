@@ -7,7 +7,6 @@ fit has several processes, each computes the features of its share of the rows, 
 
 import hashlib
 import json
-import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -19,14 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Normal, kl_divergence
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import cache_root, whole_file
-from bnn_pyro.parts.backbone import Backbone, OnFeatures, in_words
-from bnn_pyro.parts.nets import in_mode, weights_digest
+from bnn_pyro.parts.backbone import Backbone, OnFeatures, check_scale, in_words
+from bnn_pyro.parts.nets import weights_digest
 from bnn_pyro.progress import progress_bar
 
 #: Features of fewer bytes are not kept on disk.
@@ -36,8 +34,6 @@ CACHE_BYTES = 8 * 2**30
 CHUNK = 4096
 #: Rows that are run twice, and how far their features may differ, as a share of the largest one.
 PROBE, TOLERANCE = 8, 0.05
-#: Rows whose batch statistics are compared with the network's own, and how far they may be off, in nats per channel.
-COMPARED, OFF = 512, 1.0
 
 
 def check_split(description: Mapping[str, Any], data: Dataset) -> None:
@@ -57,12 +53,7 @@ def check_split(description: Mapping[str, Any], data: Dataset) -> None:
 
 
 def check_inputs(backbone: Backbone, data: Dataset) -> None:
-    """Warn where a user's module seems trained on inputs of the other kind (standardised or raw), or a whole network.
-
-    Batch normalisation remembers what the network was trained on. For the first such layer, the mean and variance of
-    its inputs on the training rows are compared with the running ones, by KL(Normal ‖ Normal), mean over channels. A
-    network without such a layer keeps no record of its inputs: nothing can be said of it.
-    """
+    """Warn where a user's module seems trained on other inputs (``check_scale``), or a whole network."""
     if backbone.description["kind"] != "module":
         return
     if backbone.num_features in {1, len(data.schema.classes)} and [*backbone.net.parameters()]:
@@ -71,35 +62,8 @@ def check_inputs(backbone: Backbone, data: Dataset) -> None:
             "whole network has outputs; give it without its last layer",
             stacklevel=2,
         )
-    x = data.x_train[:COMPARED]
-    off = {"standardised": _off(backbone.net, x), "raw": _off(backbone.net, data.schema.unstandardise(x))}
-    scale = backbone.description.get("inputs", "raw")
-    there = "raw" if scale == "standardised" else "standardised"
-    if off[scale] > OFF and off[there] < 0.1 * off[scale]:
-        warnings.warn(
-            f"the backbone ({in_words(backbone.description)}) is given {scale} inputs, and its batch normalisation was "
-            f"trained on others, such as {there} ones; give LastLayer(…, inputs='{there}') if it was",
-            stacklevel=2,
-        )
-
-
-@torch.no_grad()
-def _off(net: nn.Module, x: Tensor) -> float:
-    """How far the first batch normalisation's inputs are from its running statistics; 0 where there is none."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-    layer = next((part for part in net.modules() if isinstance(part, kinds) and part.num_batches_tracked), None)
-    if layer is None:
-        return 0.0
-    inputs: list[Tensor] = []
-    try:
-        with layer.register_forward_pre_hook(lambda _, args: inputs.extend(args)), in_mode(net, training=False):
-            net(x)
-        rows = inputs[0].double().transpose(0, 1).flatten(1)
-    except Exception:  # it takes the one kind of inputs only
-        return math.inf
-    observed = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
-    known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
-    return kl_divergence(observed, known).mean().item()
+    about = f"the backbone ({in_words(backbone.description)})", "LastLayer"
+    check_scale(backbone.net, data, backbone.description.get("inputs", "raw"), *about)
 
 
 def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:

@@ -36,7 +36,7 @@ def network(seed=0, activation=nn.Tanh):
 
 
 def fit(backbone, out=None, data=None, **settings):
-    entry = backbone if isinstance(backbone, bp.LastLayer) else bp.LastLayer(backbone=backbone)
+    entry = backbone if isinstance(backbone, bp.LastLayer | bp.Bayesian) else bp.LastLayer(backbone=backbone)
     return bp.fit(entry, data or rows(), QUICK, seed=1, out=out, progress=False, device="cpu", **settings)
 
 
@@ -92,6 +92,28 @@ def test_batch_normalisation_tells_that_a_network_knows_other_inputs(trained, ot
         whole = nn.Sequential(net, nn.Linear(4, max(1, len(data.schema.classes))))
     with pytest.warns(UserWarning, match="as a whole network has outputs; give it without its last layer"):
         fit(bp.LastLayer(backbone=whole, inputs=trained), data=data)
+    for start in ("initial", "pretrained"):
+        fit(bp.Bayesian(whole, inputs=trained, start=start), data=data)
+        with pytest.warns(UserWarning, match=rf"Sequential is given {other}.*give Bayesian\(…, inputs='{trained}'"):
+            fit(bp.Bayesian(whole, inputs=other, start=start), data=data)
+
+
+@pytest.mark.parametrize(("unit", "words"), [(255.0, "raw / 255"), (1 / 255, "raw × 255")])
+def test_pixels_of_another_range_than_those_of_training_are_noticed(unit, words):
+    """Trained on pixels from 0 to 1 and given those to 255, or the reverse, raw or standardised; fresh ones are not."""
+    data = rows((16,), 200)
+    x = data.x_train.sigmoid() * (1 if unit > 1 else 255)
+    data = bp.dataset(unit * x, data.y_train, split=0.0, validation=0)
+    with isolated(0):
+        net = nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        fit(bp.Bayesian(net, inputs="raw"), data=data)  # a warning would be an error
+        for _ in range(200):
+            net(x)
+    for inputs in ("raw", "standardised"):
+        with pytest.warns(
+            UserWarning, match=f"is given {inputs} inputs.*such as {words} ones; give data in these units"
+        ):
+            fit(bp.Bayesian(net, start="pretrained", inputs=inputs), data=data)
 
 
 def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp_path, weights):

@@ -12,6 +12,7 @@ pixels in [0, 1]; ``Pretrained.taking`` changes it. No file is unpickled.
 import copy
 import hashlib
 import json
+import math
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
@@ -21,8 +22,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal, kl_divergence
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, first_line, unknown
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, weights_digest
@@ -32,6 +35,8 @@ from bnn_pyro.parts.priors import BayesianNet
 CHUNK_NUMBERS, CHUNK_ROWS = 2**21, 512
 #: What a user's own network can be given: the data set's inputs as they are (``data.x_train``), or in their own units.
 INPUTS = ("standardised", "raw")
+#: Rows whose batch statistics are compared with the network's own, and how far they may be off, in nats per channel.
+COMPARED, OFF = 512, 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +143,44 @@ class OnFeatures(nn.Module):
 def in_words(description: Mapping[str, Any]) -> str:
     """A backbone's description in a few words."""
     return " ".join(str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description)
+
+
+def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: str, hooked: bool = False) -> None:
+    """Warn where a trained network is ``given`` "standardised" or "raw" inputs, and seems trained on others.
+
+    Batch normalisation remembers what the network was trained on. For the first such layer, the mean and variance of
+    its inputs on the training rows are compared with the running ones, by KL(Normal ‖ Normal), mean over channels. A
+    network without such a layer keeps no record of its inputs: nothing can be said of it.
+
+    hooked: the network takes standardised inputs, and gives itself raw ones.
+    """
+    x = data.x_train[:COMPARED]
+    raw = data.schema.unstandardise(x)
+    kinds = {"standardised": x, "raw": raw, "raw / 255": raw / 255, "raw × 255": raw * 255}
+    off = {kind: _off(net, data.schema.standardise(own) if hooked else own) for kind, own in kinds.items()}
+    best = min(off, key=off.__getitem__)
+    if off[given] > OFF and off[best] < 0.1 * off[given]:
+        way = f"{variant}(…, inputs='{best}')" if best in INPUTS else "data in these units"
+        warnings.warn(f"{name} is given {given} inputs, and its batch normalisation was trained on others, such as "
+                      f"{best} ones; give {way} if it was", stacklevel=2)  # fmt: skip
+
+
+@torch.no_grad()
+def _off(net: nn.Module, x: Tensor) -> float:
+    """How far the first batch normalisation's inputs are from its running statistics; 0 where there is none."""
+    trained = (part for part in net.modules() if isinstance(part, _BatchNorm) and part.num_batches_tracked)
+    if (layer := next(trained, None)) is None:
+        return 0.0
+    inputs: list[Tensor] = []
+    try:
+        with layer.register_forward_pre_hook(lambda _, args: inputs.extend(args)), in_mode(net, training=False):
+            net(x)
+        rows = inputs[0].double().transpose(0, 1).flatten(1)
+    except Exception:  # it takes the one kind of inputs only
+        return math.inf
+    observed = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
+    known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
+    return kl_divergence(observed, known).mean().item()
 
 
 def _frozen_copy(net: nn.Module) -> nn.Module:

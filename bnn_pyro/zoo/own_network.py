@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
 from bnn_pyro.errors import UserError, first_line
-from bnn_pyro.parts.backbone import INPUTS
+from bnn_pyro.parts.backbone import INPUTS, check_scale
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
@@ -177,6 +177,7 @@ class Bayesian(Settings):
 
         Raises UserError for a module whose outputs depend on more than x and the weights.
         """
+        check_scale(model.net, data, self.inputs, type(model.net).__name__, "Bayesian", hooked=self.inputs == "raw")
         return start_guide(model, guide, data.x_train, self.init_scale)
 
     def _likelihood(self, schema: Schema, net: nn.Module) -> Likelihood:
