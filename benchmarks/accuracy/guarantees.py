@@ -71,7 +71,7 @@ def intervals(posterior: Any, way: tuple | None, x: Tensor, y: Tensor, new: Tens
 
 def of_split(path: str, split: int, times: int) -> tuple[dict[str, np.ndarray], tuple[int, int, int]]:
     """{row of the table: coverage by level, in thirds at 90 %, width in sd of y}; rows that calibrate, test, all."""
-    rows = dict(splits=f"{path}.splits.npz", split=split, seed=split)
+    rows = dict(splits=f"{path}.splits.npz", split=split, seed=split, task="regression")
     size = len(bp.load_data(f"{path}.csv", **rows).y_train)
     data = bp.load_data(f"{path}.csv", **rows, validation=size // 5)
     train = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])  # what calibrates stops no training
