@@ -203,11 +203,12 @@ def test_small_tables_are_sampled_and_shortened_where_there_is_no_time():
     assert whole.entry.noise == "heteroscedastic" and choose(LABELS, 2000).entry.noise == bp.MeanField().noise
 
 
-def test_settings_go_over_the_rule_and_wide_tables_have_a_prior_by_their_width():
+def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     rule = choose(TABLE, 300)
     setup = choose(TABLE, 300, settings={"hidden": "5", "lr": "0.1", "nonsense": 3})
     assert setup.entry == replace(rule.entry, hidden=(5,)) and setup.method == replace(rule.method, lr=0.1)
     assert [choose(replace(TABLE, input_shape=(w,)), 300).entry.prior for w in (16, 17)] == ["normal:1", "fan-in:4"]
+    assert [choose(TABLE, n).entry.hidden for n in (1000, 1001)] == [(16, 16), (16, 16, 16)]
     few = bp.dataset(torch.arange(80.0).reshape(40, 2), torch.arange(40) % 4.0, task="regression")
     assert set_up("auto", None, lambda: few).entry.noise == "learned"
     refuses("auto takes mile, svi for a table, not laplace; name a variant", choose, TABLE, 300, method="laplace")

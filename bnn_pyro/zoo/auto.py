@@ -43,6 +43,8 @@ LEAST = 0.01
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
 WIDE = 16
+#: Rows above which a network to be sampled has a third hidden layer.
+MANY = 1000
 
 #: (settings of the method, N, M, cores) -> seconds.
 Cost = Callable[[Mapping[str, Any], int, int, int], float]
@@ -72,6 +74,7 @@ class Rule:
     inputs    "table" or "image"
     settings  of the variant, and ``method_settings``, over their defaults
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
+    many      likewise, where more than ``MANY`` rows train
     noise     the variant's ``noise`` where targets are numbers with Normal noise
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
     lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
@@ -90,14 +93,16 @@ class Rule:
     settings: Mapping[str, Any] = field(default_factory=dict)
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     wide: Mapping[str, Any] = field(default_factory=dict)
+    many: Mapping[str, Any] = field(default_factory=dict)
     noise: str = "learned"
     steps: int = 0
 
 
 RULES = (
     Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
-         sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02, {"hidden": (16, 16), "prior": "normal:1"},
-         wide={"prior": "fan-in:4"}, noise="heteroscedastic"),
+         sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02,
+         {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
+         wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)}, noise="heteroscedastic"),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
@@ -243,7 +248,8 @@ def choose(
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
     for rule in rules:
         other = schema.has_classes or schema.task == "survival" or settings.get("likelihood", "normal") != "normal"
-        own = rule.settings | (rule.wide if inputs > WIDE else {}) | ({} if other else {"noise": rule.noise})
+        own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
+        own |= {} if other else {"noise": rule.noise}
         of_method = dict(rule.method_settings)
         if rule.steps:
             of_method["epochs"] = max(MIN_EPOCHS, math.ceil(rule.steps / math.ceil(rows / of_method["batch_size"])))
