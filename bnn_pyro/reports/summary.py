@@ -99,6 +99,8 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
     for level in (90,) if run.task == "counts" else (90, 50):
         share = run.metrics.get(f"coverage_{level}")
         verdict = "" if share is None else interval_verdict(level / 100, share, rows)
+        if run.task == "counts" and verdict == "too wide":
+            verdict = "those of whole numbers hold more, and the calibration figure tells whether these are too wide"
         if verdict and (level == 90 or verdict not in RIGHT):
             yield f"{level} % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
 
@@ -114,7 +116,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     elif boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
-    off = off or any(not text.endswith(RIGHT) for text in _coverage(run))
+    off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and run.task not in ("survival", "targets"):
         yield f"`calibrate {folder}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:

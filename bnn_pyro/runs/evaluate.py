@@ -154,7 +154,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         validation = predict_with_progress(posterior, data.x_val, num_draws, f"validation rows ({name})")
         whole, broken = _finite(validation, data, "val")
         scores = broken | scores
-        estimates = metrics.evaluate(validation[whole], data.y_val[whole], bootstrap=2) if whole.any() else {}
+        estimates = metrics.evaluate(validation[whole], data.y_val[whole], bootstrap=10) if whole.any() else {}
         scores |= {f"validation_{metric}": estimate.value for metric, estimate in estimates.items()}
     others = {what: predict_with_progress(posterior, x, num_draws, what) for what, x in outside.items()}
     for what, other in others.items():
