@@ -19,7 +19,9 @@ from torch.utils.data import Dataset as Items
 from bnn_pyro.cells import coded_cells
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema
-from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, event_column, named, names_in
+from bnn_pyro.datasets.frames import (
+    as_array, as_cells, as_table, as_target, event_column, named, names_in, refuse_other_order,
+)  # fmt: skip
 from bnn_pyro.datasets.prepare import check_options, prepare, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
 from bnn_pyro.datasets.splits import FRACTIONS
@@ -122,7 +124,7 @@ def dataset(
     table = table.assign(**{name: coded_cells(table[name]).astype("category") for name in coded}) if coded else table
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure, "event": event}
     for what, value in columns.items():
-        _refuse_other_order(what, value, x)
+        refuse_other_order(what, value, x)
         several = what == "y" and isinstance(value, list | tuple) and len(value) < len(x)
         if isinstance(value, str) or (several and all(isinstance(column, str) for column in value)):
             taken += names_in(table, what, value)
@@ -160,16 +162,6 @@ def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
     """
     values, white = _encoded(what, x, schema)
     return standardised(values, schema, white)
-
-
-def _refuse_other_order(what: str, value: Any, x: Any) -> None:
-    """Raise UserError where both have pandas' row labels, the same ones in another order: rows go by their place."""
-    mine, theirs = getattr(value, "index", None), getattr(x, "index", None)
-    if not (isinstance(mine, pd.Index) and isinstance(theirs, pd.Index)) or mine.equals(theirs):
-        return
-    if len(mine) == len(theirs) and mine.is_unique and theirs.is_unique and mine.isin(theirs).all():
-        raise UserError(f"{what} has the row labels of X in another order, and rows are matched by their place; give "
-                        f"{what}.loc[X.index], or {what}.to_numpy() where their places are right")  # fmt: skip
 
 
 # -- rows to features --------------------------------------------------------------------------------------------------
