@@ -82,7 +82,7 @@ def names_in(table: pd.DataFrame | None, what: str, value: str | Sequence[str]) 
     return names
 
 
-def refuse_other_order(what: str, value: Any, x: Any) -> None:
+def check_order(what: str, value: Any, x: Any) -> None:
     """Raise UserError where both have pandas' row labels, the same ones in another order: rows go by their place."""
     mine, theirs = getattr(value, "index", None), getattr(x, "index", None)
     if not (isinstance(mine, pd.Index) and isinstance(theirs, pd.Index)) or mine.equals(theirs):

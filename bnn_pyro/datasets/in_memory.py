@@ -19,9 +19,7 @@ from torch.utils.data import Dataset as Items
 from bnn_pyro.cells import coded_cells
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema
-from bnn_pyro.datasets.frames import (
-    as_array, as_cells, as_table, as_target, event_column, named, names_in, refuse_other_order,
-)  # fmt: skip
+from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, check_order, event_column, named, names_in
 from bnn_pyro.datasets.prepare import check_options, prepare, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
 from bnn_pyro.datasets.splits import FRACTIONS
@@ -124,7 +122,7 @@ def dataset(
     table = table.assign(**{name: coded_cells(table[name]).astype("category") for name in coded}) if coded else table
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure, "event": event}
     for what, value in columns.items():
-        refuse_other_order(what, value, x)
+        check_order(what, value, x)
         several = what == "y" and isinstance(value, list | tuple) and len(value) < len(x)
         if isinstance(value, str) or (several and all(isinstance(column, str) for column in value)):
             taken += names_in(table, what, value)
