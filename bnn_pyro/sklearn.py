@@ -151,6 +151,9 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
     @property
     def _task(self) -> str:
+        if self.task in ("survival", "targets", "labels", "ordinal"):
+            raise UserError(f"task={self.task} is for bp.fit(variant, bp.dataset(X, y, task='{self.task}')), of times "
+                            "with event=; estimators take y (N,) of numbers, counts or classes")  # fmt: skip
         if self.task not in ("regression", "counts"):
             raise unknown("task of a regressor", self.task, ("regression", "counts"))
         return self.task

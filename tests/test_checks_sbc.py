@@ -9,7 +9,7 @@ import pytest
 import torch
 from conjugate import LinearGaussian, dataset
 from pyro.distributions import MultivariateNormal
-from scipy.stats import binom, norm
+from scipy.stats import binom, norm, poisson, t
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject, sbc
@@ -113,30 +113,47 @@ def test_a_sampler_passes_on_a_network():
 
 @dataclass(frozen=True)
 class Grid:
-    """Draws of the exact posterior of a line of log-normal times, on a grid; ``ends=False``: as if none is censored."""
+    """Draws of the exact posterior of a line, on a grid of its weights and of the prior's log_df; ``right=False``: a
+    censored time is taken for an event, a row of another likelihood counts three times.
+    """
 
     converges_to: ClassVar[str] = "exact"
-    ends: bool = True
+    likelihood: str
+    right: bool = True
+
+    def log_prob(self, y, line, log_df):
+        if self.likelihood == "log-normal":
+            z = (np.log(np.abs(y)) - 1 - 0.8 * line) / 0.5
+            return np.where((y > 0) | (not self.right), norm.logpdf(z), norm.logsf(z))
+        counts = self.likelihood == "poisson"
+        log_p = poisson.logpmf(y, 3 * np.exp(line)) if counts else t.logpdf(y, 2 + np.exp(log_df), line, 0.5)
+        return log_p if self.right else 3 * log_p
 
     def run(self, model, guide, data, **how):
         x, y, random = data.x_train[:, 0].numpy(), data.y_train.numpy(), np.random.default_rng(how["seed"])
-        a, b = np.meshgrid(*[np.linspace(-4.5, 4.5, 91)] * 2)
-        z = (np.log(np.abs(y)) - 1 - 0.8 * (a[..., None] * x + b[..., None])) / 0.5
-        log_p = np.where((y > 0) | (not self.ends), norm.logpdf(z), norm.logsf(z)).sum(-1) - (a**2 + b**2) / 2
-        p = np.exp(log_p - log_p.max()).ravel()
-        w = np.stack([a.ravel(), b.ravel()])[:, random.choice(p.size, 159, p=p / p.sum())]
-        w = torch.tensor(w + random.uniform(-0.05, 0.05, w.shape)).float()  # within a cell of the grid
-        chains = {"layers.0.weight": w[0, None, :, None, None], "layers.0.bias": w[1, None, :, None]}
-        return bp.Posterior(model, data.schema, chains=chains)
+        heavy = self.likelihood == "student-t"
+        axes = [np.linspace(-4.5, 4.5, 61)] * 2 + [np.linspace(-2.0, 6.0, 17) if heavy else np.zeros(1)]
+        a, b, log_df = (axis.ravel()[:, None] for axis in np.meshgrid(*axes))
+        log_p = self.log_prob(y, a * x + b, log_df).sum(-1) - ((a**2 + b**2 + (log_df - 2) ** 2) / 2)[:, 0]
+        p = np.exp(log_p - log_p.max())
+        w = np.concatenate([a, b, log_df], 1).T[:, random.choice(p.size, 159, p=p / p.sum())]
+        w += random.uniform(-0.5, 0.5, w.shape) * [[0.15], [0.15], [0.5]]  # within a cell of the grid
+        w = torch.tensor(w).float()[:, None]
+        chains = {"layers.0.weight": w[0, ..., None, None], "layers.0.bias": w[1, ..., None]}
+        return bp.Posterior(model, data.schema, chains=chains | ({"log_df": w[2]} if heavy else {}))
 
 
-@pytest.mark.parametrize(("ends", "level"), [(True, "good"), (False, "bad")])
-def test_censored_times_are_simulated_and_a_posterior_that_takes_them_for_events_is_caught(ends, level):
-    given = data(inputs=1, y_shift=1.0, y_scale=0.8)
-    given = replace(given, schema=replace(given.schema, task="survival"), y_train=given.y_train.exp() * 3)
-    entry = bp.MeanField(hidden=(), noise=0.5, prior="normal:1", likelihood="log-normal")
+@pytest.mark.parametrize("likelihood", ["log-normal", "poisson", "student-t"])
+@pytest.mark.parametrize(("right", "level"), [(True, "good"), (False, "bad")])
+def test_times_counts_and_heavy_tails_are_simulated_and_a_wrong_posterior_is_caught(likelihood, right, level):
+    task, shift, scale = {"log-normal": ("survival", 1.0, 0.8), "poisson": ("counts", 3.0, 1.0)}.get(
+        likelihood, ("regression", 0.0, 1.0)
+    )
+    given = data(inputs=1, y_shift=shift, y_scale=scale)
+    given = replace(given, schema=replace(given.schema, task=task), y_train=given.y_train.exp() * 3)
+    entry = bp.MeanField(hidden=(), noise=0.5, prior="normal:1", likelihood=likelihood)
     inputs = sim.design(given, 10, 4, 0)
-    results = [sim.replicate(entry, inputs, Grid(ends), 0, 159, k) for k in range(60)]
+    results = [sim.replicate(entry, inputs, Grid(likelihood, right), 0, 159, k) for k in range(60)]
     assert sbc.judge_ranks("exact", results, 159, 0).level == level
 
 

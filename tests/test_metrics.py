@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -211,6 +212,13 @@ def test_mistakes():
         (lambda: metrics.ood_auroc(TWO_DRAWS, classes([[[math.nan, 0.5]]])), "outside prediction is NaN at row 0"),
     ):
         refuses(message, call)
+
+
+def test_what_has_no_value_in_any_replicate_is_left_out_with_a_note():
+    once = {"once": lambda counts: np.where((counts == 1).all(1), 1.0, np.nan), "mean": partial(mean_of, np.ones(40))}
+    found = intervals(once, (40,), bootstrap=5)
+    assert set(found) == {"mean"} == set(found.replicates) and found.notes.keys() == {"once"}
+    refuses("'once' has no value on these rows, or on any of 5 resamples", found.__getitem__, "once")
 
 
 def test_hand_numbers_regression():

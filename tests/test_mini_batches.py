@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -45,6 +46,23 @@ def test_it_is_drawn_anew_and_the_same_by_any_number_of_processes():
     assert not torch.equal(expected, loc(METHOD))
     assert torch.equal(expected, loc(replace(augmented, workers=2)))
     assert torch.equal(loc(METHOD), loc(replace(METHOD, workers=1)))
+
+
+def test_to_a_gpu_rows_go_from_pinned_memory_without_waiting(monkeypatch):
+    seen, cuda = [], torch.device("cuda", 0)
+
+    class Pinned:
+        def to(self, *where, **how):
+            seen.append((where, how))
+
+    def loader(batches, size, *, pin_memory, num_workers, sampler, **rest):
+        seen.append((pin_memory, num_workers, batches.data.x_train.device.type))
+        return [(Pinned(), Pinned()) for _ in sampler]
+
+    monkeypatch.setattr("bnn_pyro.inference.mini_batches.torch_data.DataLoader", loader)
+    on_gpu = SimpleNamespace(x_train=SimpleNamespace(device=cuda), to={"cpu": DATA}.get)
+    assert len([*MiniBatches(on_gpu, 0).load(iter([(0, slice(4))]), 2)]) == 1
+    assert seen == [(True, 2, "cpu"), *[((cuda,), {"non_blocking": True})] * 2]
 
 
 def test_a_process_that_dies_is_said_and_a_bad_function_is_named():

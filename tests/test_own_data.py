@@ -6,7 +6,8 @@ import pytest
 import torch
 from PIL import Image
 from refused import refuses
-from torch.utils.data import TensorDataset
+from scipy.sparse import csr_matrix
+from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
@@ -100,6 +101,10 @@ def test_a_torch_data_set_is_read_into_memory(tmp_path):
     of_pixels = bp.dataset(ImageFolder(tmp_path))  # images as they are: uint8, channels last
     pixels, floats = (d.schema.unstandardise(d.x_test) for d in (of_pixels, data))
     torch.testing.assert_close(pixels, floats)
+    (tmp_path / "dogs" / "y.png").write_bytes(b"no picture")
+    for items in (ImageFolder(tmp_path), DataLoader(ImageFolder(tmp_path, ToTensor()), 4, num_workers=1)):
+        refuses("could not be read to its end .*cannot identify image file .*y.png", bp.dataset, items)
+    (tmp_path / "dogs" / "y.png").unlink()
     Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / "dogs" / "z.png")
     for wrong, message in (
         (dict(x=ImageFolder(tmp_path)), r"X\[20\] is .*\(9, 9, 3\).*resize them"),
@@ -116,6 +121,9 @@ def test_a_fit_takes_rows_and_a_prediction_a_frame():
     mean = bp.predict(posterior, FRAME).mean
     assert torch.equal(mean, bp.predict(posterior, bp.load_inputs(FRAME, posterior.schema)).mean)
     refuses(r"a fit takes a data set .* or \(X, y\), not a str", bp.fit, "mlp", "houses.csv")
+    for unnamed in (FRAME.to_numpy(object), FRAME.to_numpy(object).tolist()):  # in the order of the training columns
+        assert torch.equal(mean, bp.predict(posterior, unnamed).mean)
+    refuses("no column 'city', which this model needs", bp.predict, posterior, FRAME.drop(columns="city"))
     with pytest.warns(UserWarning, match="left aside: garden"):
         bp.predict(posterior, FRAME.assign(garden=1))
 
@@ -191,6 +199,12 @@ BAD = {
     "gap": (dict(x=FRAME.assign(area=[np.nan, *FRAME["area"][1:]])), r"'area', row 0: missing value.*missing='drop'"),
     "gap in array": (dict(x=np.where(np.arange(NUM)[:, None] == 7, np.nan, ARRAY)), r"x\[7, 0\] is nan.*row 7"),
     "gap in labels": (dict(x=ARRAY, y=[None, *LABELS[1:]]), "'y', row 0: missing value"),
+    "gap in target": (dict(y=PRICE.where(PRICE.index > 0)), "'price', row 0: missing value .*rows out: missing='drop'"),
+    "other order": (dict(y=PRICE[::-1]), "y has the row labels of X in another order.* y.loc.X.index., or y.to_numpy"),
+    "groups in other order": (dict(groups=FRAME["year"][::-1]), "groups has the row labels of X in another order"),
+    "sparse": (dict(x=csr_matrix(ARRAY)), r"X is a csr_matrix, .* give X.toarray\(\)"),
+    "no columns": (dict(x=FRAME[[]]), "X has no columns"),
+    "lists": (dict(x=FRAME.assign(a=[[1]] * NUM)), "'a' holds values of type list; make them all numbers"),
     "all missing": (dict(x=FRAME.assign(a=np.nan), missing="indicator"), "column 'a' has no value in any row"),
     "names": (dict(x=pd.concat([FRAME, FRAME], axis=1)), "X has 2 columns called 'area'"),
     "one dimension": (dict(x=PRICES), r"X has shape \(60,\); .*X.reshape\(-1, 1\)"),

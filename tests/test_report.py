@@ -97,6 +97,10 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     numbers |= dict(zip(("coverage_90", "coverage_50"), coverage, strict=True))
     page = run_html(replace(RUN, task="regression", metrics=numbers, baseline=None), [])
     assert words in page and ("<code>calibrate runs/a</code>" in page) == bool(words)
+    copies = (run_html(replace(RUN, metrics=RUN.metrics | {"rows_that_trained": num}), []) for num in (15, 16))
+    assert ["if they are copies, these scores are too good" in page for page in copies] == [False, True]
+    counts = run_html(replace(RUN, task="counts", metrics=numbers | {"coverage_90": 0.97}, baseline=None), [])
+    assert "hold 97 % of 300 test rows: those of whole numbers hold more" in counts and "<code>calibrate" not in counts
     several = {"nrmse": 1.0, "targets": {"price": {"coverage_90": coverage[0]}}}
     page = run_html(replace(RUN, task="targets", metrics=several), [])
     assert ("90 % intervals of price hold 70 % of 300 test rows: too narrow." in page) == (coverage[0] == 0.7)

@@ -82,6 +82,7 @@ def test_what_is_wrong_with_parameters_is_said():
     for estimator, message in (
         (BayesianRegressor("hidden-layer", "nuts"), "nuts needs"),
         (BayesianRegressor(settings={"epoch": 3}), "hidden-layer or svi 'epoch'; did you mean 'epochs'"),
+        (BayesianRegressor(task="survival"), r"is for bp.fit\(.*task='survival'\)\), of times with event="),
         (BayesianRegressor(task="ranking"), "unknown task of a regressor 'ranking'"),
     ):
         refuses(message, estimator.fit, X, Y)

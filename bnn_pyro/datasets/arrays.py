@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bnn_pyro.cells import gaps_in, numbered
 from bnn_pyro.datasets.dataset import Raw, Schema
-from bnn_pyro.datasets.frames import WAY, as_target, refuse_gaps, target_fields
+from bnn_pyro.datasets.frames import WAY, WAY_OF_TARGET, as_target, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
@@ -109,7 +109,7 @@ def raw_arrays(
         if not keep.all():
             x, y, rows = x[keep], y[keep], torch.from_numpy(np.flatnonzero(keep))
     x, white = image_arrays(path, x)
-    refuse_gaps(path, y, gaps_in(y), WAY)
+    refuse_gaps(path, y, gaps_in(y), WAY_OF_TARGET)
     if classes is not None and y.shape[1] == 1 and y.iloc[:, 0].dtype.kind in "iuf":
         task, values, classes = numbered(path, y.iloc[:, 0], task, classes)
         fields = dict(task=task, y=torch.from_numpy(values), classes=classes, target=y.columns[0])

@@ -152,7 +152,8 @@ class Schema:
         """Raise UserError where there are several targets, or times of which some may be censored."""
         self.need_one_target(what)
         if self.task == "survival":
-            raise UserError(f"{what} takes no censored times: where they lie in an interval is not known; leave it out")
+            raise UserError(f"{what} takes no censored times, as whether an interval holds one is not known; leave "
+                            "it out: the coverage in the report allows for censoring")  # fmt: skip
 
     @property
     def is_image(self) -> bool:

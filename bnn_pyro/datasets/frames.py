@@ -23,14 +23,19 @@ TEXT = ("O", "U", "S")
 MISSING_CATEGORY = "(missing)"
 #: What may be done about a missing value.
 WAY = ", or give missing='drop' or 'indicator' (--missing)"
+#: The same in a target.
+WAY_OF_TARGET = ", or leave such rows out: missing='drop' (--missing drop)"
 #: What may be done about dates.
 NUMBERS_OF_DATES = "--dates parts or elapsed (dates=) makes numbers of dates among the inputs"
 #: How pandas calls dates, and other values that are times.
 DATES, TIMES = ("datetime64", "datetime", "date", "period"), ("timedelta64", "timedelta", "time")
 
 
-def as_table(what: str, x: Any) -> pd.DataFrame | None:
-    """A frame of any library, or an array or list with text in it, as one of pandas; None for numbers."""
+def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFrame | None:
+    """A frame of any library, or an array or list with text in it, as one of pandas; None for numbers.
+
+    names: of the columns, where an array has as many.
+    """
     if isinstance(x, Mapping):
         x = pd.DataFrame(dict(x))
     if isinstance(x, pd.Series):
@@ -46,8 +51,11 @@ def as_table(what: str, x: Any) -> pd.DataFrame | None:
             array = as_array(what, x, text=True)
             if array.dtype.kind not in TEXT or array.ndim != 2:
                 return None
-            x = named(x).infer_objects()
+            x = named(array, names if names and len(names) == array.shape[1] else None).infer_objects()
         else:
+            for way in ("toarray", "collect"):  # sparse matrices, and frames that are still to be computed
+                if hasattr(x, way):
+                    raise UserError(f"{what} is a {type(x).__name__}, not rows in memory; give {what}.{way}()")
             return None
     frame = x.reset_index(drop=True)
     names = [" ".join(str(name).split()) for name in frame.columns]
@@ -72,6 +80,16 @@ def names_in(table: pd.DataFrame | None, what: str, value: str | Sequence[str]) 
         if column not in table.columns:
             raise unknown(f"column of X ({what}=)", column, table.columns)
     return names
+
+
+def check_order(what: str, value: Any, x: Any) -> None:
+    """Raise UserError where both have pandas' row labels, the same ones in another order: rows go by their place."""
+    mine, theirs = getattr(value, "index", None), getattr(x, "index", None)
+    if not (isinstance(mine, pd.Index) and isinstance(theirs, pd.Index)) or mine.equals(theirs):
+        return
+    if len(mine) == len(theirs) and mine.is_unique and theirs.is_unique and mine.isin(theirs).all():
+        raise UserError(f"{what} has the row labels of X in another order, and rows are matched by their place; give "
+                        f"{what}.loc[X.index], or {what}.to_numpy() where their places are right")  # fmt: skip
 
 
 def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
@@ -112,9 +130,9 @@ def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
     if kind in DATES + TIMES:
         raise UserError(f"{place} holds dates or times; {NUMBERS_OF_DATES}, or leave the column out")
     types = cells[~gaps].map(lambda cell: type(cell).__name__)
-    other = types.index[types.ne(types.iloc[0]).argmax()]
-    raise UserError(f"{place} holds {kind} values (row {types.index[0]}: {types.iloc[0]}, row {other}: "
-                    f"{types[other]}); make them all numbers or all text")  # fmt: skip
+    first, others = types.iloc[0], types.index[types.ne(types.iloc[0])]
+    mixed = f"{kind} values (row {types.index[0]}: {first}, row {others[0]}: {types[others[0]]})" if len(others) else ""
+    raise UserError(f"{place} holds {mixed or f'values of type {first}'}; make them all numbers or all text")
 
 
 def as_target(what: str, y: Any) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset as Items
 from bnn_pyro.cells import coded_cells
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema
-from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, event_column, named, names_in
+from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, check_order, event_column, named, names_in
 from bnn_pyro.datasets.prepare import check_options, prepare, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
 from bnn_pyro.datasets.splits import FRACTIONS
@@ -122,6 +122,7 @@ def dataset(
     table = table.assign(**{name: coded_cells(table[name]).astype("category") for name in coded}) if coded else table
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure, "event": event}
     for what, value in columns.items():
+        check_order(what, value, x)
         several = what == "y" and isinstance(value, list | tuple) and len(value) < len(x)
         if isinstance(value, str) or (several and all(isinstance(column, str) for column in value)):
             taken += names_in(table, what, value)
@@ -179,8 +180,8 @@ def _raw(x: Any, y: Any, missing: str, dates: str, **how: Any) -> Raw:
     num = len(x) if table is None else len(table)
     if len(target) != num:
         raise UserError(f"X has {num} rows and y {len(target)}; give one target for each row")
-    if num == 0:
-        raise UserError("X has no rows")
+    if num == 0 or 0 in getattr(table, "shape", ()):
+        raise UserError("X has no columns" if num else "X has no rows")
     if table is None and not isinstance(x, OnDisk):
         x = as_array("X", x)
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
@@ -209,7 +210,7 @@ def _encoded(what: str, x: Any, like: Schema) -> tuple[Tensor, float]:
     """(the features of rows, the value of a white pixel)."""
     if like.input_parts and not isinstance(x, Tensor):
         x = _pack(what, _parts_of(x), like.input_parts)[0]
-    table = as_table(what, x)
+    table = as_table(what, x, like.table_columns)
     if table is None and not isinstance(x, OnDisk):
         x = as_array(what, x)
         if x.ndim == 2 and x.shape[1] == len(like.columns) and any(c.width > 1 or c.exposure for c in like.columns):
@@ -225,7 +226,7 @@ def _encoded(what: str, x: Any, like: Schema) -> tuple[Tensor, float]:
                           stacklevel=4)  # fmt: skip
         table = table[[name for name in table.columns if name in known]]
         table = as_cells(table, f"{what} (rows from 0)", bool(like.dates))
-        coded = [column.name for column in like.columns if column.categories is not None]
+        coded = {column.name for column in like.columns if column.categories is not None} & set(table.columns)
         table = table.assign(**{name: coded_cells(table[name]) for name in coded if table[name].dtype.kind in "iuf"})
         return encode_rows(f"{what} (rows from 0)", table, like)[0], 1.0
     values, white = image_arrays(what, x)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.files import cache_root, telling
 from bnn_pyro.isolation import isolated
 
@@ -213,7 +213,7 @@ def read_items(what: str, items: Any, rows: int | None = None) -> tuple[np.ndarr
     order, so that rows keep their numbers; of any other, what its one pass gives.
 
     rows: N, needed where there is no length.   Raises UserError for items or batches that are no pair, another number
-        of rows, or rows of other shapes.
+        of rows, rows of other shapes, or whatever reading them raises.
     """
     names = getattr(getattr(items, "dataset", items), "classes", None)
     items = items.dataset if isinstance(items, DataLoader) and _takes_each_once(items) else items
@@ -229,8 +229,15 @@ def read_items(what: str, items: Any, rows: int | None = None) -> tuple[np.ndarr
             raise UserError(f"{what} has {num:,} rows, and rows={rows:,}; leave rows= out")
     if not num:
         raise UserError(f"{what} is a torch data set without items")
-    with isolated(0):  # a loader's order, and what a transform draws
-        return *stored(what, _pairs(what, items, batches), num), names
+    try:
+        with isolated(0):  # a loader's order, and what a transform draws
+            return *stored(what, _pairs(what, items, batches), num), names
+    except UserError:
+        raise
+    except Exception as error:  # the user's own code, or a process of the loader that ended
+        said = str(error).strip().splitlines()[-1:] if "Original Traceback" in str(error) else [first_line(error)]
+        raise UserError(f"{what} could not be read to its end ({said[0]:.200}); correct that, or leave such rows "
+                        "out") from error  # fmt: skip
 
 
 def _takes_each_once(loader: DataLoader) -> bool:

@@ -164,10 +164,11 @@ def raw_table(
         if whole.empty:
             raise UserError(f"{where}: every row has a missing value (column '{gaps.mean().idxmax()}' most often); "
                             "leave that column out: --exclude, or exclude=")  # fmt: skip
-    elif missing == "indicator":
-        frames.refuse_gaps(where, frame[target], gaps[target], "; leave such rows out")
     else:
-        frames.refuse_gaps(where, frame, gaps, frames.WAY)
+        inputs = frame.columns.difference(target, sort=False)
+        if missing == "refuse":
+            frames.refuse_gaps(where, frame[inputs], gaps[inputs], frames.WAY)
+        frames.refuse_gaps(where, frame[target], gaps[target], frames.WAY_OF_TARGET)
     gaps = gaps.loc[whole.index]
     fields = frames.target_fields(where, whole[target], task, order, event)
     columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
@@ -280,5 +281,5 @@ def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema) -> pd.Da
     for name in like.table_columns:
         if name not in frame.columns:
             raise UserError(f"{where}: no column '{name}', which this model needs; it has "
-                            f"{', '.join(frame):.200}")  # fmt: skip
+                            f"{', '.join(frame) or 'none of them':.200}")  # fmt: skip
     return frame

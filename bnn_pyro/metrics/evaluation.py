@@ -132,7 +132,8 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
     confidence = resampling.get("confidence", 0.95)
     evaluation.update({name: base.share_of(p, confidence) for name, p in points.items() if table[name].share})
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
-    evaluation.update({name: evaluation[name]._replace(low=max(evaluation[name].low, 0.0)) for name in biased})
+    above = {name: estimate._replace(low=max(estimate.low, 0.0)) for name, estimate in evaluation.items()}
+    evaluation.update({name: above[name] for name in biased & above.keys()})
     return evaluation
 
 

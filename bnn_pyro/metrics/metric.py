@@ -52,6 +52,9 @@ class Evaluation(dict[str, Estimate]):
         self.notes: dict[str, str] = {}
         self.replicates = dict(replicates)
 
+    def __missing__(self, name: str) -> Estimate:
+        raise Undefined(self.notes[name])
+
     def flat(self) -> dict[str, float]:
         """{"nll": …, "nll_low": …, "nll_high": …, …}: what metrics.json holds."""
         return {key: value for name, estimate in self.items() for key, value in estimate.flat(name).items()}
@@ -259,7 +262,8 @@ def intervals(
 
     sizes: how many points; more than one number where groups are resampled each by itself (inside and outside).
     biased: which reductions' intervals are moved by their bias, see :class:`Metric`.
-    Replicates in which a reduction is NaN (one class drawn) are left out of its interval.
+    Replicates in which a reduction is NaN (one class drawn) are left out of its interval. One that is NaN on all points
+    or in every replicate is left out, with a note, and indexing by its name raises Undefined.
 
     Raises UserError for fewer than 2 replicates or a confidence outside (0, 1).
     """
@@ -276,8 +280,10 @@ def intervals(
     for name, reduce in reductions.items():
         value = float(reduce(np.ones((1, sum(sizes))))[0])
         sample = evaluation.replicates[name][~np.isnan(evaluation.replicates[name])]
-        if len(sample) == 0:
-            raise UserError(f"'{name}' has no value in any of {bootstrap} replicates; ask for more replicates")
+        if np.isnan(value) or len(sample) == 0:
+            evaluation.notes[name] = f"'{name}' has no value on these rows, or on any of {bootstrap} resamples of them"
+            del evaluation.replicates[name]
+            continue
         low, high = np.quantile(sample, [tail, 1 - tail]) - (sample.mean() - value if name in biased else 0.0)
         evaluation[name] = Estimate(value, float(low), float(high))
     return evaluation

@@ -14,8 +14,8 @@ from bnn_pyro.reports import tables
 FEW_ROWS, TOO_FEW, FEW_OF_CLASS = 30, 10, 5
 #: What `interval_verdict` says where nothing is wrong.
 RIGHT = ("about right", "too few rows to tell")
-#: Classes that a sentence names.
-MAX_NAMED = 5
+#: Classes that a sentence names; share of the test rows that may repeat a training row without a sentence.
+MAX_NAMED, MAX_REPEATED = 5, 0.05
 
 
 def summary(run: tables.RunFacts) -> list[str]:
@@ -30,6 +30,9 @@ def summary(run: tables.RunFacts) -> list[str]:
             f"{rows} test rows are few: one more or less that is wrong, or outside its interval, is {100 / rows:.0f} % "
             "of them. These numbers may be far off; a sweep with splits = [0, 1, 2] tests on other rows in turn."
         )
+    if (same := run.metrics.get("rows_that_trained", 0)) > MAX_REPEATED * rows:
+        sentences.append(f"{same:,} of the test rows equal a training row, target and all: if they are copies, these "
+                         "scores are too good; keep copies together with --groups, or leave them out.")  # fmt: skip
     few = RIGHT[1] if rows < TOO_FEW else ""
     for other, differences in _rivals(run):
         sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
@@ -99,6 +102,8 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
     for level in (90,) if run.task == "counts" else (90, 50):
         share = run.metrics.get(f"coverage_{level}")
         verdict = "" if share is None else interval_verdict(level / 100, share, rows)
+        if run.task == "counts" and verdict == "too wide":
+            verdict = "those of whole numbers hold more, and the calibration figure tells whether these are too wide"
         if verdict and (level == 90 or verdict not in RIGHT):
             yield f"{level} % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
 
@@ -114,7 +119,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     elif boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
-    off = off or any(not text.endswith(RIGHT) for text in _coverage(run))
+    off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and run.task not in ("survival", "targets"):
         yield f"`calibrate {folder}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:

@@ -149,12 +149,13 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         nothing = knows_nothing(data.schema, data.y_train, len(data.y_test))
         scores |= paired_differences(prediction, nothing, data.y_test, NOTHING, names)
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
+        scores |= {"rows_that_trained": _known_rows(posterior, data.x_test, data.y_test)}
         scores |= against_mean_weights(posterior, prediction, data)
     if len(data.x_val):
         validation = predict_with_progress(posterior, data.x_val, num_draws, f"validation rows ({name})")
         whole, broken = _finite(validation, data, "val")
         scores = broken | scores
-        estimates = metrics.evaluate(validation[whole], data.y_val[whole], bootstrap=2) if whole.any() else {}
+        estimates = metrics.evaluate(validation[whole], data.y_val[whole], bootstrap=10) if whole.any() else {}
         scores |= {f"validation_{metric}": estimate.value for metric, estimate in estimates.items()}
     others = {what: predict_with_progress(posterior, x, num_draws, what) for what, x in outside.items()}
     for what, other in others.items():
@@ -219,10 +220,15 @@ def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, nu
     scores = metrics.evaluate(predict_with_progress(posterior, x, num_draws, what), y).flat()
     path = folder.write(f"metrics-{what}.json", scores | {"test_rows": len(x)})
     table = as_text(metric_table(posterior.schema.task, {f"{len(x):,} rows": scores}))
-    known = getattr(posterior, "posterior", posterior).rows
-    if used := 0 if known is None else int(torch.isin(row_digests(x, y), known).sum()):
+    if used := _known_rows(posterior, x, y):
         table += f"\n\n{used:,} of these rows trained this run, or equal such: they fit better than new ones"
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
+
+
+def _known_rows(posterior: Posterior, x: Tensor, y: Tensor) -> int:
+    """How many of these rows are the same as one that trained; 0 where that is not known."""
+    known = getattr(posterior, "posterior", posterior).rows
+    return 0 if known is None else int(torch.isin(row_digests(x, y), known).sum())
 
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:
