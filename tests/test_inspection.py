@@ -128,7 +128,7 @@ COMMANDS = {
     "none among numbers": ("a,y", (lambda k: "none" if k == 1 else k, lambda k: k + 0.5), "y",
                            "--missing indicator", ("a", True, "1 missing values ('none')")),
     "ambiguous dates": ("sold,y", (lambda k: f"{k % 12 + 1:02}/{k % 9 + 1:02}/2024", lambda k: k + 0.5), "y",
-                        "--exclude sold", ("sold", True, "day or the month may be first")),
+                        "--target y", ("sold", False, "day or the month may be first")),
     "rare class": ("a,y", (lambda k: k % 7, lambda k: "yes" if k == 3 else "no"), "y",
                    "--target y", (None, None, "always says no is right in 97.5% of the rows")),
     "few of a class": ("a,y", (lambda k: k % 7, lambda k: "abc"[(k > 0) + (k > 9)]), "y",
