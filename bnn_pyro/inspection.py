@@ -58,8 +58,11 @@ class Inspection:
     def command(self) -> str:
         """The `train` command for this table; its placeholder is a target that was not given."""
         words, gaps = ["bnn-pyro", "train", "--data", str(self.path), "--target", self.target or "COLUMN"], []
-        excluded = dict.fromkeys(finding.column for finding in self.findings if finding.way == "exclude")
-        for name in excluded if len(excluded) + 1 < len(self.columns) else ():
+        leave = [finding for finding in self.findings if finding.way == "exclude"]
+        if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # something must be left
+            leave = [finding for finding in leave if finding.refused]
+        excluded = dict.fromkeys(finding.column for finding in leave)
+        for name in excluded:
             words += ["--exclude", as_item(name)]
         for column, sentence, refused, way in self.findings:
             if way == "categorical":
@@ -114,9 +117,6 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
     gaps = gaps_in(frame, MISSING)
     separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
     columns, findings, task, header = {}, [], None, parsed([*frame])
-    if len(frame.columns) == 1:
-        findings.append(Finding(frame.columns[0], f"is the only column; cells are separated by "
-                                f"{', '.join(SEPARATOR_NAMES.values())}, else by nothing", True))  # fmt: skip
     if not np.isnan(header).any() and (header != np.round(header)).any():
         findings.append(Finding("row 1", "has numbers where names of columns belong: is that line missing?"))
     if len(frame) < FEW_ROWS:
@@ -167,7 +167,8 @@ def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doub
     """What is doubtful in a column."""
     if gaps.any():
         words = ", ".join(sorted({f"'{cell}'" for cell in cells[gaps]}))
-        yield Doubt(f"{gaps.sum():,} missing ({words}), the first in row {cells.index[gaps.argmax()]}", True)
+        values = f"{gaps.sum():,} missing value{'s' * int(gaps.sum() > 1)}"
+        yield Doubt(f"{values} ({words}), the first in row {cells.index[gaps.argmax()]}", True)
     cells = cells[~gaps]
     values, distinct = parsed(cells), cells.nunique()
     bad = np.isnan(values)

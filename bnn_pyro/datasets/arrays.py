@@ -16,7 +16,6 @@ from bnn_pyro.cells import gaps_in, numbered
 from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.datasets.frames import WAY, as_target, named, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
-from bnn_pyro.doubts import of_table
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
 
@@ -119,6 +118,8 @@ def raw_arrays(
         fields = dict(task=task, y=torch.from_numpy(values), classes=classes, target=y.columns[0])
     else:
         fields = target_fields(path, y, task, classes, event)
+    from bnn_pyro.doubts import of_table
+
     in_memory = not isinstance(x, OnDisk)
     table = named(x[: LOOKED_AT // max(1, x.shape[1])]) if in_memory and x.ndim == 2 else pd.DataFrame()
     return Raw(

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from bnn_pyro.cells import DECIMAL_COMMA, label, max_categories, numbers, parsed, positions, read_targets, truth
 from bnn_pyro.datasets.dataset import Column
-from bnn_pyro.doubts import as_meant
 from bnn_pyro.errors import UserError, unknown
 
 #: Kinds of an array's type that may hold text.
@@ -214,6 +213,8 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
             numbers(where, present)
     categories = tuple(sorted(set(present)))
     if len(categories) > max_categories(len(present)):
+        from bnn_pyro.doubts import as_meant  # as most tables have none
+
         meant = None if present.dtype == "category" else as_meant(present)
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
                         f"(row {present.index[0]}: '{present.iloc[0]}'); {f'it {meant.sentence}; or ' if meant else ''}"

@@ -17,7 +17,6 @@ from bnn_pyro.cells import SKEWED_HINT, is_skewed
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import divide
-from bnn_pyro.doubts import of_numbers
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.progress import announce
 
@@ -30,8 +29,8 @@ CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": 
            "scale": ("standard", "robust")}  # fmt: skip
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
-#: Doubts that are said at once.
-MAX_SAID = 3
+#: Doubts that are said at once; rows up to which nothing is said of a target.
+MAX_SAID, FEW = 3, 10
 #: Interquartile range of a standard Normal.
 NORMAL_RANGE = 1.3489795
 
@@ -201,8 +200,10 @@ def quantities(columns: Sequence[Column], num: int) -> Tensor:
 
 def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
     """Those of the inputs, and of a target that is a number; ``numbers`` are of its rows."""
-    if raw.task != "regression":
+    if raw.task != "regression" or len(raw.y) <= FEW:
         return [*raw.doubts]
+    from bnn_pyro.doubts import of_numbers  # data that come with the package need none
+
     y = (raw.y.log() if raw.target_scale == "log" else raw.y).double().numpy()
     found = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
     found += [SKEWED_HINT] * (raw.target_scale == "identity" and is_skewed(y))

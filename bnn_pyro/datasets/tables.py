@@ -20,7 +20,6 @@ from bnn_pyro.datasets.arrays import raw_arrays
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
 from bnn_pyro.datasets.rows import OnDisk, is_large
-from bnn_pyro.doubts import of_table
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import cache_root, existing, telling
 
@@ -177,6 +176,8 @@ def raw_table(
             raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']}; say "
                             "--task counts (task=)")  # fmt: skip
         columns[-1] = Column(exposure, exposure=True)
+    from bnn_pyro.doubts import of_table
+
     made = {part for date in read for part in date.parts}
     looked_at = [name for name in whole.columns if name not in made and name not in target]
     return Raw(

@@ -101,8 +101,8 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
     for row in run.guarantees.get("table", [])[1:2]:
         level, what = run.guarantees["level"], "sets of classes" if run.metrics.get("class_rows") else "intervals"
         verdict = interval_verdict(level, row["covered"], rows)
-        yield (f"{100 * level:g} % {what} that `predict` writes ({row['prediction']}) hold {100 * row['covered']:.0f} % "
-               f"of {rows:,} test rows: {verdict}")  # fmt: skip
+        yield (f"{100 * level:g} % {what} that `predict` writes ({row['prediction']}) hold "
+               f"{100 * row['covered']:.0f} % of {rows:,} test rows: {verdict}")  # fmt: skip
     for name, metrics in run.metrics.get("targets", {}).items():
         share = metrics.get("coverage_90")
         if share is not None and (verdict := interval_verdict(0.9, share, rows)) not in RIGHT:
@@ -116,9 +116,11 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
 
 def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     rows, folder = run.provenance["rows"]["test"], run.folder
-    if (name := run.metrics.get("errors_differ_by")) and rows:
-        yield (f"errors are {run.metrics['errors_ratio']:.2g} times as large in the third of the rows where {name} is "
-               "largest as where it is smallest, and the noise is not: --noise heteroscedastic")  # fmt: skip
+    for name, ratio in run.metrics.get("errors_by", {}).items():
+        ends = "largest", "smallest"
+        there, other = ends if ratio > 1 else ends[::-1]
+        yield (f"`--noise heteroscedastic`, as errors are {max(ratio, 1 / ratio):.2g} times as large in the third of "
+               f"the test rows where {name} is {there} as where it is {other}")  # fmt: skip
     if run.worries or not rows:  # they say what to do
         return
     others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}

@@ -40,8 +40,14 @@ NOISE_IMAGES = 1000
 
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
-    """The run's posterior, on the device asked for.   module: package.module:function of a run of the user's module."""
-    own = module if folder.recipe.own_module else None
+    """The run's posterior, on the device asked for.   module: package.module:function of a run of the user's module.
+
+    Of several, with commas between, it is the one that the run was trained with.
+    """
+    then, given = folder.recipe.own_module, (module or "").split(",")
+    own = None if not then else then if then in given else module
+    if own and "," in own:
+        raise UserError(f"{folder.path} was trained with the module {then}, and --module has {', '.join(given)}")
     posterior, where = load(folder.path, module=own), choose_device(device)
     chains = posterior.chains and {site: value.to(where) for site, value in posterior.chains.items()}
     for module in filter(None, (posterior.model, posterior.guide)):
