@@ -160,10 +160,12 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
     for name, values in columns.items():
         known = slice(None) if gaps is None else ~gaps[name].to_numpy()
         cells, kind = frame[name][known], frame[name].dtype.kind
-        if not np.isnan(values[known]).any():
+        if len(cells) and not np.isnan(values[known]).any():
             exact = kind not in "iu" or max(cells.max(), -cells.min()) < 2**53
             written = cells.astype(str) if kind not in "f" and not (kind in "iu" and exact) else None
             found += [(name, one) for one in of_numbers(values[known], name, cells.index, written)]
+        elif kind in "iuf":
+            continue
         elif meant := as_meant(cells):
             found.append((name, meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}")))
         elif same := in_case(cells):
