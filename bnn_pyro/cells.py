@@ -163,7 +163,9 @@ def _read_target(path: str | Path, cells: pd.Series, task: str | None, order: Se
     if is_number and classes and not set(names) & set(classes):
         return numbered(path, cells, task, classes)
     if len(names) < 2:
-        raise UserError(f"{where} has one class only, '{names[0]}'; classification needs two")
+        ways = cells.nunique()
+        keep = f"written in {ways} ways, which --categorical (categorical=) keeps apart; " if ways > 1 else ""
+        raise UserError(f"{where} has one class only, '{names[0]}'; {keep}classification needs two")
     if order is None and task == "ordinal" and getattr(cells.dtype, "ordered", False):
         classes = tuple(name for name in cells.cat.categories if name in names)
     elif order is None:

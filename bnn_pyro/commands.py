@@ -9,12 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bnn_pyro.cells import SKEWED_HINT, is_skewed
-from bnn_pyro.datasets.prepare import outlier_hint
+from bnn_pyro.datasets.prepare import say_doubts
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.progress import announce
 from bnn_pyro.reports.summary import run_table
 from bnn_pyro.reports.tables import guarantees_section
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
@@ -41,10 +39,8 @@ def train(args: Namespace) -> int:
     with joined() as ranks:
         recipe, folder = ranks.first_does(lambda: _train_target(args))
         data = load_together(ranks, recipe.load)
-        if ranks.first and data.schema.task == "regression" and data.schema.target_scale == "identity":
-            announce(f"{data.schema.target}: {SKEWED_HINT}", is_skewed(data.y_train.double().numpy()))
-        if ranks.first and (hint := outlier_hint(data)):
-            announce(hint)
+        if ranks.first:
+            say_doubts(data)
         with ranks.agreed():
             ready, beside = prepare_run(recipe, data, args.max_minutes)
         if ranks.first and recipe.auto:

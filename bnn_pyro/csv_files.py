@@ -17,6 +17,8 @@ from bnn_pyro.errors import UserError
 
 #: What separates cells, the most usual first.
 SEPARATORS = (",", ";", "\t", "|")
+#: Rows that tell which columns have numbers with leading zeros.
+TOP = 200
 #: 1,234 and 1,234,567.89: a comma, or a point, for thousands.
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 #: 1,5 and 1.234,5: a comma for decimals.
@@ -42,7 +44,7 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
             line = file.readline()
         fields = {separator: len(next(csv.reader([line], delimiter=separator), [])) for separator in SEPARATORS}
         separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=fields.__getitem__)
-        frame = _read_csv(path, separator, text)
+        frame, header = _read_csv(path, separator, text)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: byte {error.start} is not UTF-8 text; save the table as CSV in UTF-8") from None
     except pd.errors.EmptyDataError:
@@ -52,9 +54,12 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
         raise UserError(f"{path}: rows of unequal length or an open quote: {reason}") from None
     for name in text_columns(frame):
         frame[name] = _plain(frame[name].fillna("").to_numpy(object))
-    header = frame.attrs.pop("header")
     if row_names := len(header) > 1 and not header[0] and _are_names(frame[0]):
         frame, header = frame.drop(columns=0), header[1:]
+    mark = re.search(r"[:\s]", header[0]) if len(header) == 1 else None
+    if mark and all(str(cell).count(mark[0]) == header[0].count(mark[0]) for cell in frame.iloc[:9, 0]):
+        raise UserError(f"{path}: row 1 is one name, '{header[0]:.60}': a comma, semicolon, tab or vertical bar "
+                        f"separates cells, and not '{mark[0]}'; save the table so")  # fmt: skip
     for number, name in enumerate(header, 1):
         if not name:
             raise UserError(f"{path}: column {number} has no name in row 1; name it, or remove it (a saved index?)")
@@ -83,14 +88,15 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
     return frame
 
 
-def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> pd.DataFrame:
-    """The cells below row 1, which is ``frame.attrs["header"]``; columns are numbered from 0."""
+def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> tuple[pd.DataFrame, list[str]]:
+    """The cells below row 1, of columns numbered from 0; and row 1."""
     how = dict(sep=separator, header=None, keep_default_na=False, na_filter=False, skip_blank_lines=False)
     how |= dict(encoding="utf-8-sig") | ({"float_precision": "high"} if pd.__version__ < "3" else {})  # as ``parsed``
-    top = pd.read_csv(path, dtype=object, nrows=2, **how).fillna("")
+    top = pd.read_csv(path, dtype=object, nrows=TOP, **how).fillna("")
     header = list(_plain(top.iloc[0].tolist()))
-    if text is not None and len(top) == 2 and "" not in top.iloc[1].tolist():
-        given = [number for number, name in enumerate(header) if name in text]
+    if text is not None and len(top) > 1 and "" not in top.iloc[1].tolist():
+        zeros = [top[number].iloc[1:].str.match(r"[-+]?0\d").any() for number in top]  # codes, which numbers lose
+        given = [number for number, name in enumerate(header) if name in text or zeros[number]]
         for _ in range(2):
             frame = pd.read_csv(path, skiprows=1, dtype=dict.fromkeys(given, object), **how)
             other = [name for name in text_columns(frame) if name not in given]
@@ -99,8 +105,7 @@ def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> pd.Da
             given += other
     else:
         frame = pd.read_csv(path, dtype=object, **how).iloc[1:]
-    frame.attrs["header"] = header
-    return frame
+    return frame, header
 
 
 def _plain(cells: Sequence[str]) -> Sequence[str]:

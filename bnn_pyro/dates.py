@@ -14,7 +14,7 @@ from bnn_pyro.errors import UserError
 #: What comes first in a date, and the formats that this is. Nobody writes the month first with points.
 ORDERS = {
     "year": ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m"),
-    "day": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d-%b-%Y", "%d.%m.%y", "%d/%m/%y"),
+    "day": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d-%b-%Y", "%d-%b-%y", "%d.%m.%y", "%d/%m/%y"),
     "month": ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y"),
 }
 #: A date, a time after it and its offset, which is left out: hours are those of the place.

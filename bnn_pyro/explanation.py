@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Column, Dataset
+from bnn_pyro.datasets.dataset import Column, Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
@@ -40,8 +40,9 @@ class Dependence(NamedTuple):
 class Explanation:
     """What :func:`explain` found on N rows.
 
-    importance  a line a column, the largest first: median over the draws, and low and high, their central 90 %. 0 is a
-                column that the network does not use, below 0 one that misleads it
+    importance  a line a column (a date is one, whatever numbers it became), the largest first: median over the draws,
+                and low and high, their central 90 %. 0 is a column that the network does not use, below 0 one that
+                misleads it
     loss        whose rise that is, with its unit
     dependence  {column: its effect} of the most important ones, the largest first
     outputs     names of the K outputs: of two classes the probability of the second, of more that of each; else the
@@ -85,7 +86,7 @@ def explain(
 
     Raises UserError for images without classes, other inputs than the posterior's, and more than 200 columns.
     """
-    schema, columns = data.schema, data.schema.column_places
+    schema, columns = data.schema, _inputs(data.schema)
     schema.need_one_target("explain")
     if schema.is_image and schema.has_classes and schema.input_shape == posterior.schema.input_shape:
         return _pixel_maps(posterior, data.x_test if len(data.x_test) else data.x_train, num, num_draws)
@@ -113,25 +114,25 @@ def explain(
         return (errors.double().square().mean(1) / inverse(y.double()).var(correction=0)).numpy()
 
     generator, whole, rises = torch.Generator().manual_seed(seed), losses(x), []
-    for _, place in columns:
+    for _, _, place in columns:
         moved = x.repeat(REPEATS, 1)
         order = torch.cat([torch.randperm(len(x), generator=generator) for _ in range(REPEATS)])
         moved[:, place] = x[order][:, place]
         rises.append(losses(moved) - whole)
     low, middle, high = np.quantile(np.array(rises), (0.05, 0.5, 0.95), axis=1)
-    names = pd.Index([column.name for column, _ in columns], name="column")
+    names = pd.Index([name for name, *_ in columns], name="column")
     table = pd.DataFrame({"importance": middle, "low": low, "high": high}, index=names)
     first = np.argsort(-middle, kind="stable")
     effects = {}
     some = slice(None) if isinstance(data.x_train, Tensor) else even(len(data.x_train), 10_000)  # of rows in a file
     known = data.schema.unstandardise(data.x_train[some].cpu().double())
-    for column, place in (columns[i] for i in first[:num]):
-        values, settings = _places(column, known[:, place])
+    for name, parts, place in (columns[i] for i in first[:num]):
+        values, settings = _places(parts, known[:, place])
         raw = schema.unstandardise(x.double()).repeat(len(values), 1, 1)  # (G, N, F)
         raw[:, :, place.start : place.start + settings.shape[1]] = settings[:, None]
         prediction = predict(posterior, schema.standardise(raw.flatten(0, 1)), num_draws=num_draws)
         outputs = _outputs(prediction).double().unflatten(1, (len(values), len(x))).mean(2)
-        effects[column.name] = Dependence(values, prediction.transform(outputs).numpy())
+        effects[name] = Dependence(values, prediction.transform(outputs).numpy())
     classes = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
     log = of_times or schema.target_scale == "log"
     centre = "geometric mean" if of_times else "median" if log else "mean"
@@ -165,8 +166,29 @@ def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int 
     return PixelMaps(rows[chosen], x[rows[chosen]].cpu(), classes, falls, spreads)
 
 
-def _places(column: Column, raw: Tensor) -> tuple[list[Any], Tensor]:
-    """(G values, the features that they become (G, F')) by training rows (N, width) in their own units."""
+def _inputs(schema: Schema) -> list[tuple[str, list[Column], slice]]:
+    """(name, columns, features) of each column of the user's table: the parts of a date are one."""
+    dates, found = {part: date.name for date in schema.dates if not date.start for part in date.parts}, {}
+    for column, place in schema.column_places:
+        columns, places = found.setdefault(dates.get(column.name, column.name), ([], []))
+        columns.append(column)
+        places.append(place)
+    return [(name, columns, slice(places[0].start, places[-1].stop)) for name, (columns, places) in found.items()]
+
+
+def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
+    """(G values, the features that they become (G, F')) by training rows (N, width) in their own units.
+
+    The values of a date are years, with their fraction, and its features those of training rows.
+    """
+    column, *others = columns
+    if others:
+        raw = raw if column.fill is None else raw[raw[:, 1] == 0]
+        sine, cosine = raw[:, column.width], raw[:, column.width + others[0].width]
+        turn = torch.atan2(sine, cosine) / (2 * torch.pi)
+        moments = raw[:, 0].round() + (turn + 1e-4).remainder(1.0)  # 32 bits may put January 1 before it
+        order = moments.argsort()[torch.linspace(0, len(raw) - 1, min(PLACES, len(raw))).round().long()]
+        return moments[order].tolist(), raw[order]
     if column.categories is not None:
         return list(column.categories), torch.eye(len(column.categories), dtype=raw.dtype)
     values = raw[:, 0].unique()

@@ -260,6 +260,20 @@ def test_a_skewed_positive_target(box, tmp_path):
     assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-3)
 
 
+def test_noise_that_grows_is_proposed_and_calibrated_intervals_are_judged_first(box):
+    frame, x = inputs(900)
+    frame["y"] = x[:, 0] + np.exp(0.9 * x[:, 1]) * RNG.normal(size=900)
+    sentences, scores = box(frame, "mlp", "--conformal", "0.9", "--epochs", "100")
+    (name, ratio), *_ = scores["errors_by"].items()
+    assert name == "x1" and ratio > 2 and "`--noise heteroscedastic`, as errors are" in sentences[-1]
+    hold = next(sentence for sentence in sentences if "intervals" in sentence)
+    assert re.match(r"90 % intervals that `predict` writes \(conformal: normalised\) hold \d+ % of 135 test rows", hold)
+    assert "before calibration 90 % intervals hold" in hold and "calibrate" not in sentences[-1]
+    assert re.fullmatch(r"It is least sure of rows \d+, \d+, \d+, see below.", sentences[sentences.index(hold) + 1])
+    even = frame.assign(y=x[:, 0] + RNG.normal(size=900))
+    assert "errors_by" not in box(even, "mlp", "--overwrite", "--epochs", "100")[1]
+
+
 def test_few_rows_of_many_columns_that_tell_nothing(box, tmp_path):
     """Counts beside a Poisson of their mean: its NLL by hand."""
     frame, _ = inputs(30, columns=200)

@@ -208,6 +208,26 @@ def test_on_a_log_scale_it_is_the_logarithm_that_is_explained():
     np.testing.assert_allclose(logarithm, np.exp(plain), rtol=1e-3)
 
 
+def test_the_parts_of_a_date_are_one_column():
+    """A network that adds year and sine: both are shuffled together, and dates are set as training rows have them."""
+    days = pd.date_range("2020-01-01", periods=60, freq="17D")
+    frame = pd.DataFrame({"sold": days.astype(str), "z": np.arange(60) % 7, "y": np.arange(60.0)})
+    data = bp.dataset(frame, "y", dates="parts")
+    fitted = bp.fit(bp.MeanField(hidden=()), data, bp.SVI(epochs=1), progress=False)
+    weight = torch.tensor([1.0, 0.5, 0.0, 0.0]).expand(3, 1, 1, 4).clone()
+    posterior = as_chain(fitted, {"layers.0.weight": weight[:, 0], "layers.0.bias": torch.zeros(3, 1)})
+    found = bp.explain(posterior, data, num_draws=3)
+    assert list(found.importance.index) == ["sold", "z"] and found.importance.loc["z", "importance"] == 0
+    years, outputs = found.dependence["sold"]
+    own = dict(zip((days.year + (days.day_of_year - 1) / 365.25)[data.index_train], data.x_train, strict=True))
+    assert len(years) == 20 and years == sorted(years) and 2020 <= years[0] < years[-1] < 2022.8
+    assert years[0] == pytest.approx(min(own), abs=2e-4) and years[-1] == pytest.approx(max(own), abs=2e-4)
+    f = [min(own.items(), key=lambda pair: abs(pair[0] - year))[1] for year in years]
+    scale, shift = data.schema.y_scale, data.schema.y_shift
+    expected = [shift + scale * (row[0] + 0.5 * row[1]).item() for row in f]
+    np.testing.assert_allclose(outputs[0, :, 0], expected, rtol=1e-4)
+
+
 def test_categories_and_gaps_are_set_as_in_the_users_own_rows():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"area": rng.normal(60, 20, 90), "town": rng.choice(["north", "south", "west"], 90)})

@@ -17,7 +17,8 @@ from bnn_pyro.listing import tables
 PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
 ORDER = [
-    "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "csv_files", "dates", "distributed",
+    "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "csv_files", "dates", "doubts",
+    "distributed",
     "parallel", "checkpoint", "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "warm_start",
     "fitting", "predictive", "sklearn", "metrics", "calibration", "pruning", "diagnostics", "checks", "explanation",
     "plots", "reports", "runs", "listing", "inspection", "commands", "run",

@@ -107,8 +107,8 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
     assert "identifier" in said["id", False] and "leading zeros, such as '00'" in said["code", False]
     assert "dates, such as '2024-01-01'" in said["sold", True] and "40 different texts" in said["name", True]
     assert "'true', 'True'" in said["flag", False] and "'x' in every row" in said["same", False]
-    assert "1 missing values ('?'), the first in row 5" in said["mixed", True]
-    assert "9999 in row 7 is" in said["area", False] and "a unit, such as '$0'" in said["price", True]
+    assert "1 missing value ('?'), the first in row 5" in said["mixed", True]
+    assert "9999 in row 7 is" in said["area", False] and "a unit, such as '$10'" in said["price", True]
     assert "text in 1, the first 'many' in row 9" in said["gap", True]
     assert "skewed" in said["rent", False] and report.missing == 1
     excluded = [report.command.split()[k + 1] for k, word in enumerate(report.command.split()) if word == "--exclude"]
@@ -117,20 +117,34 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
 
 #: A table, its target; the command that is printed ends with this, and a finding says this (and refuses the table).
 COMMANDS = {
-    "missing values": ("id,a,y", (str, lambda k: "" if k == 1 else k, lambda k: k % 2), "y",
-                       "--target y --exclude id --missing indicator", ("a", True, "1 missing values")),
+    "missing values": ("id,a,y", (str, lambda k: "" if k == 1 else k % 9, lambda k: k % 2), "y",
+                       "--target y --exclude id --missing indicator", ("a", True, "1 missing value")),
     "codes": ("zip,y", (lambda k: f"0{k % 3}", lambda k: k + 0.5), "y",
               "--target y --categorical zip", ("zip", False, "leading zeros")),
     "a code by its name": ("ZIP code,y", (lambda k: 8000 + k % 3, lambda k: k + 0.5), "y",
                            "--categorical 'ZIP code'", ("ZIP code", False, "named like a code")),
     "none among texts": ("heat,y", (lambda k: ("gas", "none")[k % 2], lambda k: k + 0.5), "y",
                          "--target y", ("heat", False, "'none' is a category of 20 rows")),
-    "none among numbers": ("a,y", (lambda k: "none" if k == 1 else k, lambda k: k + 0.5), "y",
-                           "--missing indicator", ("a", True, "1 missing values ('none')")),
+    "none among numbers": ("a,y", (lambda k: "none" if k == 1 else k % 9, lambda k: k + 0.5), "y",
+                           "--missing indicator", ("a", True, "1 missing value ('none')")),
     "ambiguous dates": ("sold,y", (lambda k: f"{k % 12 + 1:02}/{k % 9 + 1:02}/2024", lambda k: k + 0.5), "y",
                         "--exclude sold", ("sold", True, "day or the month may be first")),
     "rare class": ("a,y", (lambda k: k % 7, lambda k: "yes" if k == 3 else "no"), "y",
                    "--target y", (None, None, "always says no is right in 97.5% of the rows")),
+    "an identifier in any order": ("id,a,y", (lambda k: 900 + 7 * k % 40, lambda k: k % 7, lambda k: k + 0.5), "y",
+                                   "--exclude id", ("id", False, "another whole number in every row")),
+    "units": ("w,y", (lambda k: f"{k % 9}kg", lambda k: k + 0.5), "y",
+              "--target y", ("w", False, "'0kg': leave the unit out of the cells; as they are, each is a category")),
+    "blanks for thousands": ("w,y", (lambda k: f"{10 + k} 500", lambda k: k + 0.5), "y",
+                             "--target y", ("w", True, "a blank or an apostrophe for thousands")),
+    "999 for missing": ("a,y", (lambda k: -999 if k in (4, 9) else k % 7, lambda k: k + 0.5), "y",
+                        "--target y", ("a", False, "-999 in row 6 is")),
+    "numbers for dates": ("a,y", (lambda k: 20240101 + k % 28, lambda k: k + 0.5), "y",
+                          "--target y", ("a", False, "may be dates, such as 20240101")),
+    "the target again": ("a,b,y", (lambda k: k + 0.5, lambda k: k % 7, lambda k: k + 0.5), "y",
+                         "--exclude a", ("a", False, "is the same as the target 'y'")),
+    "classes with zeros": ("a,y", (lambda k: k % 7, lambda k: "0" * (k % 2) + "1"), "y",
+                           "--categorical y", ("y", True, "has leading zeros, such as '01'")),
     "few of a class": ("a,y", (lambda k: k % 7, lambda k: "abc"[(k > 0) + (k > 9)]), "y",
                        "--target y", ("y", True, "1 with fewer than 5 rows: 'a'")),
     "counts": ("a,y", (lambda k: k % 7, lambda k: k % 23), "y", "--target y", ("y", False, "--task counts")),
@@ -152,6 +166,15 @@ def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target
     else:
         said = [(f.column, f.refused) for f in report.findings if finding[2] in f.sentence]
         assert said and (finding[0] is None or said == [finding[:2]])
+        titles = [f"\n{title}\n" in report.text() for title in ("`train` refuses:", "To look at:")]
+        assert titles == [any(f.refused is refused for f in report.findings) for refused in (True, False)]
+    try:
+        data, refused = bp.load_data(path, target=target.split(",")), False
+    except bp.UserError:
+        data, refused = None, True
+    assert refused == any(f.refused for f in report.findings)
+    helps = {f"{f.column}: {f.sentence}" for f in report.findings if f.way and "'" not in f.sentence}
+    assert refused or helps <= {*data.split.get("doubts", ())}
     refuses(r"unknown target column .* 'd'", inspect_table, path, "d")
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_inputs
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.in_memory import dataset, inputs
-from bnn_pyro.datasets.prepare import check_options, prepare, select_features, standardised
+from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features, standardised
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
@@ -227,7 +227,7 @@ def load_data(
     raw = replace(raw, target_scale=target_scale, unseen=unseen)
     file, by = None if splits is None else (resolve(splits), split), {kind: aside[name] for kind, name in by.items()}
     how = dict(scale=scale, limit=limit, seed=seed, validation=validation, fractions=fractions)
-    return prepare(raw, file=file, by=by, **how)
+    return say_doubts(prepare(raw, file=file, by=by, **how))
 
 
 def load_inputs(

@@ -14,13 +14,16 @@ from torch import Tensor
 
 from bnn_pyro.cells import gaps_in, numbered
 from bnn_pyro.datasets.dataset import Raw, Schema
-from bnn_pyro.datasets.frames import WAY, WAY_OF_TARGET, as_target, refuse_gaps, target_fields
+from bnn_pyro.datasets.frames import WAY, WAY_OF_TARGET, as_target, named, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import existing, read_archive
 
 #: Of files of one picture each, see ``images``.
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
+#: Numbers of an array at most of which it is asked what is doubtful.
+LOOKED_AT = 5_000_000
 
 
 def load_archive(
@@ -115,15 +118,20 @@ def raw_arrays(
         fields = dict(task=task, y=torch.from_numpy(values), classes=classes, target=y.columns[0])
     else:
         fields = target_fields(path, y, task, classes, event)
+    from bnn_pyro.doubts import of_table
+
+    in_memory = not isinstance(x, OnDisk)
+    table = named(x[: LOOKED_AT // max(1, x.shape[1])]) if in_memory and x.ndim == 2 else pd.DataFrame()
     return Raw(
         **fields,
         name=str(path),
-        x=x if isinstance(x, OnDisk) else torch.from_numpy(x),
+        x=torch.from_numpy(x) if in_memory else x,
         features=() if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1])),
         source=str(path),
         white=white,
         rows=rows,
         dropped=num - len(x),
+        doubts=tuple(of_table(table, None, y[:0])),
     )
 
 

@@ -240,7 +240,8 @@ class Dataset(Introduced):
         rows = ", ".join(f"{len(getattr(self, f'x_{part}')):,} {part}" for part in ("train", "val", "test"))
         return (
             f"<Dataset {self.name}: {schema.task} of {schema.target} ({target}) from {inputs}; rows: {rows}>\n"
-            'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
+            + "".join(f"to look at: {line}\n" for line in self.split.get("doubts", ()))
+            + 'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
         )
 
     def to(self, device: torch.device | str) -> Dataset:
@@ -272,6 +273,7 @@ class Raw(Schema):
     white  the value of a white pixel: images are divided by it
     rows   (N,) numbers of the rows in the file, counted from 0, where rows were dropped; None: all are there
     index  (N,) numbers of the rows of a table's file, whose header is row 1; None: as ``rows``, or from 0
+    doubts      what was read as it was hardly meant, a sentence each
     dropped     rows of the file that were left out for a missing value
     validation  training rows to hold out where there is an own test part; None: a sixth (10,000 of MNIST)
     """
@@ -287,6 +289,7 @@ class Raw(Schema):
     validation: int | None = None
     dropped: int = 0
     index: Tensor | None = None
+    doubts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_shape", tuple(self.x.shape[1:]))

@@ -231,12 +231,12 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
             numbers(where, present)
     categories = tuple(sorted(set(present)))
     if len(categories) > max_categories(len(present)):
-        from bnn_pyro.dates import find_dates  # here and in `tables`, as most tables have none
+        from bnn_pyro.doubts import as_meant  # as most tables have none
 
-        way = f"{NUMBERS_OF_DATES}; or " * (find_dates(where, present) is not None)
+        meant = None if present.dtype == "category" else as_meant(present)
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
-                        f"(row {present.index[0]}: '{present.iloc[0]}'); {way}leave it out: --exclude {name!r}, or "
-                        "exclude=")  # fmt: skip
+                        f"(row {present.index[0]}: '{present.iloc[0]}'); {f'it {meant.sentence}; or ' if meant else ''}"
+                        f"leave it out: --exclude {name!r}, or exclude=")  # fmt: skip
     return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
 
 

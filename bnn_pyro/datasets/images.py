@@ -12,7 +12,6 @@ from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import data_root, existing, read_archive
-from bnn_pyro.progress import announce
 
 #: Image sets that torchvision downloads -> its class, which names their folder under the data root.
 IMAGE_SETS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
@@ -37,8 +36,8 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
     parts = {place.name.lower(): place for place in _folders(path)}
     divided = not {"train", "training"}.isdisjoint(parts) and set(parts) <= {*TRAINING, *TEST}
     roots, tests = ([parts[n] for n in names if n in parts] if divided else [] for names in (TRAINING, TEST))
-    if len(roots) > 1:
-        announce(f"{path}: pictures of {' and '.join(p.name for p in roots)} train; validation rows are drawn of them")
+    names = " and ".join(place.name for place in roots)
+    doubts = (f"{path}: pictures of {names} train; validation rows are drawn of them",) if len(roots) > 1 else ()
     roots = roots or [path]
     classes = tuple(sorted({place.name for root in roots for place in _folders(root)}))
     if len(classes) < 2:
@@ -58,6 +57,7 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
         target="class",
         source=f"{path}, pictures of {width} × {height}",
         test=tested if tests else None,
+        doubts=doubts,
         white=255.0,
         dropped=len(train) + len(test) - len(y) - len(tested[1]),
     )

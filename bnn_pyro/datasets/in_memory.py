@@ -20,7 +20,7 @@ from bnn_pyro.cells import coded_cells
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, check_order, event_column, named, names_in
-from bnn_pyro.datasets.prepare import check_options, prepare, select_features, standardised
+from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
 from bnn_pyro.datasets.splits import FRACTIONS
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
@@ -150,7 +150,7 @@ def dataset(
     elif y_test is not None:
         raise UserError("y_test is given without x_test")
     by = {kind: columns[kind] for kind in ("groups", "time") if columns[kind] is not None}
-    return prepare(raw, limit=limit, scale=scale, seed=seed, **_division(raw, split, by, validation))
+    return say_doubts(prepare(raw, limit=limit, scale=scale, seed=seed, **_division(raw, split, by, validation)))
 
 
 def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import FAR
+from bnn_pyro.cells import SKEWED_HINT, is_skewed
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import divide
 from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.progress import announce
 
 #: "ordinal" is classes in an order; "survival" a time, negative where censored; "targets" and "labels" are several
 #: numbers a row, labels 0 and 1.
@@ -28,6 +29,8 @@ CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": 
            "scale": ("standard", "robust")}  # fmt: skip
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
+#: Doubts that are said at once; rows up to which nothing is said of a target.
+MAX_SAID, FEW = 3, 10
 #: Interquartile range of a standard Normal.
 NORMAL_RANGE = 1.3489795
 
@@ -82,8 +85,8 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **ho
     tested = (raw.x, raw.y, test) if raw.test is None else (*raw.test, own_test)
     parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), tested)
     record["rows"] = [len(rows) for _, _, rows in parts]
-    if raw.dropped:
-        record["dropped"] = raw.dropped
+    told = {"dropped": raw.dropped, "doubts": _doubts(raw, numbers)}
+    record |= {what: value for what, value in told.items() if value}
     tensors: list[Tensor] = []
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)
@@ -195,22 +198,25 @@ def quantities(columns: Sequence[Column], num: int) -> Tensor:
     return torch.tensor(numeric or [True] * num)
 
 
-def outlier_hint(data: Dataset) -> str:
-    """The input or target of a table's training rows that is furthest out, where that is far; "" of data in a file."""
-    schema = data.schema
-    if schema.is_image or not isinstance(data.x_train, Tensor) or data.index_train is None:
-        return ""
-    far, names = data.x_train.abs() * quantities(schema.columns, data.x_train.shape[1]), [*schema.features]
-    if schema.task == "regression":
-        y = data.y_train.log() if schema.target_scale == "log" else data.y_train
-        far = torch.cat([far, ((y - schema.y_shift) / schema.y_scale).abs()[:, None]], 1)
-        names.append(schema.target)
-    row, column = divmod(int(far.argmax()), far.shape[1])
-    if far[row, column] < FAR:
-        return ""
-    where = f"{names[column]} in training row {data.index_train[row]} of {data.name}"
-    return (f"{where} is {far[row, column]:,.0f} times as far from the mean as is usual: correct it, or leave it out "
-            "(`inspect` tells of all columns)")  # fmt: skip
+def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
+    """Those of the inputs, and of a target that is a number; ``numbers`` are of its rows."""
+    if raw.task != "regression" or len(raw.y) <= FEW:
+        return [*raw.doubts]
+    from bnn_pyro.doubts import of_numbers  # data that come with the package need none
+
+    y = (raw.y.log() if raw.target_scale == "log" else raw.y).double().numpy()
+    found = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
+    found += [SKEWED_HINT] * (raw.target_scale == "identity" and is_skewed(y))
+    return [*(f"{raw.target}: {sentence}" for sentence in found), *raw.doubts]
+
+
+def say_doubts(data: Dataset) -> Dataset:
+    """The first few of what is doubtful in the data, on standard error; the same data."""
+    doubts = data.split.get("doubts", [])
+    for line in doubts[:MAX_SAID]:
+        announce(f"{data.name}: {line}")
+    announce(f"{data.name}: {len(doubts) - MAX_SAID} more, see print(data) or `inspect`", len(doubts) > MAX_SAID)
+    return data
 
 
 def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:

@@ -177,6 +177,10 @@ def raw_table(
             raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']}; say "
                             "--task counts (task=)")  # fmt: skip
         columns[-1] = Column(exposure, exposure=True)
+    from bnn_pyro.doubts import of_table
+
+    made = {part for date in read for part in date.parts}
+    looked_at = [name for name in whole.columns if name not in made and name not in target]
     return Raw(
         **fields,
         name=str(where),
@@ -186,6 +190,7 @@ def raw_table(
         dates=read,
         source=str(where),
         dropped=len(frame) - len(whole),
+        doubts=tuple(of_table(whole[looked_at], gaps, whole[target])),
         rows=None if len(whole) == len(frame) else torch.from_numpy(frame.index.get_indexer(whole.index)),
         index=torch.from_numpy(whole.index.to_numpy(copy=True)),
     )

@@ -42,7 +42,10 @@ def summary(run: tables.RunFacts) -> list[str]:
             "predicted beyond its time, so that the more of them there are, the less coverage can show."
         )
     if coverage := list(_coverage(run)):
-        sentences.append("; ".join(coverage) + ".")
+        sentences.append(("; before calibration " if run.guarantees else "; ").join(coverage) + ".")
+    if unsure := run.rows.get("uncertain", ()):
+        numbers = ", ".join(row["row"] for row in unsure[:3])
+        sentences.append(f"It is least sure of rows {numbers}, see below.")
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
         floor, ece = run.metrics["ece_floor_95"], run.metrics["ece"]
         verdict = ("off by more than chance", "above") if ece > floor else ("about right", "within")
@@ -93,8 +96,16 @@ def _rivals(run: tables.RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _coverage(run: tables.RunFacts) -> Iterator[str]:
-    """What intervals of 90 % hold; and of 50 %, where that is wrong and no count, of which steps hold more."""
+    """What intervals of 90 % hold; and of 50 %, where that is wrong and no count, of which steps hold more.
+
+    Of a calibrated run first what `predict` writes: its calibrated intervals or sets; what follows is of the others.
+    """
     rows = run.provenance["rows"]["test"]
+    for row in run.guarantees.get("table", [])[1:2]:
+        level, what = run.guarantees["level"], "sets of classes" if run.metrics.get("class_rows") else "intervals"
+        verdict = interval_verdict(level, row["covered"], rows)
+        yield (f"{100 * level:g} % {what} that `predict` writes ({row['prediction']}) hold "
+               f"{100 * row['covered']:.0f} % of {rows:,} test rows: {verdict}")  # fmt: skip
     for name, metrics in run.metrics.get("targets", {}).items():
         share = metrics.get("coverage_90")
         if share is not None and (verdict := interval_verdict(0.9, share, rows)) not in RIGHT:
@@ -110,16 +121,22 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
 
 def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     rows, folder = run.provenance["rows"]["test"], run.folder
+    for name, ratio in run.metrics.get("errors_by", {}).items():
+        ends = "largest", "smallest"
+        there, other = ends if ratio > 1 else ends[::-1]
+        yield (f"`--noise heteroscedastic`, as errors are {max(ratio, 1 / ratio):.2g} times as large in the third of "
+               f"the test rows where {name} is {there} as where it is {other}")  # fmt: skip
     if run.worries or not rows:  # they say what to do
         return
     others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}
     nothing, boosting = (tables.difference(differences, "nll", run.task) for differences in others)
-    if nothing is not None and nothing.verdict != "better":
-        yield "the inputs may say little of the target: more rows, or other columns"
-    elif boosting is not None and boosting.verdict == "worse":
+    if boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
+    elif nothing is not None and nothing.verdict != "better":
+        yield "the inputs may say little of the target: more rows, or other columns"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
+    off = off and not run.guarantees
     if off and run.task not in ("survival", "targets"):
         yield f"`calibrate {folder}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:

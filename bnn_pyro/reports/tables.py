@@ -248,7 +248,7 @@ def as_text(table: pd.DataFrame, form: str = "text") -> str:
     """As "text" for a terminal, "markdown" or "latex", without what rows mean; what is not there is a dash."""
     table = table.drop(columns=MEANING, errors="ignore").astype(object).fillna("–")
     if form == "latex":
-        return table.to_latex(escape=True)
+        return re.sub(r"(?<=[\s\[&])-(?=\d)", "$-$", table.to_latex(escape=True)).replace("±", r"$\pm$")
     if form == "markdown":
         rows = [["", *table.columns], ["---"] * (1 + len(table.columns)), *table.itertuples()]
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)

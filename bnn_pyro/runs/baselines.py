@@ -1,5 +1,7 @@
 """What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
 
+And where its errors are larger than elsewhere.
+
 scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table. A number has a
 Normal around its prediction (a count a Poisson), whose scale is the root mean square of errors in five folds.
 """
@@ -14,6 +16,7 @@ import numpy as np
 import pandas as pd
 import torch
 from pyro.distributions import Normal, Poisson
+from scipy.stats import norm, rankdata
 from torch import Tensor
 
 from bnn_pyro import metrics
@@ -29,6 +32,8 @@ from bnn_pyro.pruning import signal_to_noise
 MIN_ROWS, MAX_ROWS = 20, 100_000
 #: How far probabilities of a file may be off 1 together, as they are rounded.
 SUM = 1e-3
+#: Test rows from which on, and columns up to which, it is asked what errors depend on.
+MIN_ERRORS, MAX_COLUMNS = 30, 200
 
 
 def paired_differences(
@@ -40,6 +45,30 @@ def paired_differences(
         with suppress(metrics.Undefined):
             differences |= metrics.paired(metric, prediction, first, y).flat(name + suffix)
     return differences
+
+
+def uneven_errors(prediction: Prediction, data: Dataset) -> dict[str, dict[str, float]]:
+    """{errors_by: {name: ratio}} where errors in predicted sd clearly depend on the prediction or a column.
+
+    By the largest of Spearman's correlations, where it is beyond chance at a level of 0.001 divided by their number;
+    the ratio is of mean absolute errors in the outer thirds of the rows.   prediction: of the test rows, of numbers.
+    """
+    plain, inverse = prediction.untransformed, prediction.transform.inv
+    mean, sd = plain.mean.double(), plain.total.double().sqrt()
+    errors = (inverse(data.y_test.double()) - mean).abs().numpy()
+    sizes, by = errors / sd.numpy(), {f"the predicted {data.schema.target}": mean.numpy()}
+    columns = [(c.name, place) for c, place in data.schema.column_places if c.categories is None]
+    by |= {name: data.x_test[:, place.start].numpy() for name, place in columns[:MAX_COLUMNS]}
+    by = {name: values for name, values in by.items() if values.min() < values.max()}
+    if len(errors) < MIN_ERRORS or not by or not np.isfinite(sizes).all():
+        return {}
+    ranks = rankdata(sizes)
+    scores = {name: abs(np.corrcoef(rankdata(values), ranks)[0, 1]) for name, values in by.items()}
+    name = max(scores, key=scores.__getitem__)
+    if np.arctanh(min(scores[name], 1 - 1e-9)) * np.sqrt((len(errors) - 3) / 1.06) < norm.isf(5e-4 / len(by)):
+        return {}
+    low, _, high = (part.mean() for part in np.array_split(errors[np.argsort(by[name], kind="stable")], 3))
+    return {"errors_by": {name: float(high / max(low, 1e-12))}}
 
 
 def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dataset) -> dict[str, float]:

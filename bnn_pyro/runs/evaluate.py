@@ -27,7 +27,7 @@ from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, estimate, metric_table
-from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences
+from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
 from bnn_pyro.runs.diagnose import CONVERGENCE
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
 from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
@@ -40,8 +40,14 @@ NOISE_IMAGES = 1000
 
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
-    """The run's posterior, on the device asked for.   module: package.module:function of a run of the user's module."""
-    own = module if folder.recipe.own_module else None
+    """The run's posterior, on the device asked for.   module: package.module:function of a run of the user's module.
+
+    Of several, with commas between, it is the one that the run was trained with.
+    """
+    then, given = folder.recipe.own_module, (module or "").split(",")
+    own = None if not then else then if then in given else module
+    if own and "," in own:
+        raise UserError(f"{folder.path} was trained with the module {then}, and --module has {', '.join(given)}")
     posterior, where = load(folder.path, module=own), choose_device(device)
     chains = posterior.chains and {site: value.to(where) for site, value in posterior.chains.items()}
     for module in filter(None, (posterior.model, posterior.guide)):
@@ -142,6 +148,8 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
                 scores[f"class_{what}"] = dict(zip(data.schema.classes, counts, strict=True))
         elif data.schema.task == "regression":
             ends = prediction.quantile((0.025, 0.975))
+            if posterior.provenance.get("entry_settings", {}).get("noise") not in (None, "heteroscedastic"):
+                scores |= uneven_errors(prediction, data)
             scores["means_outside"] = int(((prediction.mean < ends[0]) | (prediction.mean > ends[1])).sum())
         elif data.schema.task == "survival":
             scores["censored_rows"] = int((data.y_test < 0).sum())

@@ -17,6 +17,7 @@ from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import resolve as locate
+from bnn_pyro.progress import quiet
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import AUTO, MINUTES, Setup, make_setup, set_up
@@ -213,7 +214,8 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
 
 
 def _load(data: Mapping[str, Any]) -> Dataset:
-    return load_data(data["name"], **{k: v for k, v in data.items() if k != "name"})
+    with quiet():  # each command reads the data again; `train` says what is doubtful in them
+        return load_data(data["name"], **{k: v for k, v in data.items() if k != "name"})
 
 
 def flag_settings(args: Namespace) -> dict[str, Any]:

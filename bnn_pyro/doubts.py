@@ -1,0 +1,195 @@
+"""What is doubtful in the columns of a table, in a sentence each: of one that is looked at, or read to be trained on.
+
+It is imported without torch, as ``cells`` is.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from bnn_pyro.cells import FAR, MAX_CATEGORIES, NONE, RAREST, max_categories, parsed
+from bnn_pyro.dates import find_dates
+from bnn_pyro.errors import UserError
+
+#: Rows of a category or class below which it is rare; rows from which on a number of its own in each is an identifier.
+RARE, MANY = 5, 20
+#: Words in the names of columns that have codes, and in those of times, whose numbers may well count the rows.
+CODE_NAMES = re.compile(
+    r"(?i)(?<![a-z])(zip|zip_?code|post_?code|postal_?code|plz|code|id|key|uuid)(?![a-z])"
+    r"|^(account|client|customer|order|patient|record|user)$"
+)
+TIME_NAMES = re.compile(r"(?i)(?<![a-z])(year|month|week|day|date|time|hour|age|t)(?![a-z])")
+#: What becomes of few different ones of the following.
+AS_IT_IS = "as they are, each is a category"
+#: Texts that stand for numbers: how they are called, and what makes numbers of them.
+WRITTEN = {
+    re.compile(r"[-+]?\d{1,3}([ '’]\d{3})+([.,]\d+)?|[-+]?\d{1,3}"): (
+        "numbers with a blank or an apostrophe for thousands", "leave it out of the cells"),
+    re.compile(r"\d{1,2}:\d\d(:\d\d)?"): ("times", "give hours as numbers"),
+    re.compile(r"(?P<before>[$€£])?\s?[-+]?[\d.,]*\d\s?(?P<unit>[%€$£]|[a-zµ°][a-z]{0,3}([23²³]|/[a-z]{1,3}\d?)?)?",
+               re.IGNORECASE): ("numbers with a unit", "leave the unit out of the cells"),
+}  # fmt: skip
+
+
+class Doubt(NamedTuple):
+    """What is said of a column.
+
+    refused  whether `train` refuses the table because of it
+    way      the option of `train` that helps: "exclude", "categorical", "dates", or none
+    """
+
+    sentence: str
+    refused: bool = False
+    way: str = ""
+
+
+def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
+    """Of a column of texts, without missing ones."""
+    distinct, leave = cells.nunique(), "" if is_target else "exclude"
+    refused = distinct > (max(2, len(cells) // 2) if is_target else max_categories(len(cells)))
+    if meant := as_meant(cells):
+        way = leave if meant.refused else "" if is_target else meant.way
+        yield Doubt(meant.sentence if refused else f"{meant.sentence}; {AS_IT_IS}", refused, way)
+    elif refused:
+        yield Doubt(f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment", True, leave)
+    else:
+        for word, num in cells[cells.isin(list(NONE))].value_counts().items():
+            yield Doubt(f"'{word}' is a category of {num:,} rows; if it is a missing value, empty these cells")
+        if same := in_case(cells):
+            yield Doubt(same)
+        counts = cells.value_counts()
+        if rare := [text for text, count in counts.items() if count < RARE]:
+            names, few = ", ".join(f"'{text}'" for text in rare[:3]), bool(counts.iloc[-1] < RAREST)
+            more = ", …" if len(rare) > 3 else ""
+            yield Doubt(f"{len(rare):,} with fewer than {RARE} rows: {names}{more}", is_target and few)  # of two parts
+
+
+def as_meant(cells: pd.Series) -> Doubt | None:
+    """What texts are that stand for dates or numbers, with an example and the way out; None of other texts.
+
+    It is "refused" where dates cannot be read as such.
+    """
+    different = cells.drop_duplicates()
+    try:
+        if (date := find_dates("", different)) is not None:
+            if (bad := date.read(different).isna()).any():
+                row = bad.idxmax()
+                return Doubt(f"holds dates with the {date.order} first, and others, such as '{different[row]}' in row "
+                             f"{row}: write all alike")  # fmt: skip
+            return Doubt(f"holds dates, such as '{cells.iloc[0]}': --dates parts or elapsed (dates=) makes numbers of "
+                         "dates among the inputs", way="dates")  # fmt: skip
+    except UserError as error:
+        return Doubt(str(error).partition(", ")[2], True)
+    for pattern, (what, way) in WRITTEN.items():
+        matches = [pattern.fullmatch(cell) for cell in different]
+        if len(different) > 1 and all(matches) and len({tuple(m.groupdict().values()) for m in matches}) == 1:
+            return Doubt(f"holds {what}, such as '{max(different, key=len)}': {way}")
+    return None
+
+
+def in_case(cells: pd.Series) -> str:
+    """Which categories differ in case alone; "" where none do."""
+    different = pd.Series(cells.unique())
+    lower = different.str.lower()
+    some = different[lower == lower[lower.duplicated()].iloc[0]] if lower.duplicated().any() else ()
+    return f"has categories that differ in case alone: {', '.join(map(repr, some))}" if len(some) else ""
+
+
+def of_numbers(
+    values: np.ndarray, name: str, rows: np.ndarray | pd.Index, cells: pd.Series | None = None, is_target: bool = False
+) -> Iterator[Doubt]:
+    """Of a column of numbers (N,), none missing.   rows: their numbers.   cells: as they are written, where known."""
+    bad = np.flatnonzero(~np.isfinite(values) | (np.abs(values) > np.finfo(np.float32).max))
+    if len(bad):
+        cell = values[bad[0]] if cells is None else cells.iloc[bad[0]]
+        yield Doubt(f"'{cell}' in row {rows[bad[0]]} is not finite, or too large for 32 bits", True)
+        return
+    zeros = "" if cells is None or not is_target else leading_zeros(cells)
+    if len(values) > 1 and values.min() == values.max():
+        way = "categorical" if zeros else "" if is_target else "exclude"
+        yield Doubt(f"is {values[0]:.7g} in every row, and tells nothing{zeros and f'; {zeros}'}", is_target, way)
+        return
+    whole = np.array_equal(values, np.round(values))
+    if whole and not is_target:
+        yield from _codes(values, name, cells)
+    elif whole and zeros:
+        yield Doubt(zeros, way="categorical")
+    at = int(np.abs(values - np.median(values)).argmax())
+    same = values == values[at]
+    others = values[~same] if same.sum() < 0.1 * len(values) else np.delete(values, at)
+    distance = abs(values[at] - others.mean()) / (others.std() or np.inf)
+    if len(others) >= 10 and distance > FAR:
+        again = int(same.sum()) - 1
+        more = f", and {again:,} rows more: a missing value?" if again and len(others) + again < len(values) else ""
+        yield Doubt(f"{values[at]:.7g} in row {rows[at]} is {distance:{',.0f' if distance < 1e6 else '.2g'}} standard "
+                    f"deviations of the others from their mean{more or ': correct it, or leave it out'}")  # fmt: skip
+
+
+def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[Doubt]:
+    """Of whole numbers among the inputs that are no quantities."""
+    named, reach, low, high = CODE_NAMES.search(name), np.ptp(values), values.min(), values.max()
+    may_be = named or cells is not None or reach < 1.25 * len(values) or 19000101 <= low <= high <= 21001231
+    distinct = len(np.unique(values)) if may_be else 0
+    few = distinct <= MAX_CATEGORIES
+    code = Doubt("a code is a category: --categorical", way="categorical")
+    code = code if few else Doubt("a code is no quantity: --exclude", way="exclude")
+    if cells is not None and cells.str.fullmatch(r"[-+]?\d{16,}").any() and cells.nunique() > distinct:
+        yield Doubt("has more digits than numbers keep, so that different ones are taken for the same: --exclude",
+                    way="exclude")  # fmt: skip
+    elif len(values) == distinct > MANY and (named or (reach < 1.25 * distinct and not TIME_NAMES.search(name))):
+        yield Doubt("has another whole number in every row: an identifier, not a quantity: --exclude", way="exclude")
+    elif cells is not None and (zeros := leading_zeros(cells, code.sentence)):
+        yield code._replace(sentence=zeros)
+    elif named:
+        yield code._replace(sentence=f"is named like a code; {code.sentence}")
+    elif 19000101 <= low <= high <= 21001231:
+        dates = pd.to_datetime(pd.Series(np.unique(values)).astype(int).astype(str), format="%Y%m%d", errors="coerce")
+        if dates.notna().all():
+            yield Doubt(f"may be dates, such as {values[0]:.0f}: write 2024-12-31, and --dates makes numbers of them")
+
+
+def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFrame) -> Iterator[str]:
+    """What is read as it was hardly meant in a table that `train` does not refuse; "COLUMN: …" each.
+
+    frame, gaps: of the inputs, and where they are missing.   Of the targets it is how classes are written.
+    """
+    found, columns = [], {str(name): parsed(cells) for name, cells in frame.items() if cells.dtype != "category"}
+    for name, values in columns.items():
+        known = slice(None) if gaps is None else ~gaps[name].to_numpy()
+        cells, kind = frame[name][known], frame[name].dtype.kind
+        if len(cells) and not np.isnan(values[known]).any():
+            exact = kind not in "iu" or max(cells.max(), -cells.min()) < 2**53
+            written = cells.astype(str) if kind not in "f" and not (kind in "iu" and exact) else None
+            found += [(name, one) for one in of_numbers(values[known], name, cells.index, written)]
+        elif kind in "iuf":
+            continue
+        elif meant := as_meant(cells):
+            found.append((name, meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}")))
+        elif same := in_case(cells):
+            found.append((name, Doubt(same)))
+    of_targets = {str(name): parsed(cells) for name, cells in targets.items() if cells.dtype != "category"}
+    for name in [name for name in of_targets if targets[name].dtype.kind not in "iuf"]:
+        sentences = (leading_zeros(targets[name]), in_case(targets[name]))
+        found += [(name, Doubt(sentence, way="categorical")) for sentence in sentences if sentence]
+    some = ({k: v for k, v in one.items() if not np.isnan(v).all()} for one in (columns, of_targets))
+    for name, doubt in sorted([*found, *copies(*some)], key=lambda pair: not pair[1].way):  # the clearest first
+        yield f"{name}: {doubt.sentence}"
+
+
+def leading_zeros(cells: pd.Series, way: str = "they are lost: --categorical keeps them") -> str:
+    """What is said of numbers with leading zeros, with what helps; "" where there are none."""
+    zeros = cells[cells.str.match(r"[-+]?0\d")]
+    return f"has leading zeros, such as '{zeros.iloc[0]}'; {way}" if len(zeros) else ""
+
+
+def copies(columns: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Doubt]]:
+    """(column, doubt) of those that are the same as another one, or the target."""
+    known = {values.tobytes(): f"is the same as the target '{name}' in every row: its answer is not known of new rows"
+             for name, values in targets.items()}  # fmt: skip
+    for name, values in columns.items():
+        if (key := values.tobytes()) in known:
+            yield name, Doubt(f"{known[key]}: --exclude", way="exclude")
+        known.setdefault(key, f"is the same as column '{name}' in every row")
