@@ -52,7 +52,7 @@ def test_temperature_is_the_exact_optimum_of_mean_probabilities():
     assert LogitMap.temperature(prediction, y).weight[0, 0].item() == pytest.approx(exact, rel=1e-6)
 
 
-@pytest.mark.parametrize("method", RECALIBRATIONS)
+@pytest.mark.parametrize("method", sorted({*RECALIBRATIONS} - {"distribution"}))  # its density is not a fit
 @pytest.mark.parametrize("rows", [5, 60, 2000])
 def test_the_log_score_of_the_calibration_rows_never_gets_worse(method, rows):
     prediction, y = simulated(METHODS[method], rows, seed=rows)

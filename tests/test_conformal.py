@@ -12,6 +12,7 @@ from scipy.stats import betabinom
 
 import bnn_pyro as bp
 from bnn_pyro.calibration import (
+    RECALIBRATIONS,
     SCORES,
     Adaptive,
     Conformal,
@@ -94,6 +95,24 @@ def test_local_difficulty_is_the_mean_error_of_the_nearest_rows():
     difficulty = errors[near].mean(1) + DRAWN * errors.mean()
     torch.testing.assert_close(conformal.difficulty(x[1::2]), difficulty)
     np.testing.assert_allclose(conformal.scores, y[1::2].abs() / difficulty, rtol=1e-6)
+
+
+def test_quantiles_of_the_conformal_distribution_hold_over_a_thousand_data_sets():
+    """P(Y ≤ the quantile of k / 20) is k / 20 with 19 rows, of a model that is wrong, of a number and of a count."""
+    rng, exact = np.random.default_rng(8), betabinom(NEW, 4, 16)
+    normal, y = simulated("regression", SETS * (19 + NEW))
+    counts = Mixture(Poisson(torch.tensor(rng.uniform(0.5, 4, size=(2, SETS * (19 + NEW))))))
+    for prediction, targets in ((normal, y), (counts, torch.tensor(rng.poisson(3, SETS * (19 + NEW))).double())):
+        level, held, wrong = bp.metrics.pit(prediction, targets, seed=1).reshape(SETS, -1), [], []
+        for k in range(SETS):
+            rows = slice(k * (19 + NEW), k * (19 + NEW) + 19)
+            map = RECALIBRATIONS["distribution"][1](prediction[rows], targets[rows])
+            held.append((map(torch.tensor(level[k, 19:])) <= 0.2 + 1e-7).sum())
+            wrong.append((level[k, 19:] <= np.sort(level[k, :19])[2]).sum())  # planted: ⌊n / 5⌋ of n rows
+        bound = 4 * exact.std() / math.sqrt(SETS)
+        assert abs(np.mean(held) - exact.mean()) < bound < abs(np.mean(wrong) - exact.mean())
+    after = map.apply(prediction[:50])
+    assert "to within 2 / (n + 1), if they are exchangeable" in after.interval(0.9).note
 
 
 def test_hand_numbers_of_class_scores():

@@ -56,9 +56,9 @@ def calibrate(
 
     x, y: (n, *input_shape), of ``predict``, and (n,), such as ``data.x_val`` and ``data.y_val``.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
-        of classes; isotonic, variance of numbers. Conformal prediction changes intervals and sets alone: normalised
-        (default), local, cqr, pit, absolute of numbers; lac (default), aps, raps of classes. One after the other takes
-        other rows for each.
+        of classes; isotonic, distribution, variance of numbers. Conformal prediction changes intervals and sets alone:
+        normalised (default), local, cqr, pit, absolute of numbers; lac (default), aps, raps of classes. One after the
+        other takes other rows for each.
     level: the one that ``cqr`` is made for; intervals of any level can be asked for afterwards.
     groups: a column, or a label for each row: the guarantee then holds in each group by itself. "uncertainty": in
         thirds of the rows by the total uncertainty that is predicted, with borders of the calibration rows.

@@ -1,8 +1,8 @@
 """Predictive distributions corrected by rows that did not train: probabilities of classes, or the cdf of a number.
 
-Each map is fitted by the log score of the calibration rows, and never makes that worse: doing nothing is among its
-values. Probabilities are averaged over the draws first; what is corrected is the log of their mean. What the draws
-disagree on, the epistemic part, is that of the draws before.
+Each map but ``ConformalCdf`` is fitted by the log score of the calibration rows, and never makes that worse: doing
+nothing is among its values. Probabilities are averaged over the draws first; what is corrected is the log of their
+mean. What the draws disagree on, the epistemic part, is that of the draws before.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,9 @@ from torch.distributions import Distribution
 from torch.nn.functional import cross_entropy
 
 from bnn_pyro.errors import UserError
+from bnn_pyro.metrics.evaluation import pit
 from bnn_pyro.parts.components import make, parameters
-from bnn_pyro.parts.mixtures import BLOCK, GRID, ClassMixture, Mixture
+from bnn_pyro.parts.mixtures import ClassMixture, Mixture
 
 #: Bounds of log temperature, and of the log of a factor of the scale.
 LOG_BOUNDS = (-5.0, 5.0)
@@ -78,6 +79,8 @@ class LogitMap:
 
 class Recalibrated:
     """What corrected predictions have in common: ``base``, the one before, and ``map``, by which it was corrected."""
+
+    condition = "if the recalibrated model is right"
 
     def __getitem__(self, index: Any) -> Mixture:
         return self._carry(self.map.apply(self.base[index]), index)
@@ -150,8 +153,7 @@ class CdfMap:
     @classmethod
     def fit(cls, prediction: Mixture, y: Tensor) -> Self:
         """By the F(y) of targets y (B,). A histogram between the uniform one and its optimum has no worse score."""
-        below, at = (share.mean(-2) for share in prediction.component_below(y))
-        level = (below + at / 2).numpy()  # of counts P(Y < y) + ½ P(Y = y)
+        level = pit(prediction, y)
         bins = int(np.ceil(2 * len(level) ** (1 / 3)))
         edges = np.quantile(level, np.arange(1, bins) / bins)
         edges = np.concatenate([[0.0], edges[(edges > 1e-9) & (edges < 1 - 1e-9)], [1.0]])
@@ -178,6 +180,24 @@ class CdfMap:
         return torch.from_numpy(slopes[_bins(self.edges, level.numpy())])
 
 
+class ConformalCdf(CdfMap):
+    """Conformal predictive distributions: R(F(y)) is k / (n + 1) at the k-th smallest F(y) of the calibration rows.
+
+    Rows that are exchangeable lie below the quantile of k / (n + 1) with that probability, whatever the model (Vovk et
+    al. 2019, Machine Learning 108:445-474). Between and beyond, the model says how mass is spread. Counts have a random
+    part of the probability of their value.
+    """
+
+    condition = "to within 2 / (n + 1), if they are exchangeable with the n calibration rows"
+
+    @classmethod
+    def fit(cls, prediction: Mixture, y: Tensor) -> Self:
+        """By the F(y) of targets y (B,)."""
+        places = pit(prediction, y, seed=0).clip(1e-9, 1 - 1e-9).round(9)
+        edges, counts = np.unique(places, return_counts=True)
+        return cls([0.0, *edges.tolist(), 1.0], [0.0, *(counts.cumsum() / (len(places) + 1)).tolist(), 1.0])
+
+
 def _bins(edges: np.ndarray, level: np.ndarray) -> np.ndarray:
     """The number of the bin (edge, next edge] of each level."""
     return np.searchsorted(edges, level, side="left").clip(1, len(edges) - 1) - 1
@@ -194,18 +214,10 @@ class _Corrected(Distribution):
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance by ∫ P(Y ≤ t) dt between the quantiles of 10⁻⁵ and 1 − 10⁻⁵."""
-        low, high = self.base.quantile(self.map.inverse(np.array([1e-5, 1 - 1e-5])).tolist()).double()
-        transform, share, moments = self.base.transform, torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None], []
-        ends = transform.inv(low), transform.inv(high)
-        for rows in torch.arange(len(self.base)).split(max(1, 2 * BLOCK // (GRID * self.base.num_draws))):
-            width = (high - low)[rows]
-            at = transform(torch.lerp(*(end[rows] for end in ends), share)) - low[rows]
-            cdf = self.map(self.base[rows].cdf(low[rows] + at))
-            first = width - torch.trapezoid(cdf, at, dim=0)
-            second = width.square() - 2 * torch.trapezoid(at * cdf, at, dim=0)
-            moments.append(torch.stack([low[rows] + first, second - first.square()]))
-        return tuple(torch.cat(moments, 1).float()[:, None])
+        """Mean and variance, each (1, B), by the cells of the corrected cdf."""
+        at, mass = self.map.apply(self.base).cells()
+        mean = (mass * at).sum(0, keepdim=True)
+        return mean.float(), (mass * (at - mean).square()).sum(0, keepdim=True).float()
 
     support = property(lambda self: self.base.components.support)
     mean = property(lambda self: self._moments[0])
@@ -219,6 +231,7 @@ class RecalibratedNumbers(Recalibrated, Mixture):
         """See :class:`CdfMap`."""
         new = super().__new__(cls, _Corrected(base, map))
         new.base, new.map, new.transform = base, map, base.transform
+        new.condition = getattr(map, "condition", cls.condition)
         return new
 
     @cached_property
@@ -263,5 +276,6 @@ RECALIBRATIONS: Mapping[str, tuple[type, Callable[[Mixture, Tensor], Any]]] = {
     "vector": (LogitMap, lambda prediction, y: LogitMap.linear(prediction, y, full=False)),
     "dirichlet": (LogitMap, lambda prediction, y: LogitMap.linear(prediction, y, full=True)),
     "isotonic": (CdfMap, CdfMap.fit),
+    "distribution": (ConformalCdf, ConformalCdf.fit),
     "variance": (Affine, Affine.fit),
 }

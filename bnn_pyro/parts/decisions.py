@@ -59,11 +59,13 @@ class Decisions(Introduced):
 
     guarantee: of a conformal prediction, else None: ``interval(prediction, level)`` or ``set(prediction, level)``; an
         index gives that of some of its points.
+    condition: under which intervals and sets that are not conformal cover what they promise, in words.
     transform: from what the network models to y: the exponential where that is log y, else the identity.
     schema, index: of what was predicted: its data, and the index of the frame that it was; None where not known.
     """
 
     guarantee: Any = None
+    condition: str = "if the model is right"
     schema: Any = None
     index: Any = None
     transform: Transform = identity_transform
@@ -110,7 +112,7 @@ class Decisions(Introduced):
         if self.guarantee is not None:
             return self.guarantee.interval(self, level)
         low, high = self.quantile([(1 - level) / 2, (1 + level) / 2]).double()
-        note = "each target's " * several + f"covers {level:.4g} of new rows if the model is right"
+        note = "each target's " * several + f"covers {level:.4g} of new rows {self.condition}"
         return Interval(low, high, level, "predictive", note)
 
     def set(self, level: float = 0.9) -> ClassSet:
@@ -124,7 +126,7 @@ class Decisions(Introduced):
             return self.guarantee.set(self, level)
         probs, order = self.probs.mean(0, dtype=torch.float64).sort(dim=-1, descending=True, stable=True)
         members = torch.zeros(probs.shape, dtype=torch.bool).scatter(-1, order, probs.cumsum(-1) - probs < level)
-        return ClassSet(members, level, "predictive", f"covers {level:.4g} of new rows if the model is right")
+        return ClassSet(members, level, "predictive", f"covers {level:.4g} of new rows {self.condition}")
 
     def risk(self, loss: Tensor | Sequence[Sequence[float]] | Callable[[Tensor], Tensor]) -> Risk:
         """The expected loss under the predictive distribution: ∑ₖ p(k) loss[a, k], or ∫ loss(y) p(y) dy.
@@ -168,7 +170,7 @@ class Decisions(Introduced):
             share = torch.linspace(0, 1, 2 * GRID + 1, dtype=torch.float64)[:, None]
             both = self.transform(torch.lerp(self.transform.inv(low), self.transform.inv(high), share))
             edges, at = both[::2], both[1::2]
-        points = max(1, 2 * BLOCK // (self.num_draws * len(edges)))
+        points = max(1, 2 * BLOCK // (getattr(self, "base", self).num_draws * len(edges)))
         parts = [self[i : i + points].cdf(edges[:, i : i + points]) for i in range(0, len(self), points)]
         below = torch.cat(parts, 1)
         below[0], below[-1] = 0.0, 1.0
