@@ -30,6 +30,8 @@ FORMAT = 1
 
 #: Weights drawn at once.
 BLOCK_BYTES = 64 * 2**20
+#: Numbers that a description draws in all, more or less.
+DESCRIBED = 10**8
 
 
 def weight_space(module: nn.Module | None) -> nn.Module | None:
@@ -99,18 +101,24 @@ class Posterior(Introduced):
         return pd.DataFrame({name: pd.Series(values) for name, values in self.trace.items() if len(values)})
 
     def describe(self) -> pd.DataFrame:
-        """A line a site of a network: shape, prior, mean σ as a share of the prior's (by 200 draws), and "sampled".
+        """A line a site of a network: shape, prior, "sampled", mean σ as a share of the prior's, median |μ|/σ.
 
-        That is how training samples it: rows, flipout (``parts.own_start``), weights (one draw for all rows), or point.
+        Sampled is how training samples it: rows, flipout (``parts.own_start``), weights (one draw for all rows), point.
+        By up to 200 draws, of many millions of weights by 20: a site of means 0 has |μ|/σ of 0.05 to 0.15 by chance.
         """
-        model, draws, lines = getattr(self.model, "head", self.model), self.draw(200, seed=0), []
+        model, lines = getattr(self.model, "head", self.model), []
+        numbers = sum(value.numel() for value in self.model.initial.values())
+        draws = self.draw(min(200, max(20, DESCRIBED // numbers)), seed=0)
         for site, value in model.net.named_parameters():
-            point, share = site in model.points, float("nan")
-            with suppress(NotImplementedError):  # a prior without a variance
-                share = (draws[site].std(0) / model.priors[site](value).variance.sqrt()).mean().item()
+            point, share, ratio = site in model.points, float("nan"), float("nan")
+            if not point:
+                mean, sd = draws[site].mean(0), draws[site].std(0)
+                ratio = (mean.abs() / sd).median().item()
+                with suppress(NotImplementedError):  # a prior without a variance
+                    share = (sd / model.priors[site](value).variance.sqrt()).mean().item()
             sampled = "point" if point else model.sampling.get(site, "weights")
-            lines.append([site, list(value.shape), "" if point else model.texts[site], sampled, share])
-        return pd.DataFrame(lines, columns=["site", "shape", "prior", "sampled", "σ/prior"])
+            lines.append([site, list(value.shape), "" if point else model.texts[site], sampled, share, ratio])
+        return pd.DataFrame(lines, columns=["site", "shape", "prior", "sampled", "σ/prior", "|μ|/σ"])
 
     @property
     def device(self) -> torch.device:

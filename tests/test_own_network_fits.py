@@ -182,6 +182,20 @@ def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
     assert "there is no module: give bp.Bayesian(module)" in capsys.readouterr().err
 
 
+def test_an_exported_module_is_fitted_and_loaded_without_its_code(tmp_path):
+    data, file = bp.load_data("digits", limit=60), str(tmp_path / "net.pt2")
+    with bp.isolated(1):
+        net = nn.Sequential(nn.Conv2d(1, 2, 5), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 10)).eval()
+    rows = {0: torch.export.Dim("rows", min=1)}
+    torch.export.save(torch.export.export(net, (torch.zeros(4, 1, 8, 8),), dynamic_shapes=(rows,)), file)
+    posterior = bp.fit(bp.Bayesian(file, start="pretrained"), data, bp.SVI(epochs=1, patience=0), seed=0)
+    posterior.save(tmp_path / "own")
+    mean = bp.predict(posterior, data.x_test, num_draws=2, seed=1).mean
+    for module in (file, net):
+        again = bp.load(tmp_path / "own", module=module)
+        torch.testing.assert_close(bp.predict(again, data.x_test, num_draws=2, seed=1).mean, mean)
+
+
 # -- several inputs -------------------------------------------------------------------------------------------------
 RNG = np.random.default_rng(0)
 NUM = 60

@@ -42,7 +42,7 @@ def test_scales():
         )
 
 
-@pytest.mark.parametrize("piece", [5, 100])
+@pytest.mark.parametrize("piece", [5, 15, 100])
 def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece):
     """Values and gradients, also in pieces that do not divide the arrays; a second draw has noise of its own."""
     monkeypatch.setattr(gradients, "PIECE", piece)

@@ -246,4 +246,5 @@ def _entropy(q: dict) -> Tensor:
 
 
 def _scaled(term: Tensor, site: dict) -> Tensor:
-    return scale_and_mask(term, site["scale"], site["mask"]).sum()
+    term = scale_and_mask(term, site["scale"], site["mask"])
+    return term.sum() if term.dim() else term

@@ -162,11 +162,11 @@ class RowNoise(TorchFunctionMode):
             f = local_linear(x, q.loc.mT, q.scale.square().mT, False, torch.Size())
             return f if bias is None else f + (bias if own is None else own.loc + own.scale * torch.randn_like(f))
         mean = func(x, q.loc, bias if own is None else own.loc, *rest)
-        signs = [torch.randint(2, (len(part), part.shape[-1 if func is F.linear else 1]), device=x.device) * 2 - 1
-                 for part in (x, mean)]  # fmt: skip
+        shapes = [(len(part), part.shape[-1 if func is F.linear else 1]) for part in (x, mean)]
+        signs = [torch.randint(2, shape, dtype=x.dtype, device=x.device).mul_(2).sub_(1) for shape in shapes]
         extra = (slice(None), *(None,) * (x.dim() - 2))
         s, r = (sign[extra] if func is F.linear else sign[(..., *extra[1:])] for sign in signs)
-        return mean + r * func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest)
+        return torch.addcmul(mean, r, func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest))
 
 
 class DrawNormals(torch.autograd.Function):
@@ -174,48 +174,80 @@ class DrawNormals(torch.autograd.Function):
 
         dμ = dw + 2 b μ        dρ = (dw ε + a/σ + 2 b σ) · sigmoid(ρ)        a, b: the gradients of the two sums
 
-    In pieces that stay in the processor's cache: a network has many more weights than fit there. ``spare`` are tensors
-    (P,) that nobody needs, for the gradients: millions of numbers in memory that is new to a process are slow.
+    μ and σ come out as well, for what takes them beside the draw: their gradients add to dμ and, before sigmoid, dρ.
+
+    In pieces that stay in the processor's cache, of a part of an array or several small ones: a network has many more
+    weights than fit there. ``spare`` are tensors (P,) that nobody needs, for the gradients: millions of numbers in
+    memory that is new to a process are slow.
     """
 
     @staticmethod
     def forward(ctx, loc: Tensor, rho: Tensor, sizes: list[int], spare: list[Tensor]) -> tuple[Tensor, ...]:
-        """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw (its size,)). loc, rho: (P,)."""
-        ctx.sizes, ctx.spare = sizes, spare
-        logs, squares = [], []
-        scales, noises, draws = ([torch.empty_like(part) for part in loc.split(sizes)] for _ in range(3))
-        for array in zip(loc.split(sizes), rho.split(sizes), scales, noises, draws, strict=True):
+        """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw, its μ, its σ). loc, rho: (P,)."""
+        ctx.groups, ctx.spare = _groups(sizes), spare
+        ctx.set_materialize_grads(False)
+        lengths, logs, squares = [sum(group) for group in ctx.groups], [], []
+        scales, noises, draws = ([torch.empty_like(part) for part in loc.split(lengths)] for _ in range(3))
+        arrays = zip(loc.split(lengths), rho.split(lengths), scales, noises, draws, strict=True)
+        for group, array in zip(ctx.groups, arrays, strict=True):
             array[3].normal_()
-            log_scale, square = 0.0, array[0].dot(array[0])
+            log_scale = square = 0.0
             for m, r, s, e, w in _pieces(*array):
-                s.copy_(F.softplus(r))
-                log_scale, square = log_scale + torch.log(s, out=w).sum(), square + s.dot(s)
+                own = group if len(group) > 1 else [len(m)]
+                torch.exp(r, out=s).log1p_() if r.max() < 80 else s.copy_(F.softplus(r))
+                log_scale = log_scale + torch.stack([part.sum() for part in torch.log(s, out=w).split(own)])
+                pairs = zip(m.split(own), s.split(own), strict=True)
+                square = square + torch.stack([a.dot(a) + b.dot(b) for a, b in pairs])
                 torch.addcmul(m, s, e, out=w)
             logs.append(log_scale)
             squares.append(square)
         ctx.save_for_backward(loc, rho, *scales, *noises)
-        return (torch.stack(logs), torch.stack(squares), *draws)
+        each = (p for parts in (draws, scales) for g, p in zip(ctx.groups, parts, strict=True) for p in p.split(g))
+        draws = [next(each) for _ in sizes]
+        return torch.cat(logs), torch.cat(squares), *draws, *loc.detach().split(sizes), *each
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, of_logs: Tensor, of_squares: Tensor, *of_draws: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx, of_logs: Tensor | None, of_squares: Tensor | None, *of_arrays: Tensor | None) -> tuple:
         """Those of loc and rho."""
         loc, rho, *rest = ctx.saved_tensors
-        gradients = [ctx.spare.pop() if ctx.spare else torch.empty_like(loc) for _ in range(2)]
-        flats, count = (flat.split(ctx.sizes) for flat in (loc, rho, *gradients)), len(ctx.sizes)
-        arrays = zip(*flats, rest[:count], rest[count:], of_draws, strict=True)
-        for a, b, array in zip(of_logs, of_squares, arrays, strict=True):
-            for m, r, dm, dr, s, e, g in _pieces(*array):
+        count, number = len(ctx.groups), len(of_arrays) // 3
+        d_loc, d_rho = (ctx.spare.pop() if ctx.spare else torch.empty_like(loc) for _ in range(2))
+        flats = (flat.split([sum(group) for group in ctx.groups]) for flat in (loc, rho, d_loc, d_rho))
+        sums = [loc.new_zeros(number) if of is None else of for of in (of_logs, of_squares)]
+        first = 0
+        for group, *array in zip(ctx.groups, *flats, rest[:count], rest[count:], strict=True):
+            own, first = slice(first, first + len(group)), first + len(group)
+            a, b = (of[own] if len(group) == 1 else of[own].repeat_interleave(torch.tensor(group)) for of in sums)
+            of_draws = [loc.new_zeros(n) if g is None else g for n, g in zip(group, of_arrays[own], strict=True)]
+            for m, r, dm, dr, s, e, g in _pieces(*array, of_draws[0] if len(group) == 1 else torch.cat(of_draws)):
                 torch.addcmul(g, m, b, value=2, out=dm)
                 slope = (g * e).addcmul_(s, b, value=2).addcdiv_(a, s)
                 torch.sigmoid(r, out=dr).mul_(slope)
-        return *(gradients.pop(0) for _ in range(2)), None, None
+        sizes = [n for group in ctx.groups for n in group]
+        of_means, of_scales = of_arrays[number : 2 * number], of_arrays[2 * number :]
+        cuts = (flat.split(sizes) for flat in (rho, d_loc, d_rho))
+        for of_mean, of_scale, r, dm, dr in zip(of_means, of_scales, *cuts, strict=True):
+            if of_mean is not None:
+                dm.add_(of_mean)
+            if of_scale is not None:
+                dr.addcmul_(of_scale, torch.sigmoid(r))
+        return d_loc, d_rho, None, None
+
+
+def _groups(sizes: list[int]) -> list[list[int]]:
+    """Arrays of these sizes in their order, neighbours together where they have PIECE numbers at most."""
+    groups: list[list[int]] = []
+    for size in sizes:
+        if groups and sum(groups[-1]) + size <= PIECE:
+            groups[-1].append(size)
+        else:
+            groups.append([size])
+    return groups
 
 
 def _pieces(*flats: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Views of at most PIECE numbers of arrays (P,) of one size."""
-    if len(flats[0]) <= PIECE:
-        return iter([flats])
     return zip(*(flat.split(PIECE) for flat in flats), strict=True)
 
 

@@ -107,17 +107,20 @@ class FlatNormals:
     scale = cached_property(lambda self: F.softplus(self.rho))
 
     @cached_property
-    def drawn(self) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
-        """{array: (Σ log σ, Σ (μ² + σ²), a draw (*shape))}, with gradients."""
+    def drawn(self) -> dict[str, tuple[Tensor, ...]]:
+        """{array: (Σ log σ, Σ (μ² + σ²), a draw, μ and σ (*shape))}, with gradients."""
         sizes = [shape.numel() for shape in self.shapes.values()]
         if len(self.loc) <= gradients.PIECE or self.loc.is_cuda:  # what fits in the cache, and kernels that are few
             draws = torch.addcmul(self.loc, self.scale, torch.randn_like(self.loc)).split(sizes)
             squares = self.loc.square() + self.scale.square()
             logs, squares = ([part.sum() for part in v.split(sizes)] for v in (self.scale.log(), squares))
+            parts = [*draws, *self.loc.split(sizes), *self.scale.split(sizes)]
         else:
-            logs, squares, *draws = gradients.DrawNormals.apply(self.loc, self.rho, sizes, self.spare)
-        arrays = zip(self.shapes.items(), logs, squares, draws, strict=True)
-        return {name: (a, b, draw.view(shape)) for (name, shape), a, b, draw in arrays}
+            logs, squares, *parts = gradients.DrawNormals.apply(self.loc, self.rho, sizes, self.spare)
+        n, arrays = len(sizes), zip(self.shapes.items(), logs, squares, strict=True)
+        return {
+            name: (a, b, *(part.view(shape) for part in parts[i::n])) for i, ((name, shape), a, b) in enumerate(arrays)
+        }
 
     def arrays(self) -> Iterator[tuple[str, "JointlyDrawn"]]:
         """(array, its distribution) of each."""
@@ -139,7 +142,8 @@ class JointlyDrawn(NormalWeights):
     def _draw(self, shape: torch.Size) -> Tensor:
         if self.sums is not None or shape != self.event_shape or not torch.is_grad_enabled():
             return super()._draw(shape)
-        *self.sums, draw = self.whole.drawn.pop(self.name)  # a draw may refer to its distribution: no cycle
+        # A draw may refer to its distribution: no cycle.
+        *self.sums, draw, self.loc, self.scale = self.whole.drawn.pop(self.name)
         return draw
 
 
@@ -261,7 +265,8 @@ def _kl_jointly_drawn(q: JointlyDrawn, p: CentredNormal) -> Tensor:
     if q.sums is None or q.event_shape != p.event_shape or p.scale.dim():
         return _kl_normals(q, p)
     logs, squares = q.sums
-    return 0.5 * squares / p.scale.square() - logs + p.event_shape.numel() * (p.scale.log() - 0.5)
+    constant = p.event_shape.numel() * (p.scale.log() - 0.5)
+    return torch.addcmul(constant - logs, squares, p.scale.square().reciprocal(), value=0.5)
 
 
 @register_kl(_NormalArray, LogUniform)

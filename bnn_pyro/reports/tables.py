@@ -134,6 +134,9 @@ class RunFacts:
             figures = [f"the NLL is lower by {lower:.3g} nats a row, at least {low:.2g}"]
             forms = {"kl_share": "the KL is {:.0%} of −ELBO", "signal_to_noise": "the median |μ|/σ is {:.2g}"}
             figures += [form.format(self.metrics[key]) for key, form in forms.items() if key in self.metrics]
+            if len(sites := self.metrics.get("signal_to_noise_of_sites", {})) > 1:
+                lowest = sorted(sites, key=sites.get)[:3]
+                figures.append("lowest in " + ", ".join(f"{site} {sites[site]:.2g}" for site in lowest))
             sentence = (f"The network at the mean weights predicts better than the draws ({', '.join(figures)}): q is "
                         "too wide here. Try fewer weights, a narrower prior, more epochs, or auto.")  # fmt: skip
             failed.append({"level": "caution", "about": "mean weights", "sentence": sentence})

@@ -71,11 +71,12 @@ def uneven_errors(prediction: Prediction, data: Dataset) -> dict[str, dict[str, 
     return {"errors_by": {name: float(high / max(low, 1e-12))}}
 
 
-def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dataset) -> dict[str, float]:
+def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dataset) -> dict[str, Any]:
     """{nll_over_mean_weights and its _low and _high, in nats of a test row; kl_share, signal_to_noise}, what applies.
 
     Draws that predict worse than their own mean are noise, not knowledge: where there are many weights for the rows the
-    KL keeps q near the prior. Two numbers show that: its share of −ELBO, and |μ|/σ of the median weight.
+    KL keeps q near the prior. Its share of −ELBO shows that, and |μ|/σ of the median weight, of all and of each site
+    ({site: ratio} in signal_to_noise_of_sites).
 
     prediction: of the test rows.   Empty for stored draws, and a q whose weights have no mean.
     """
@@ -88,8 +89,9 @@ def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dat
     if kl[-1] > 0 > fit[-1]:
         scores["kl_share"] = kl[-1] / (kl[-1] - fit[-1])
     with suppress(UserError):
-        ratios = torch.cat([ratio.flatten() for ratio in signal_to_noise(posterior).values()])
-        scores["signal_to_noise"] = ratios.median().item()
+        ratios = signal_to_noise(posterior)
+        scores["signal_to_noise"] = torch.cat([ratio.flatten() for ratio in ratios.values()]).median().item()
+        scores["signal_to_noise_of_sites"] = {site: ratio.median().item() for site, ratio in ratios.items()}
     return scores
 
 

@@ -46,7 +46,8 @@ NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": s
 #: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "metrics.json": ({"*": NUMBER, "failed": str, "targets": {"*": {"*": NUMBER}}, "class_rows": {"*": int},
-                      "class_predictions": {"*": int}, "errors_by": {"*": NUMBER}}, "evaluate"),
+                      "class_predictions": {"*": int}, "errors_by": {"*": NUMBER},
+                      "signal_to_noise_of_sites": {"*": NUMBER}}, "evaluate"),
     "convergence.json": ({"statistics": {"*": NUMBER}, "verdicts": [VERDICT]}, "evaluate"),
     GUARANTEES: ({"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
                   "table": [{"rows": str, "prediction": str, "covered": NUMBER, "covered_low": NUMBER,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
 from bnn_pyro.errors import UserError, first_line
-from bnn_pyro.parts.backbone import INPUTS, check_scale
+from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
@@ -65,8 +65,9 @@ class ModuleSource:
 class Bayesian(Settings):
     """Settings of a network of one's own.
 
-    module      package.module:function, which is imported; in Python a module, or a function of the schema or of
-                nothing that returns one. (B, *input_shape) -> (B, outputs): logits of the classes, or the mean
+    module      package.module:function, which is imported, or a torch.export file (.pt2), which executes nothing; in
+                Python a module, or a function of the schema or of nothing that returns one.
+                (B, *input_shape) -> (B, outputs): logits of the classes, or the mean
     where       which parameters are Bayesian: names, globs or classes of layers, as layer4.*|fc|Conv2d, or re:REGEX; in
                 Python also classes. The others are points
     frozen      points that stay as they are, likewise; all others are trained with the rest. Those that require no
@@ -130,9 +131,12 @@ class Bayesian(Settings):
 
     def own(self, schema: Schema) -> nn.Module:
         """A copy of the module.   Raises UserError where there is none, or it cannot be copied."""
-        if self.module == "":
+        source = self.module
+        if source == "":
             raise UserError("there is no module: give bp.Bayesian(module), or --module package.module:function")
-        return (ModuleSource(imported(self.module)) if isinstance(self.module, str) else self.module).make(schema)
+        if isinstance(source, str):
+            source = ModuleSource(from_text(source).net if source.endswith(".pt2") else imported(source))
+        return source.make(schema)
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``.
