@@ -4,6 +4,7 @@ Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outsi
 """
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,8 @@ Report = Callable[[float, int, Figures], None]
 
 #: As tqdm's own, with fractions of a step.
 FORMAT = "{l_bar}{bar}| {n:.9g}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+#: And as a line of a log, which has so many of them.
+LINE, LINES = "{desc}: {percentage:3.0f}% [{elapsed}<{remaining}, {rate_fmt}{postfix}]", 10
 
 
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -35,21 +38,30 @@ def quiet(yes: bool = True) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(description: str, show: bool = True, unit: str = "step") -> Iterator[Report]:
-    """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures."""
+    """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures.
+
+    Where standard error is neither a terminal nor a notebook's, these are lines of a log, one for every 10 %.
+    """
     if not show or _QUIET.get():
         yield lambda done, of, figures=None: None
         return
-    with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, bar_format=FORMAT) as bar:
+    log = not sys.stderr.isatty() and "ipykernel" not in sys.modules
+    how = {"bar_format": LINE, "delay": math.inf} if log else {"bar_format": FORMAT}
+    with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, **how) as bar:
         latest: Figures | None = None
+        logged = 0
 
         def report(done: float, of: int, figures: Figures | None = None) -> None:
-            nonlocal latest
+            nonlocal latest, logged
             bar.total = of
             if figures and figures is not latest:  # the same object again has nothing new to say
                 latest = figures
                 text = {k: v if isinstance(v, str) else f"{v:.4g}" for k, v in figures.items()}
                 bar.set_postfix(text, refresh=False)
             bar.update(round(done, 1) - bar.n)
+            if log and (lines := math.floor(LINES * done / (of or 1))) > logged:
+                logged = lines
+                print(bar, file=sys.stderr, flush=True)
 
         yield report
 

@@ -16,9 +16,19 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import cost, optimise
 from bnn_pyro.inference import schedule as rules
 from bnn_pyro.inference.schedule import settled
+from bnn_pyro.progress import progress_bar
 
 PROBLEM = correlated(num=30, noise=0.5)
 NET = bp.MeanField(hidden=(3,))
+
+
+def test_without_a_terminal_progress_is_a_line_for_every_tenth(capsys):
+    with progress_bar("fit") as report:
+        for done in range(1, 251):
+            report(done, 250, {"ELBO": -done})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("[")[0].split() for line in lines] == [["fit:", f"{k}0%"] for k in range(1, 11)]
+    assert "<" in lines[0] and "ELBO=-25]" in lines[0]
 
 
 def test_the_first_transitions_tell_how_long_it_takes(monkeypatch):
