@@ -8,12 +8,17 @@ OUT = 3
 
 
 class Recurrent(nn.Module):
-    def __init__(self):
+    def __init__(self, kind=nn.LSTM):
         super().__init__()
-        self.rnn, self.head = nn.LSTM(6, 5, num_layers=2, batch_first=True), nn.Linear(5, OUT)
+        self.rnn, self.head = kind(6, 5, num_layers=2, batch_first=True), nn.Linear(5, OUT)
 
     def forward(self, x):
         return self.head(self.rnn(x)[0][:, -1])
+
+
+class Bilinear(nn.Bilinear):
+    def forward(self, x):
+        return super().forward(x[:, 0], x[:, 1])
 
 
 class Transformer(nn.Module):
@@ -81,10 +86,13 @@ NETS = {
     "batch norm": lambda: flat(nn.Conv1d(4, 3, 3), nn.BatchNorm1d(3), nn.ReLU()),
     "transformer": Transformer,
     "lstm": Recurrent,
+    "gru": lambda: Recurrent(nn.GRU),
+    "rnn": lambda: Recurrent(nn.RNN),
+    "bilinear": lambda: Bilinear(6, 6, OUT),
     "used twice": Shared,
     "branching": Branching,
 }
-LOOPED = ("lstm", "branching")
+LOOPED = ("lstm", "gru", "rnn", "branching")
 
 
 def made(name):

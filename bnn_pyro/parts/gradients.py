@@ -194,7 +194,7 @@ class DrawNormals(torch.autograd.Function):
             log_scale = square = 0.0
             for m, r, s, e, w in _pieces(*array):
                 own = group if len(group) > 1 else [len(m)]
-                torch.exp(r, out=s).log1p_() if r.max() < 80 else s.copy_(F.softplus(r))
+                s.copy_(F.softplus(r))
                 log_scale = log_scale + torch.stack([part.sum() for part in torch.log(s, out=w).split(own)])
                 pairs = zip(m.split(own), s.split(own), strict=True)
                 square = square + torch.stack([a.dot(a) + b.dot(b) for a, b in pairs])
