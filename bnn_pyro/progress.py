@@ -9,9 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from typing import TypeVar
 
 from tqdm import tqdm
 
+T = TypeVar("T")
 #: What is shown beside a bar: numbers, or texts as they are to be shown.
 Figures = Mapping[str, float | str]
 #: Called with (done, of how many, figures); ``done`` may be a fraction.
@@ -27,13 +29,18 @@ _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 @contextlib.contextmanager
-def quiet(yes: bool = True) -> Iterator[None]:
-    """A block without progress bars, or with them as they were."""
-    token = _QUIET.set(yes or _QUIET.get())
+def within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """A block in which a context variable has this value."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _QUIET.reset(token)
+        variable.reset(token)
+
+
+def quiet(yes: bool = True) -> contextlib.AbstractContextManager[None]:
+    """A block without progress bars, or with them as they were."""
+    return within(_QUIET, yes or _QUIET.get())
 
 
 @contextlib.contextmanager
@@ -85,14 +92,9 @@ class Channel:
     def __init__(self, send: Callable[[float, Figures], None], asked: Callable[[], bool], every: float = 0.0) -> None:
         self._send, self._asked, self.every, self.last, self.outer = send, asked, every, 0.0, _CHANNEL.get()
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
+    def open(self) -> contextlib.AbstractContextManager[None]:
         """The block is a task that has this channel."""
-        token = _CHANNEL.set(self)
-        try:
-            yield
-        finally:
-            _CHANNEL.reset(token)
+        return within(_CHANNEL, self)
 
     def report(self, done: float, of: float, figures: Figures | None = None) -> None:
         """So much of the task is done."""

@@ -101,6 +101,14 @@ def interrupted(step, number=signal.SIGINT, words=None):
         yield
 
 
+def goes_on(whole, steps, fit, *of, **settings):
+    """Whether a fit that is interrupted at these steps, one after the other, ends in the same posterior."""
+    for step in steps:
+        with interrupted(step):
+            fit(*of, resume=True, **settings)
+    return same(fit(*of, resume=True, **settings), whole)
+
+
 def covariance(guide):
     """diag(σ) C Cᵀ diag(σ) of a guide of all weights jointly: C = I + A of a full one, [I, B] of one of low rank."""
     root, identity = getattr(guide, "lower", None), torch.eye(len(guide.loc))

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import interrupted, run_method, same
+from monte_carlo import goes_on, run_method, same
 from torch import nn
 
 import bnn_pyro as bp
@@ -94,12 +94,9 @@ def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path
     last = max(first, nll.index(min(nll)))
     assert num == min(first + 1 + math.ceil((first + 1) / 2), last + 5)
     assert whole.provenance["schedule"] == {"epochs": 10 * num}
-    for step in (30 * first - 15, 30 * (num - first) - 10):
-        with interrupted(step):
-            fit(data, out=tmp_path, resume=True, **how)
-    resumed = fit(data, out=tmp_path, resume=True, **how)
-    assert nll.index(min(nll)) < first - 1
-    assert same(resumed, whole) and same(bp.load(tmp_path), whole)
+    steps = 30 * first - 15, 30 * (num - first) - 10
+    assert goes_on(whole, steps, fit, data, out=tmp_path, **how)
+    assert nll.index(min(nll)) < first - 1 and same(bp.load(tmp_path), whole)
 
 
 def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
@@ -127,10 +124,7 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
         said = " ".join(verdict.sentence for verdict in bp.diagnostics.diagnose(told, data).verdicts)
         assert f"256 held-out rows chose q: its standard deviations are {factor:g} times" in said
     lines = 3 * len(nll)
-    for step in (lines // 3, lines // 2):
-        with interrupted(step):
-            fit(data, own, out=tmp_path, resume=True, **method)
-    assert same(fit(data, own, out=tmp_path, resume=True, **method), whole)
+    assert goes_on(whole, (lines // 3, lines // 2), fit, data, own, out=tmp_path, **method)
 
 
 @pytest.mark.parametrize("num_val", [0, 20])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import check_gaussian, fit, interrupted, same
+from monte_carlo import check_gaussian, fit, goes_on, same
 from refused import refuses
 
 import bnn_pyro as bp
@@ -206,9 +206,7 @@ def test_resumed_bit_for_bit(tmp_path, adjusted, compiled):
     method = replace(QUICK, adjusted=adjusted, compiled=compiled, cores=1)
     whole = fit(NET, PROBLEM.data, method)
     for step in (1, 38, 50):  # of the members, in the warm-up, between draws
-        with interrupted(step):
-            fit(NET, PROBLEM.data, method, out=tmp_path / str(step))
-        assert same(fit(NET, PROBLEM.data, method, out=tmp_path / str(step), resume=True), whole)
+        assert goes_on(whole, [step], fit, NET, PROBLEM.data, method, out=tmp_path / str(step))
 
 
 def test_two_processes_are_one():

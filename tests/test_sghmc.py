@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import check_by_chain, fit, interrupted, moments, same, weights
+from monte_carlo import check_by_chain, fit, goes_on, moments, weights
 from refused import refuses
 from zoo_problems import problem
 
@@ -156,10 +156,7 @@ def test_a_divergence_in_the_burn_in_begins_again_and_a_stopped_run_goes_on_all_
     method = bp.SGHMC(start="jitter", epochs=150, burn_in=120, batch_size=20, chains=2, max_draws=20)
     whole = fit(entry, PROBLEM.data, method, seed=1)
     assert whole.trace["epoch"][-1] == 150 and np.mean(whole.trace["kinetic_temperature"][-50:]) < 3
-    for step in (3, 40, 300):
-        with interrupted(step):
-            fit(entry, PROBLEM.data, method, seed=1, out=tmp_path, resume=True)
-    assert same(fit(entry, PROBLEM.data, method, seed=1, out=tmp_path, resume=True), whole)
+    assert goes_on(whole, (3, 40, 300), fit, entry, PROBLEM.data, method, seed=1, out=tmp_path)
 
 
 def test_chains_of_a_network_start_from_members_which_validation_rows_do_not_stop():

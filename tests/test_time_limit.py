@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import fit, interrupted, same
+from monte_carlo import fit, goes_on, interrupted, same
 
 import bnn_pyro as bp
 from bnn_pyro import checkpoint
@@ -153,7 +153,4 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch, method)
     """Before the objective has settled, right after that, and while the learning rate falls."""
     monkeypatch.setattr(rules, "MAX_STEPS", 48)
     whole = fit(NET, PROBLEM.data, method)
-    for step in (10, 14, 10):
-        with interrupted(step):
-            fit(NET, PROBLEM.data, method, out=tmp_path, resume=True)
-    assert same(fit(NET, PROBLEM.data, method, out=tmp_path, resume=True), whole)
+    assert goes_on(whole, (10, 14, 10), fit, NET, PROBLEM.data, method, out=tmp_path)

@@ -59,31 +59,29 @@ np.savez(sys.argv[3], loc=loc, scale=scale)
 #: Name in the table -> what the worker fits.
 MODELS = {"BayesianRegressor": "ours", "GaussianProcessRegressor": "process", "BdeRegressor": "bde"}
 KEPT = Measurements(RESULTS / "estimators.json", "tables")
-PUBLISHED = {"BayesianRegressor, mile": "ours, as published", "BdeRegressor": "bde, as published"}
+PUBLISHED = {"BayesianRegressor, mile": "ours, as published", "BdeRegressor, as published": "bde, as published"}
 SETS = {"diabetes": {}, "energy": {"target": "y"}, "airfoil": {"target": "y"}}
 
 
 def run(name: str, model: str, python: str, split: int = 0) -> dict[str, float]:
     """Scores of one model on a given split of a table, or a random one of diabetes."""
     import pyro.distributions as dist
-    import torch
 
     import bnn_pyro as bp
-    from bnn_pyro.parts.mixtures import Mixture
+    from benchmarks.accuracy.peers import mixture, rows_of
 
     folder = {"energy": "uci", "airfoil": "tabular"}.get(name)
     where = {} if folder is None else {"splits": f"{folder}/{name}.splits.npz", "split": split, "task": "regression"}
     data = bp.load_data(name if folder is None else f"{folder}/{name}.csv", **SETS[name], **where)
-    shift, scale = data.schema.y_shift, data.schema.y_scale
+    x, y, new = rows_of(data)
     with tempfile.TemporaryDirectory() as scratch:
         rows, out = Path(scratch, "rows.npz"), Path(scratch, "out.npz")
-        x, y = torch.cat([data.x_train, data.x_val]), torch.cat([data.y_train, data.y_val])
-        np.savez(rows, x=x.numpy(), y=((y - shift) / scale).numpy(), new=data.x_test.numpy())
+        np.savez(rows, x=x, y=y, new=new)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([python, "-c", WORKER, model, str(rows), str(out)], check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found = {key: torch.from_numpy(np.asarray(value, np.float64)) for key, value in np.load(out).items()}
-    prediction = Mixture(dist.Normal(found["loc"] * scale + shift, found["scale"] * scale))
+        found = dict(np.load(out))
+    prediction, scale = mixture(found["loc"], found["scale"], data), data.schema.y_scale
     scores = bp.metrics.evaluate(prediction, data.y_test.double()).flat()
     names = ("rmse", "nll", "nll_low", "nll_high", "crps", "coverage_90")
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -45,12 +45,17 @@ def rows_of(data: Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, (y - data.schema.y_shift) / data.schema.y_scale, data.x_test.numpy()
 
 
+def mixture(loc: np.ndarray, scale: np.ndarray, data: Dataset) -> Mixture:
+    """Of S Normal distributions a row, from means and standard deviations (S, B) of standardised targets; float64."""
+    loc, scale = (torch.from_numpy(np.asarray(v, np.float64)) * data.schema.y_scale for v in (loc, scale))
+    return Mixture(dist.Normal(loc + data.schema.y_shift, scale))
+
+
 def normal(model: Any, data: Dataset) -> dict[str, float]:
     """Scores of a model that predicts a mean and a standard deviation."""
     x, y, x_test = rows_of(data)
-    loc, scale = (torch.from_numpy(np.asarray(v, np.float64)) for v in model.fit(x, y).predict(x_test, return_std=True))
-    loc, scale = loc * data.schema.y_scale + data.schema.y_shift, scale * data.schema.y_scale
-    return metrics.evaluate(Mixture(dist.Normal(loc[None], scale[None])), data.y_test.double()).flat()
+    loc, scale = model.fit(x, y).predict(x_test, return_std=True)
+    return metrics.evaluate(mixture(loc[None], scale[None], data), data.y_test.double()).flat()
 
 
 def gaussian_process(data: Dataset) -> dict[str, float]:

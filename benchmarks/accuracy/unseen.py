@@ -30,7 +30,7 @@ from sklearn.linear_model import BayesianRidge, LogisticRegression
 from sklearn.model_selection import cross_val_predict
 
 import bnn_pyro as bp
-from benchmarks.accuracy.peers import rows_of
+from benchmarks.accuracy.peers import mixture, rows_of
 from benchmarks.provenance import RESULTS, Measurements, check_tree, source, table
 from bnn_pyro import metrics
 from bnn_pyro.datasets import Dataset
@@ -83,8 +83,7 @@ def peer(data: Dataset, boosted: bool) -> dict[str, Any]:
         loc = model.fit(x, y).predict(x_test)
     else:
         loc, scale = BayesianRidge().fit(x, y).predict(x_test, return_std=True)
-    loc, scale = (torch.from_numpy(np.asarray(v, np.float64)) * data.schema.y_scale for v in (loc, scale))
-    return scores(Mixture(dist.Normal(loc[None] + data.schema.y_shift, scale[None])), data)
+    return scores(mixture(loc[None], scale[None], data), data)
 
 
 def measure(folder: Path, name: str, short: bool, prior: str | None = None) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def _numpyro(title: str, settings: dict[str, Any], **more: Any) -> Sampler:
     return Sampler("numpyro", f"NumPyro NUTS{title}", settings, **more)
 
 
-def _chees(title: str, **settings: int) -> Sampler:
-    return Sampler("chees", f"bnn_pyro ChEES{title}", settings, threads=2)
+def _chees(chains: int) -> Sampler:
+    return Sampler("chees", "bnn_pyro ChEES", {"chains": chains}, threads=2)
 
 
 SAMPLERS: dict[str, Sampler] = {
@@ -67,11 +67,9 @@ SAMPLERS: dict[str, Sampler] = {
     "numpyro-long": _numpyro(", parallel, long", PARALLEL | {"draws": 5000}, devices=4, seeds=(0, 1)),
     "nuts": Sampler("nuts", "bnn_pyro NUTS", FULL),
     "nuts-4": Sampler("nuts", "bnn_pyro NUTS", FOUR),
-    "chees-16": _chees("", chains=16),
-    "chees-64": _chees("", chains=64),
-    "chees-256": _chees("", chains=256),
-    "chees-long": _chees(", long", chains=64, draws=1000),
-    "chees-wide": _chees(", long", chains=256, draws=1000),
+    "chees-16": _chees(16),
+    "chees-64": _chees(64),
+    "chees-256": _chees(256),
 }
 
 

@@ -28,13 +28,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.provenance import ROOT, add_out, check_tree, provenance, write_json
-from bnn_pyro.posterior import read_archive
 
 sys.path.insert(0, str(ROOT / "tests"))
 
+import run_folders
 from forked import OFTEN, command, run, start
 
 METHODS = {
@@ -64,22 +62,11 @@ def fuzz(args: argparse.Namespace) -> dict[str, Any]:
 
 
 # -- SIGKILL and Ctrl-C ----------------------------------------------------------------------------------------------
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Of a guide, or of chains."""
-    guide, chains = (read_archive(folder)[0][key] for key in ("guide", "chains"))
-    return guide if guide is not None else chains
-
-
 def same(one: Path, other: Path) -> bool:
     """Whether two runs, and their baselines, are equal to the last bit."""
     pairs = [(one, other)] + [(one / "baseline", other / "baseline")] * (other / "baseline").is_dir()
-    for a, b in pairs:
-        if (a / "metrics.json").read_bytes() != (b / "metrics.json").read_bytes():
-            return False
-        first, second = tensors(a), tensors(b)
-        if first.keys() != second.keys() or not all(torch.equal(first[k], second[k]) for k in first):
-            return False
-    return True
+    scores = (((folder / "metrics.json").read_bytes() for folder in pair) for pair in pairs)
+    return all(a == b for a, b in scores) and all(run_folders.same(*pair) for pair in pairs)
 
 
 def kills(args: argparse.Namespace) -> dict[str, Any]:

@@ -17,12 +17,10 @@ import bnn_pyro as bp
 from benchmarks.memory import peak
 from benchmarks.timing import Enough, clocked
 
-__all__ = ["F32", "F64", "SUBJECTS", "Sizes", "Subject", "measure", "run"]
+__all__ = ["SUBJECTS", "Sizes", "Subject", "measure", "run"]
 
 #: Epochs that are timed at least after the first, and seconds after which that is enough.
 EPOCHS, SECONDS = 3, 2.0
-#: Bytes of float32, float64 and int64.
-F32, F64 = 4, 8
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,6 @@ class Sizes:
         """P, weights and biases of the network."""
         widths = (self.inputs, *self.hidden, self.outputs)
         return sum((i + 1) * o for i, o in pairwise(widths))
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """Widths of the activations, from the first hidden layer to the output."""
-        return (*self.hidden, self.outputs)
 
     def data(self) -> bp.Dataset:
         """Standard normal inputs, random labels; no validation and no test rows."""
@@ -106,10 +99,6 @@ def _sghmc(s: Sizes) -> bp.SGHMC:
     return bp.SGHMC(epochs=s.draws + 2, burn_in=1, batch_size=s.batch, lr=1e-3, chains=s.chains, max_draws=s.draws)
 
 
-def _laplace(s: Sizes) -> bp.Laplace:
-    return bp.Laplace()
-
-
 def _chees(s: Sizes) -> bp.ChEES:
     return bp.ChEES(chains=s.chains, warmup=100, draws=s.draws, superchains=min(16, s.chains), compiled="yes")
 
@@ -124,7 +113,7 @@ SUBJECTS: dict[str, Subject] = {
     "last-svi": Subject("last layer, SVI", "step", FEATURES, LINEAR, _long(bp.SVI)),
     "last-map": Subject("last layer, MAP", "step", FEATURES, LINEAR, _long(bp.MAP, patience=0)),
     "last-sghmc": Subject("last layer, SGHMC", "step", replace(FEATURES, draws=8), LINEAR, _sghmc, whole=True),
-    "laplace": Subject("last layer, Laplace", "fit", replace(FEATURES, inputs=124), LINEAR, _laplace, whole=True),
+    "laplace": Subject("last layer, Laplace", "fit", replace(FEATURES, inputs=124), LINEAR, lambda s: bp.Laplace()),
     "sghmc-chains": Subject(
         "SGHMC, 64 features", "step", Sizes(1024, 64, 0, batch=128, draws=4), LINEAR, _sghmc, whole=True
     ),

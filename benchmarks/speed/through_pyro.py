@@ -1,4 +1,4 @@
-"""What one writes in Pyro, trained by its own SVI: AutoNormal, and a HiddenLayer: ours, or Pyro's own."""
+"""What one writes in Pyro, trained by its own SVI: AutoNormal, and our HiddenLayer."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import pyro
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from pyro.contrib.bnn import HiddenLayer as StockHiddenLayer
 from pyro.distributions import constraints
-from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
 import bnn_pyro as bp
 from benchmarks.speed.problem import INIT_SCALE, LR, NOISE, Contestant, Problem, Step
@@ -27,27 +25,14 @@ def adam() -> pyro.optim.PyroOptim:
     return pyro.optim.Adam({"lr": LR, "fused": True})
 
 
-class RepairedStock(StockHiddenLayer):
-    """``pyro.contrib.bnn.HiddenLayer`` with the smallest repair that lets it run: the missing call of ``__init__``.
-
-    Its ``log_prob`` is one number for all rows, so that its batch shape is () and it stands outside of the plate. The
-    KL of such a pair has the wrong sign (see ``bnn_pyro.HiddenLayer``); it costs what a right one would.
-    """
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)
-        shape = torch.Size((len(self.X), self.dim_H + int(self.include_hidden_bias)))
-        Distribution.__init__(self, torch.Size(), shape, validate_args=False)
-
-
 def observe(problem: Problem, f: Tensor, y: Tensor) -> None:
     """The site "y" in a plate that scales it by N/B."""
     with pyro.plate("data", problem.rows, subsample=y):
         pyro.sample("y", dist.Normal(f.squeeze(-1), NOISE) if problem.regression else dist.Categorical(logits=f), obs=y)
 
 
-def hidden_layers(problem: Problem, layer: type, stock: bool = False) -> Step:
-    """Model and guide as people write them; ``stock``: Pyro's layer, outside of the plate, its share of the KL."""
+def hidden_layers(problem: Problem) -> Step:
+    """Model and guide as people write them."""
     shapes = [(i + 1, o) for i, o in pairwise(problem.sizes)]
     last = len(shapes) - 1
     prior = [(torch.zeros(s, device=problem.device), torch.ones(s, device=problem.device)) for s in shapes]
@@ -57,12 +42,8 @@ def hidden_layers(problem: Problem, layer: type, stock: bool = False) -> Step:
         x = F.pad(x, (0, 1), value=1.0)
         for i, (mean, scale) in enumerate(weights):
             activation = (lambda v: v) if i == last else F.leaky_relu
-            if stock:
-                drawn = layer(x, mean, scale, activation, len(x) / problem.rows, include_hidden_bias=i < last)
-                x = pyro.sample(f"h{i}", drawn)
-            else:
-                with pyro.plate(f"rows{i}", len(x)):
-                    x = pyro.sample(f"h{i}", layer(x, mean, scale, activation, include_hidden_bias=i < last))
+            with pyro.plate(f"rows{i}", len(x)):
+                x = pyro.sample(f"h{i}", bp.HiddenLayer(x, mean, scale, activation, include_hidden_bias=i < last))
         return x
 
     def model(x: Tensor, y: Tensor) -> None:
@@ -76,7 +57,7 @@ def hidden_layers(problem: Problem, layer: type, stock: bool = False) -> Step:
             weights.append((mean, scale))
         layers(x, weights)
 
-    return SVI(model, guide, adam(), Trace_ELBO() if stock else TraceMeanField_ELBO()).step
+    return SVI(model, guide, adam(), TraceMeanField_ELBO()).step
 
 
 class BayesianMLP(PyroModule):
@@ -106,10 +87,6 @@ def auto_normal(problem: Problem) -> Step:
 
 
 THROUGH_PYRO: dict[str, Contestant] = {
-    "HiddenLayer in Pyro": Contestant(lambda p: hidden_layers(p, bp.HiddenLayer), "bnn_pyro.HiddenLayer; Pyro's SVI"),
+    "HiddenLayer in Pyro": Contestant(hidden_layers, "bnn_pyro.HiddenLayer; Pyro's SVI"),
     "Pyro AutoNormal": Contestant(auto_normal, "PyroSample weights, AutoNormal, TraceMeanField_ELBO; Pyro's SVI"),
-    "stock HiddenLayer": Contestant(
-        lambda p: hidden_layers(p, RepairedStock, stock=True),
-        "pyro.contrib.bnn, with the missing Distribution.__init__ called, outside of the plate; Pyro's SVI, Trace_ELBO",
-    ),
 }

@@ -1,7 +1,7 @@
 """Axes of a picture, its legends, and what several pictures do with their numbers."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from matplotlib.transforms import ScaledTranslation
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots.style import BAYES, DASHED, tint
 from bnn_pyro.predictive import Prediction
+from bnn_pyro.progress import within
 
 #: What a picture of one panel, or of several, draws on; None makes a new figure.
 Panel = Axes | None
@@ -24,14 +25,9 @@ Panels = Sequence[Axes] | None
 _outside: ContextVar[bool] = ContextVar("_outside", default=False)
 
 
-@contextmanager
-def outside_pyplot() -> Iterator[None]:
+def outside_pyplot() -> AbstractContextManager[None]:
     """A block whose figures pyplot does not know, as in reports: no window shows them, and nobody has to close them."""
-    token = _outside.set(True)
-    try:
-        yield
-    finally:
-        _outside.reset(token)
+    return within(_outside, True)
 
 
 def figure(width: float, height: float) -> Figure:
