@@ -38,7 +38,6 @@ PAIRS = (
     ("my-network, weights", "deterministic"),
     ("my-network, rows", "deterministic"),
     (OURS, "plain torch"),
-    ("stock HiddenLayer", "HiddenLayer in Pyro"),
     ("Pyro AutoNormal", "mean-field"),
     *(("my-network, weights", peer) for peer in MODULE_PEERS),
 )
