@@ -28,9 +28,6 @@ NONE = ("None", "none")
 MAX_CATEGORIES = 20
 #: Skewness of a positive target from which on a log scale is suggested.
 SKEWED = 1.0
-SKEWED_HINT = "positive and skewed: intervals may reach below 0, --target-scale log models its logarithm"
-#: Standard deviations from the mean beyond which a value is an outlier.
-FAR = 8.0
 #: A task, targets, and the names of classes.
 Targets = tuple[str, np.ndarray, tuple[str, ...]]
 
@@ -191,11 +188,12 @@ def numbered(path: str | Path, cells: pd.Series, task: str | None, order: Sequen
     return task or "classification", positions(path, cells, [*map(label, cells)], places, "label"), classes
 
 
-def is_skewed(y: np.ndarray) -> bool:
-    """Whether numbers are positive and have a skewness above ``SKEWED``, which their logarithms have not."""
+def skewed(y: np.ndarray) -> str:
+    """What helps positive numbers of a skewness above ``SKEWED``, which their logarithms have not; "" for others."""
     values = (y, np.log(y)) if y.min() > 0 else ()
     skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in values]
-    return bool(skewness) and bool(skewness[0] > max(SKEWED, abs(skewness[1])))
+    hint = "positive and skewed: intervals may reach below 0, --target-scale log models its logarithm"
+    return hint if skewness and skewness[0] > max(SKEWED, abs(skewness[1])) else ""
 
 
 def label(cell: str | float) -> str:

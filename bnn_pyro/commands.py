@@ -83,17 +83,15 @@ def evaluate(args: Namespace) -> None:
     from bnn_pyro.runs import evaluate as scoring
 
     folder, recipe, posterior = _opened(args)
-    if args.prune and (args.data is not None or args.mean_weights):
-        raise UserError("--prune scores draws on the run's own test rows; leave out --data and --mean-weights")
-    if args.ood and (args.data is not None or args.mean_weights):
-        raise UserError("--ood scores draws against the run's own test rows; leave out --data and --mean-weights")
     if args.data is not None or args.mean_weights:
-        what = [] if args.data is None else [Path(args.data).stem]
+        if args.prune or args.ood:
+            how = "--prune scores draws on" if args.prune else "--ood scores draws against"
+            raise UserError(f"{how} the run's own test rows; leave out --data and --mean-weights")
         if args.data is not None:
-            x, y = scoring.labelled(args.data, posterior.schema, recipe)
+            what, (x, y) = [Path(args.data).stem], scoring.labelled(args.data, posterior.schema, recipe)
         else:
             folder.check_data(posterior, data := recipe.load())
-            x, y = data.x_test, data.y_test
+            what, x, y = [], data.x_test, data.y_test
         if args.mean_weights:
             posterior, what = posterior.at_mean_weights(), [*what, "mean-weights"]
         print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, "-".join(what)))

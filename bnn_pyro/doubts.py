@@ -10,12 +10,14 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import FAR, MAX_CATEGORIES, NONE, RAREST, max_categories, parsed
+from bnn_pyro.cells import MAX_CATEGORIES, NONE, RAREST, max_categories, parsed
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError
 
 #: Rows of a category or class below which it is rare; rows from which on a number of its own in each is an identifier.
 RARE, MANY = 5, 20
+#: Standard deviations from the mean beyond which a value is an outlier.
+FAR = 8.0
 #: Words in the names of columns that have codes, and in those of times, whose numbers may well count the rows.
 CODE_NAMES = re.compile(
     r"(?i)(?<![a-z])(zip|zip_?code|post_?code|postal_?code|plz|code|id|key|uuid)(?![a-z])"
@@ -39,11 +41,13 @@ class Doubt(NamedTuple):
 
     refused  whether `train` refuses the table because of it
     way      the option of `train` that helps: "exclude", "categorical", "dates", or none
+    column   its name, or in which part of a table it is seen, where that is known
     """
 
     sentence: str
     refused: bool = False
     way: str = ""
+    column: str = ""
 
 
 def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
@@ -163,20 +167,20 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
         if len(cells) and not np.isnan(values[known]).any():
             exact = kind not in "iu" or max(cells.max(), -cells.min()) < 2**53
             written = cells.astype(str) if kind not in "f" and not (kind in "iu" and exact) else None
-            found += [(name, one) for one in of_numbers(values[known], name, cells.index, written)]
+            found += [one._replace(column=name) for one in of_numbers(values[known], name, cells.index, written)]
         elif kind in "iuf":
             continue
         elif meant := as_meant(cells):
-            found.append((name, meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}")))
+            found.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
         elif same := in_case(cells):
-            found.append((name, Doubt(same)))
+            found.append(Doubt(same, column=name))
     of_targets = {str(name): parsed(cells) for name, cells in targets.items() if cells.dtype != "category"}
     for name in [name for name in of_targets if targets[name].dtype.kind not in "iuf"]:
         sentences = (leading_zeros(targets[name]), in_case(targets[name]))
-        found += [(name, Doubt(sentence, way="categorical")) for sentence in sentences if sentence]
+        found += [Doubt(sentence, way="categorical", column=name) for sentence in sentences if sentence]
     some = ({k: v for k, v in one.items() if not np.isnan(v).all()} for one in (columns, of_targets))
-    for name, doubt in sorted([*found, *copies(*some)], key=lambda pair: not pair[1].way):  # the clearest first
-        yield f"{name}: {doubt.sentence}"
+    for doubt in sorted([*found, *copies(*some)], key=lambda doubt: not doubt.way):  # the clearest first
+        yield f"{doubt.column}: {doubt.sentence}"
 
 
 def leading_zeros(cells: pd.Series, way: str = "they are lost: --categorical keeps them") -> str:
@@ -185,11 +189,11 @@ def leading_zeros(cells: pd.Series, way: str = "they are lost: --categorical kee
     return f"has leading zeros, such as '{zeros.iloc[0]}'; {way}" if len(zeros) else ""
 
 
-def copies(columns: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray]) -> Iterator[tuple[str, Doubt]]:
-    """(column, doubt) of those that are the same as another one, or the target."""
+def copies(columns: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray]) -> Iterator[Doubt]:
+    """Of columns that are the same as another one, or the target."""
     known = {values.tobytes(): f"is the same as the target '{name}' in every row: its answer is not known of new rows"
              for name, values in targets.items()}  # fmt: skip
     for name, values in columns.items():
         if (key := values.tobytes()) in known:
-            yield name, Doubt(f"{known[key]}: --exclude", way="exclude")
+            yield Doubt(f"{known[key]}: --exclude", way="exclude", column=name)
         known.setdefault(key, f"is the same as column '{name}' in every row")

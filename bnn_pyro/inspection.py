@@ -8,12 +8,11 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import MISSING, SKEWED_HINT, gaps_in, infer_task, is_skewed, parsed
+from bnn_pyro.cells import MISSING, gaps_in, infer_task, parsed, skewed
 from bnn_pyro.csv_files import read_cells
 from bnn_pyro.doubts import Doubt, copies, of_numbers, of_texts
 from bnn_pyro.errors import unknown
@@ -23,15 +22,6 @@ UNBALANCED = 0.9
 #: Rows below which a table is small, and below which it cannot be divided.
 FEW_ROWS, MIN_ROWS = 20, 4
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
-
-
-class Finding(NamedTuple):
-    """One thing that is said of a column; the rest is as of :class:`Doubt`."""
-
-    column: str
-    sentence: str
-    refused: bool = False
-    way: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +41,7 @@ class Inspection:
     columns: dict[str, str]
     missing: int = 0
     duplicates: int = 0
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Doubt] = field(default_factory=list)
     aside: str = ""
 
     @property
@@ -64,7 +54,7 @@ class Inspection:
         excluded = dict.fromkeys(finding.column for finding in leave)
         for name in excluded:
             words += ["--exclude", as_item(name)]
-        for column, sentence, refused, way in self.findings:
+        for sentence, refused, way, column in self.findings:
             if way == "categorical":
                 words += ["--categorical", as_item(column)]
             if refused and column not in excluded and "missing" in sentence:
@@ -118,33 +108,33 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
     separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
     columns, findings, task, header = {}, [], None, parsed([*frame])
     if not np.isnan(header).any() and (header != np.round(header)).any():
-        findings.append(Finding("row 1", "has numbers where names of columns belong: is that line missing?"))
+        findings.append(Doubt("has numbers where names of columns belong: is that line missing?", column="row 1"))
     if len(frame) < FEW_ROWS:
-        findings.append(Finding("rows", f"{len(frame)} are few: hold none of them back, or say nothing of how good a "
-                                "fit is", len(frame) < MIN_ROWS))  # fmt: skip
+        findings.append(Doubt(f"{len(frame)} are few: hold none of them back, or say nothing of how good a fit is",
+                              len(frame) < MIN_ROWS, column="rows"))  # fmt: skip
     for name in frame:
         present = frame[name][~gaps[name]]
         columns[name] = _kind(present, int(gaps[name].sum()), commas.get(name, ""))
-        findings += [Finding(name, *what) for what in _column(frame[name], gaps[name], name in targets)]
+        findings += [one._replace(column=name) for one in _column(frame[name], gaps[name], name in targets)]
         if name not in targets or not len(present):
             continue
         if len(targets) == 1:
             task = infer_task(present)
             columns[name] += f"  ← target of {task}"
-            findings += [Finding(name, sentence) for sentence in _target(present, task)]
+            findings += [Doubt(sentence, column=name) for sentence in _target(present, task)]
         else:
             task = "labels" if np.isin(values := parsed(present), (0, 1)).all() else "targets"
             columns[name] += "  ← one of several targets"
             if np.isnan(values).any():
-                findings.append(Finding(name, "is no number in every row, as each of several targets must be", True))
+                findings.append(Doubt("is no number in every row, as each of several targets must be", True, "", name))
     values = {name: parsed(frame[name]) for name in frame}
     values = {k: frame[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
     of_targets = {name: values.pop(name) for name in targets if name in values}
-    findings += [Finding(name, *doubt) for name, doubt in copies(values, of_targets)]
+    findings += copies(values, of_targets)
     if set(columns) <= set(targets):
-        findings.append(Finding(targets[-1], "is the only column: there is nothing to predict it from", True))
+        findings.append(Doubt("is the only column: there is nothing to predict it from", True, "", targets[-1]))
     if target is None:
-        findings.append(Finding("target", f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True))
+        findings.append(Doubt(f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True, "", "target"))
     missing, duplicates = int(gaps.any(axis=1).sum()), int(frame.duplicated().sum())
     aside = "; column 1 has no name: row names, left out" if frame.attrs["row_names"] else ""
     return Inspection(path, len(frame), separator, target, task, columns, missing, duplicates, findings, aside)
@@ -202,5 +192,5 @@ def _target(cells: pd.Series, task: str) -> Iterator[str]:
     values = values[np.isfinite(values)]
     if np.array_equal(values, np.round(values)) and values.min() == 0:
         yield "whole numbers from 0 on; if they are counts, --task counts"
-    if is_skewed(values):
-        yield SKEWED_HINT
+    if hint := skewed(values):
+        yield hint

@@ -89,15 +89,10 @@ class Recalibrated:
         """See :meth:`Mixture.of_draws`: these draws, corrected."""
         return self.map.apply(self.base.of_draws(index))
 
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """That of the draws before, at most the total; nats or squared target units."""
-        return torch.minimum(self.base.epistemic, self.total)
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """The rest of the total."""
-        return self.total - self.epistemic
+    #: That of the draws before, at most the total; nats or squared target units.
+    epistemic = cached_property(lambda self: torch.minimum(self.base.epistemic, self.total))
+    #: The rest of the total.
+    aleatoric = cached_property(lambda self: self.total - self.epistemic)
 
 
 class RecalibratedClasses(Recalibrated, ClassMixture):
@@ -227,6 +222,9 @@ class _Corrected(Distribution):
 class RecalibratedNumbers(Recalibrated, Mixture):
     """A prediction whose cdf is corrected, as one component."""
 
+    #: The variance (B,).
+    total = cached_property(lambda self: self.components.variance[0])
+
     def __new__(cls, base: Mixture, map: CdfMap) -> Self:
         """See :class:`CdfMap`."""
         new = super().__new__(cls, _Corrected(base, map))
@@ -256,11 +254,6 @@ class RecalibratedNumbers(Recalibrated, Mixture):
         if not ((levels > 0) & (levels < 1)).all():
             return self.base.quantile(q)
         return self.base.quantile(self.map.inverse(levels).tolist())
-
-    @cached_property
-    def total(self) -> Tensor:
-        """The variance (B,)."""
-        return self.components.variance[0]
 
 
 def _best_factor(loss: Callable[[float], float]) -> float:

@@ -49,17 +49,23 @@ def breast_cancer() -> Raw:
     """569 rows, 30 columns, 2 classes: tumours by their cell nuclei, malignant (1) or benign (0)."""
     from sklearn.datasets import load_breast_cancer
 
-    bunch = load_breast_cancer()
-    return Raw(
-        name="breast-cancer",
-        task="classification",
-        x=torch.from_numpy(bunch.data),
-        y=torch.from_numpy(1 - bunch.target.astype(np.int64)),  # scikit-learn has benign as 1
-        classes=("benign", "malignant"),
-        features=tuple(map(str, bunch.feature_names)),
-        target="diagnosis",
-        source="Breast Cancer Wisconsin (Diagnostic), Wolberg et al. 1995, in scikit-learn",
-    )
+    bunch, source = load_breast_cancer(), "Breast Cancer Wisconsin (Diagnostic), Wolberg et al. 1995"
+    y, classes = 1 - bunch.target.astype(np.int64), ("benign", "malignant")  # scikit-learn has benign as 1
+    return _table_set("breast-cancer", "classification", bunch, y, "diagnosis", source, classes=classes)
+
+
+def diabetes() -> Raw:
+    """442 rows, 10 columns, regression: patients, and how far the disease went in a year."""
+    from sklearn.datasets import load_diabetes
+
+    bunch, source = load_diabetes(scaled=False), "Diabetes, Efron, Hastie, Johnstone & Tibshirani 2004"
+    return _table_set("diabetes", "regression", bunch, bunch.target, "progression", source)
+
+
+def _table_set(name: str, task: str, bunch: Any, y: np.ndarray, target: str, source: str, **classes: Any) -> Raw:
+    x, features = torch.from_numpy(bunch.data), tuple(map(str, bunch.feature_names))
+    about = dict(features=features, target=target, source=f"{source}, in scikit-learn")
+    return Raw(name=name, task=task, x=x, y=torch.from_numpy(y), **about, **classes)
 
 
 def digits() -> Raw:
@@ -67,32 +73,9 @@ def digits() -> Raw:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    return Raw(
-        name="digits",
-        task="classification",
-        x=torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1),
-        y=torch.from_numpy(bunch.target.astype(np.int64)),
-        classes=tuple(str(k) for k in range(10)),
-        target="digit",
-        source="Optical Recognition of Handwritten Digits (test part), Alpaydin & Kaynak 1998, in scikit-learn",
-        white=16.0,
-    )
-
-
-def diabetes() -> Raw:
-    """442 rows, 10 columns, regression: patients, and how far the disease went in a year."""
-    from sklearn.datasets import load_diabetes
-
-    bunch = load_diabetes(scaled=False)
-    return Raw(
-        name="diabetes",
-        task="regression",
-        x=torch.from_numpy(bunch.data),
-        y=torch.from_numpy(bunch.target),
-        features=tuple(bunch.feature_names),
-        target="progression",
-        source="Diabetes, Efron, Hastie, Johnstone & Tibshirani 2004, in scikit-learn",
-    )
+    part = torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1), torch.from_numpy(bunch.target.astype(np.int64))
+    source = "Optical Recognition of Handwritten Digits (test part), Alpaydin & Kaynak 1998, in scikit-learn"
+    return _image_set("digits", map(str, range(10)), source, (part, None), target="digit", white=16.0)
 
 
 def mnist() -> Raw:
@@ -112,12 +95,15 @@ def kmnist() -> Raw:
     return _image_set("kmnist", classes, "KMNIST, Clanuwat et al. 2018, CODH, CC BY-SA 4.0")
 
 
-def _image_set(name: str, classes: Iterable[str], source: str) -> Raw:
+def _image_set(
+    name: str, classes: Iterable[str], source: str, parts: Any = None, target: str = "label", white: float = 255.0
+) -> Raw:
+    """parts: the training and the test part, where they are no files (see ``images.image_part``)."""
     from bnn_pyro.datasets.images import image_part
 
-    (x, y), test = image_part(name, train=True), image_part(name, train=False)
-    of_target = dict(task="classification", classes=tuple(classes), target="label")
-    return Raw(name=name, x=x, y=y, **of_target, source=source, test=test, white=255.0)
+    (x, y), test = parts or (image_part(name, train=True), image_part(name, train=False))
+    of_target = dict(task="classification", classes=tuple(classes), target=target)
+    return Raw(name=name, x=x, y=y, **of_target, source=source, test=test, white=white)
 
 
 # -- named sets, and files ---------------------------------------------------------------------------------------------

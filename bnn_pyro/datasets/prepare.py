@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import SKEWED_HINT, is_skewed
+from bnn_pyro.cells import skewed
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import divide
@@ -206,8 +206,8 @@ def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
 
     y = (raw.y.log() if raw.target_scale == "log" else raw.y).double().numpy()
     found = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
-    found += [SKEWED_HINT] * (raw.target_scale == "identity" and is_skewed(y))
-    return [*(f"{raw.target}: {sentence}" for sentence in found), *raw.doubts]
+    found += [skewed(y)] if raw.target_scale == "identity" else []
+    return [*(f"{raw.target}: {sentence}" for sentence in found if sentence), *raw.doubts]
 
 
 def say_doubts(data: Dataset) -> Dataset:

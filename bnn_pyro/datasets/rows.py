@@ -157,6 +157,13 @@ def standardised(x: Tensor | OnDisk, schema: Schema, white: float = 1.0, rows: T
     return result
 
 
+def rows_file() -> Any:
+    """A new file in ``cache_root()``, which is gone when it is closed. Raises UserError where there can be none."""
+    with telling(place := cache_root()):
+        place.mkdir(parents=True, exist_ok=True)
+        return tempfile.NamedTemporaryFile(prefix="rows-", dir=place)
+
+
 def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
     """(x (N, …), y (N, …)) of N = ``num`` rows, one after the other: in memory or, where they are large, x in a file.
 
@@ -170,12 +177,7 @@ def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -
         mine, shape = [(part.shape, part.dtype) for part in (x, y)], (num, *x.shape)
         if not number:
             like, place = mine, cache_root()
-            if is_large(shape):
-                with telling(place):
-                    place.mkdir(parents=True, exist_ok=True)
-                    file = tempfile.NamedTemporaryFile(prefix="rows-", dir=place)  # noqa: SIM115
-            else:
-                array = np.empty(shape, x.dtype)
+            file, array = (rows_file(), array) if is_large(shape) else (None, np.empty(shape, x.dtype))
         if mine != like:
             shown = [" and ".join(f"{dtype} {shape}" for shape, dtype in one) for one in (mine, like)]
             raise UserError(f"{what}[{number}] is {shown[0]}, and {what}[0] {shown[1]}; resize them in the transform")

@@ -4,7 +4,6 @@ Rows are numbered as an editor numbers them: the header is row 1.
 """
 
 import csv
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from bnn_pyro.cells import MISSING, coded_cells, gaps_in, label, numbers, parsed
 from bnn_pyro.datasets.arrays import raw_arrays
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
-from bnn_pyro.datasets.rows import OnDisk, is_large
+from bnn_pyro.datasets.rows import OnDisk, is_large, rows_file
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import cache_root, existing, telling
 
@@ -116,10 +115,8 @@ def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) ->
         return None
     names = [name for name in columns.names if name != target]
     kind = np.float32 if all(columns.field(name).type == "float" for name in names) else np.float64
-    y, place = [], cache_root()
-    with telling(place):
-        place.mkdir(parents=True, exist_ok=True)
-        rows = tempfile.NamedTemporaryFile(prefix="rows-", dir=place)  # noqa: SIM115
+    y, rows = [], rows_file()
+    with telling(cache_root()):
         for batch in file.iter_batches(2**14, use_threads=False):
             frame = batch.to_pandas()
             rows.write(frame[names].to_numpy(kind).tobytes())

@@ -98,15 +98,9 @@ class Part(ArrayDistribution):
         super().__init__(shape)
         self._batch_shape = value.shape[: value.dim() - len(shape)]
 
-    @property
-    def mean(self) -> Tensor:
-        """Marginal means, of the event's shape."""
-        return self.whole.mean[self.part].view(self.event_shape)
-
-    @property
-    def variance(self) -> Tensor:
-        """Marginal variances, of the event's shape."""
-        return self.whole.variance[self.part].view(self.event_shape)
+    #: Marginal, of the event's shape.
+    mean = property(lambda self: self.whole.mean[self.part].view(self.event_shape))
+    variance = property(lambda self: self.whole.variance[self.part].view(self.event_shape))
 
     def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
         """The same draw in every place."""

@@ -230,30 +230,17 @@ class ClassMixture(Mixture):
     task = "classification"
     has_classes = True
 
-    @cached_property
-    def probs(self) -> Tensor:
-        """See :meth:`Mixture.probs`."""
-        return self.components.logits.exp()  # they are normalised; a softmax would take eight times as long
-
-    @cached_property
-    def mean(self) -> Tensor:
-        """See :meth:`Mixture.mean`."""
-        return self.probs.mean(0)
-
-    @cached_property
-    def total(self) -> Tensor:
-        """See :meth:`Mixture.total`."""
-        return torch.special.entr(self.mean).sum(-1)
+    #: See :class:`Mixture`. Logits are normalised: a softmax would take eight times as long.
+    probs = cached_property(lambda self: self.components.logits.exp())
+    mean = cached_property(lambda self: self.probs.mean(0))
+    total = cached_property(lambda self: torch.special.entr(self.mean).sum(-1))
+    #: Not below 0 by Jensen; the clamp removes rounding only.
+    epistemic = cached_property(lambda self: (self.total - self.aleatoric).clamp_min(0.0))
 
     @cached_property
     def aleatoric(self) -> Tensor:
         """See :meth:`Mixture.aleatoric`."""
         return torch.cat([torch.special.entr(p).sum(-1).mean(0) for p in self.probs.split(1000, dim=1)])
-
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """See :meth:`Mixture.epistemic`."""
-        return (self.total - self.aleatoric).clamp_min(0.0)  # ≥ 0 by Jensen; the clamp removes rounding only
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """(P_s(Y < y), P_s(Y = y)) in the order of the labels, each (S, B) float64."""

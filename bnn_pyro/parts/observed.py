@@ -123,10 +123,8 @@ class LogNormalMixture(NormalMixture):
 
     transform = ExpTransform()
 
-    @cached_property
-    def untransformed(self) -> NormalMixture:
-        """See :meth:`Mixture.untransformed`: of log y."""
-        return NormalMixture(self.components.base_dist)
+    #: See :meth:`Mixture.untransformed`: of log y.
+    untransformed = cached_property(lambda self: NormalMixture(self.components.base_dist))
 
     def component_cdf(self, y: Tensor) -> Tensor:
         """See :meth:`Mixture.component_cdf`; 0 up to 0."""
@@ -152,10 +150,8 @@ class TimeMixture(LogNormalMixture):
     def _need(self, task: str, what: str) -> None:
         super()._need(self.task if task == "regression" else task, what)
 
-    @cached_property
-    def untransformed(self) -> Mixture:
-        """See :meth:`Mixture.untransformed`: of log t."""
-        return Mixture(self.components.base_dist)
+    #: See :meth:`Mixture.untransformed`: of log t.
+    untransformed = cached_property(lambda self: Mixture(self.components.base_dist))
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`Mixture.component_below`; of a censored time (P_s(T ≤ t), P_s(T > t)), where T may be."""

@@ -10,7 +10,7 @@ from scipy.stats import binom
 from torch import Tensor
 
 from bnn_pyro import metrics
-from bnn_pyro.cells import is_skewed
+from bnn_pyro.cells import skewed
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
@@ -116,7 +116,7 @@ def predicted_observed(
             ax.errorbar(y[rows], middle[rows], bars, fmt=marker, color=colour, **look)
     ends = y.min(), y.max()
     ax.plot(ends, ends, **DASHED, zorder=1)
-    if prediction.untransformed is not prediction or (low.min() > 0 and is_skewed(y)):
+    if prediction.untransformed is not prediction or (low.min() > 0 and skewed(y)):
         ax.set(xscale="log", yscale="log")
     else:
         ax.xaxis.set_major_locator(MaxNLocator(4))
