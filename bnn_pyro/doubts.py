@@ -160,26 +160,26 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
 
     frame, gaps: of the inputs, and where they are missing.   Of the targets it is how classes are written.
     """
-    found, columns = [], {str(name): parsed(cells) for name, cells in frame.items() if cells.dtype != "category"}
+    doubts, columns = [], {str(name): parsed(cells) for name, cells in frame.items() if cells.dtype != "category"}
     for name, values in columns.items():
         known = slice(None) if gaps is None else ~gaps[name].to_numpy()
         cells, kind = frame[name][known], frame[name].dtype.kind
         if len(cells) and not np.isnan(values[known]).any():
             exact = kind not in "iu" or max(cells.max(), -cells.min()) < 2**53
             written = cells.astype(str) if kind not in "f" and not (kind in "iu" and exact) else None
-            found += [one._replace(column=name) for one in of_numbers(values[known], name, cells.index, written)]
+            doubts += [one._replace(column=name) for one in of_numbers(values[known], name, cells.index, written)]
         elif kind in "iuf":
             continue
         elif meant := as_meant(cells):
-            found.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
+            doubts.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
         elif same := in_case(cells):
-            found.append(Doubt(same, column=name))
+            doubts.append(Doubt(same, column=name))
     of_targets = {str(name): parsed(cells) for name, cells in targets.items() if cells.dtype != "category"}
     for name in [name for name in of_targets if targets[name].dtype.kind not in "iuf"]:
         sentences = (leading_zeros(targets[name]), in_case(targets[name]))
-        found += [Doubt(sentence, way="categorical", column=name) for sentence in sentences if sentence]
+        doubts += [Doubt(sentence, way="categorical", column=name) for sentence in sentences if sentence]
     some = ({k: v for k, v in one.items() if not np.isnan(v).all()} for one in (columns, of_targets))
-    for doubt in sorted([*found, *copies(*some)], key=lambda doubt: not doubt.way):  # the clearest first
+    for doubt in sorted([*doubts, *copies(*some)], key=lambda doubt: not doubt.way):  # the clearest first
         yield f"{doubt.column}: {doubt.sentence}"
 
 

@@ -85,8 +85,8 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **ho
     tested = (raw.x, raw.y, test) if raw.test is None else (*raw.test, own_test)
     parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), tested)
     record["rows"] = [len(rows) for _, _, rows in parts]
-    told = {"dropped": raw.dropped, "doubts": _doubts(raw, numbers)}
-    record |= {what: value for what, value in told.items() if value}
+    facts = {"dropped": raw.dropped, "doubts": _doubts(raw, numbers)}
+    record |= {what: value for what, value in facts.items() if value}
     tensors: list[Tensor] = []
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)
@@ -205,9 +205,9 @@ def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
     from bnn_pyro.doubts import of_numbers  # data that come with the package need none
 
     y = (raw.y.log() if raw.target_scale == "log" else raw.y).double().numpy()
-    found = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
-    found += [skewed(y)] if raw.target_scale == "identity" else []
-    return [*(f"{raw.target}: {sentence}" for sentence in found if sentence), *raw.doubts]
+    sentences = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
+    sentences += [skewed(y)] if raw.target_scale == "identity" else []
+    return [*(f"{raw.target}: {sentence}" for sentence in sentences if sentence), *raw.doubts]
 
 
 def say_doubts(data: Dataset) -> Dataset:
