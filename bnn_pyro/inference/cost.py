@@ -25,9 +25,10 @@ from bnn_pyro.progress import Figures, duration
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
 EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 1e-2, 5e-10
 
-#: Rows · weights above which compiled code was no faster than operators, and soon three times slower; what 6
-#: floating-point operations take there, for several chains at once.
-LARGE, LARGE_ARITHMETIC = 5e6, 8e-10
+#: Rows · weights above which code compiled for one chain is no faster than operators on several where inputs are
+#: many (784; of narrow networks it is up to 5e7); those whose arrays are not in the cache of one core (512 KiB) any
+#: more, and what 6 floating-point operations take there, by code on all cores or by operators on several chains.
+LARGE, CACHED, LARGE_ARITHMETIC = 2e7, 2e6, 7e-10
 
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
@@ -46,7 +47,7 @@ def choose_compiled(setting: str, gradients: float, potential: Potential) -> boo
 
 def gradient_seconds(rows: int, macs: int) -> float:
     """Of the arithmetic of one chain's gradient, on one core.   macs: multiplications of a row, forward."""
-    return rows * macs * (LARGE_ARITHMETIC if rows * macs > LARGE else ARITHMETIC)
+    return rows * macs * (LARGE_ARITHMETIC if rows * macs > CACHED else ARITHMETIC)
 
 
 def run_cost(gradients: float, compiled: bool, potential: Potential, chains: int = 1) -> tuple[float, float]:

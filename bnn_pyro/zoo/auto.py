@@ -20,7 +20,15 @@ from torch import nn
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
-from bnn_pyro.inference.cost import ARITHMETIC, COMPILATION, PROCESS, PYRO_STEP, gradient_seconds, multiplications
+from bnn_pyro.inference.cost import (
+    ARITHMETIC,
+    COMPILATION,
+    LARGE,
+    PROCESS,
+    PYRO_STEP,
+    gradient_seconds,
+    multiplications,
+)
 from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
@@ -34,7 +42,7 @@ AUTO = "auto"
 MINUTES = 5.0
 
 #: Seconds besides their arithmetic of a transition of a chain, and of a step of several networks in one call.
-TRANSITION, STEP = 1.5e-4, 2e-3
+TRANSITION, STEP = 3e-4, 6e-3
 #: Gradients of a transition, and chains where settings leave them out.
 GRADIENTS, CHAINS = 2, 8
 #: Of the full length at least.
@@ -55,8 +63,9 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     chains = s["chains"] or CHAINS
     transitions = chains * (s["warmup"] + s["draws"] * s["thin"])
     batch = s["batch_size"] or rows
-    members = 0.5 * s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
-    sampled = transitions * (TRANSITION + GRADIENTS * gradient_seconds(rows, macs)) / min(cores, chains)
+    members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
+    sampled = transitions * (TRANSITION + GRADIENTS * gradient_seconds(rows, macs))
+    sampled /= 1 if rows * macs > LARGE else min(cores, chains)  # there all chains move as one, in one process
     return PROCESS + COMPILATION + members + sampled
 
 
