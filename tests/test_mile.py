@@ -114,7 +114,7 @@ def test_the_step_meets_its_energy_error(shares, monkeypatch):
     monkeypatch.setattr(microcanonical, "SHARES", shares)
     potential, size = Density(np.logspace(-2, 0, 50)), 50
     settings = MILE(warmup=1000, energy_variance=1e-3, first_energy_variance=1e-2)
-    kernel = Kernel(settings, potential, np.random.default_rng(1).standard_normal((8, size)) * 0.1, seed=0)
+    kernel = Kernel(settings, potential, np.random.default_rng(1).standard_normal((8, size)) * 0.1, range(8))
     for _ in range(1000):
         kernel.step()
     errors = np.stack([kernel.step()["energy_error"] for _ in range(300)])
@@ -127,7 +127,7 @@ VARIANCES = np.logspace(-1.0, 0.5, 5)
 
 def moments(settings, transitions=200, chains=128):
     """Standard errors by which second moments of an ill-conditioned Normal are off, (5,), from one start."""
-    kernel = Kernel(settings, Density(VARIANCES), np.zeros((chains, 5)), seed=3)
+    kernel = Kernel(settings, Density(VARIANCES), np.zeros((chains, 5)), range(chains))
     for _ in range(settings.warmup):
         kernel.step()
     figures, z = [], []
@@ -215,7 +215,7 @@ def test_two_processes_are_one():
 
 
 def test_chains_that_diverge_stay_where_they_are_until_all_have():
-    kernel = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), seed=0)
+    kernel = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), (0, 1))
     for _ in range(10):
         kernel.step()
     kernel.step_size, before = np.array([1e-4, 1e4]), kernel.point.z
@@ -224,7 +224,7 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     assert (kernel.step_size == first * [1, 0.5]).all() and not kernel.lost.any(), "a shorter step may do"
     kernel.halved[1] = mile_kernel.HALVINGS
     kernel.step()
-    again = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), seed=0)
+    again = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), (0, 1))
     again.restore(kernel.state())
     assert again.lost.tolist() == [False, True]
     again.step_size, again.halved = np.array([1e4, 1e-4]), np.full(2, mile_kernel.HALVINGS)
@@ -242,7 +242,7 @@ def test_a_chain_that_diverges_leaves_the_others(compiled, monkeypatch, tmp_path
             self.step_size = self.step_size * np.where(np.arange(len(self.step_size)) == 0, 1e6, 1)
         return step(self)
 
-    first = [chain_seed(0, 0, stream=2), 0]
+    first = chain_seed(0, 0, stream=2)
     monkeypatch.setattr(mile_kernel.Kernel, "step", diverges)
     with pytest.warns(UserWarning, match=r"chain 1 .*diverged.*: 2 of 3 chains with 5 of 5 draws each are kept"):
         rest = fit(NET, PROBLEM.data, method, out=tmp_path)
@@ -256,12 +256,12 @@ def test_a_step_that_is_not_finite_is_taken_back_in_the_warm_up():
             density, gradient = super().__call__(z)
             return torch.where(z[:, 0].abs() > 1, torch.nan, density), gradient
 
-    kernel = Kernel(MILE(warmup=200), Wall([1.0, 1.0]), np.zeros((4, 2)), seed=0)
+    kernel = Kernel(MILE(warmup=200), Wall([1.0, 1.0]), np.zeros((4, 2)), range(4))
     for _ in range(100):
         kernel.step()
         assert np.isfinite(kernel.point.density).all() and (np.abs(kernel.point.z[:, 0]) <= 1).all()
     assert np.isfinite(kernel.tuning.limit).any()
-    nowhere = Kernel(MILE(warmup=200), Wall([1.0, 1.0]), np.full((1, 2), 5.0), seed=0)
+    nowhere = Kernel(MILE(warmup=200), Wall([1.0, 1.0]), np.full((1, 2), 5.0), (0,))
     with pytest.raises(UserError, match="the step size fell"):
         for _ in range(200):
             nowhere.step()

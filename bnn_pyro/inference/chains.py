@@ -111,7 +111,7 @@ class Record:
 class Chains:
     """All that the chains of a run need, sent to every process once; draws one of them wherever it is called.
 
-    sampler      settings, with the verb ``kernel(potential, start, seed)``
+    sampler      settings, with the verb ``kernel(potential, start, *seeds)``
     starts       (C, P), or (C, G, P) where each of C tasks moves G chains as one
     compiled     whether each process compiles the potential's gradient first
     checkpoints  of each chain that has one in reach
@@ -125,6 +125,16 @@ class Chains:
     compiled: bool
     checkpoints: Sequence[Checkpoint | None] = ()
     max_minutes: float | None = None
+
+    def numbers(self, c: int) -> range:
+        """Which chains a task moves, from 0."""
+        each = self.starts.shape[1] if self.starts.ndim == 3 else 1
+        return range(c * each, (c + 1) * each)
+
+    def name(self, c: int) -> str:
+        """What an error calls a task."""
+        one, of = self.numbers(c), self.numbers(len(self.starts) - 1).stop
+        return f"chain {c + 1} of {of}" if len(one) == 1 else f"chains {one.start + 1} to {one.stop} of {of}"
 
     def record(self, state: Mapping[str, Any] | None) -> Record:
         """That of a chain, with what a checkpoint has of it."""
@@ -140,8 +150,8 @@ class Chains:
             self.compiled = potential.compile(1)
         quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
         with isolated(chain_seed(self.seed, c, stream=1)), quiet[0], quiet[1]:
-            kernel = self.sampler.kernel(potential, self.starts[c], chain_seed(self.seed, c, stream=2))
-            chain = Chain(kernel, self.record(None), {"chain": c + 1})
+            seeds = [chain_seed(self.seed, one, stream=2) for one in self.numbers(c)]
+            chain = Chain(self.sampler.kernel(potential, self.starts[c], *seeds), self.record(None), {"chain": c + 1})
             try:
                 Run(0, checkpoint, report_progress, self.max_minutes).take(chain)
                 if checkpoint is not None:  # whatever its timer says
@@ -245,7 +255,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
         if unfinished or run.stop:
             raise KeyboardInterrupt
 
-    how = dict(cores=cores, names=[f"chain {c + 1} of {chains}" for c in todo], all_threads=chains == 1, grace=math.inf)
+    how = dict(cores=cores, names=[plan.name(c) for c in todo], all_threads=chains == 1, grace=math.inf)
     try:
         with executor("here") if in_reach and cores == 1 else contextlib.nullcontext():
             map_tasks(plan, todo, **how, progress=progress, done=done, failed=failed, watch=watch)
@@ -256,8 +266,8 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     if checkpoint is not None and checkpoint.stop:
         raise Interrupted(f"stopped after step {sum(record.done for record in records):,} of {total:,}")
     if died and not stopped:
-        who = ", ".join(str(c + 1) for c in sorted(died))
-        stopped = f"chain {who} of {chains} died in its process (killed, or out of memory?)"
+        who = ", ".join(plan.name(c) for c in sorted(died))
+        stopped = f"{who} died in its process (killed, or out of memory?)"
         if checkpoint is not None:
             raise UserError(f"{stopped}; the draws so far of every chain are kept: go on with --resume (resume=True)")
         if not any(record.kept for record in records):

@@ -24,6 +24,7 @@ from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import Dynamics, Point, Transition, gradient_of, hmc, nuts
 from bnn_pyro.isolation import generator_state, set_generator_state
+from bnn_pyro.parallel.executor import on_cluster
 from bnn_pyro.settings import setting
 
 #: A transition, and what ``stats`` has of this sampler's transitions alone.
@@ -34,8 +35,8 @@ Moved = tuple[Transition, dict[str, float]]
 class SeparateChains(Sampler):
     """What samplers have whose chains do not learn from one another.
 
-    A subclass has ``kernel(potential, start, seed)``, one chain at its start or several, and ``typical(whitened)``, the
-    gradients that a transition may be expected to take.
+    A subclass has ``kernel(potential, start, *seeds)``, one chain at its start or several, each with its seed, and
+    ``typical(whitened)``, the gradients that a transition may be expected to take.
 
     cores  chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
            cores, where the run is long enough. The draws are the same
@@ -45,7 +46,8 @@ class SeparateChains(Sampler):
 
     #: Settings that no draw depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
-    #: Whether kernels move several chains, which operators move all at once; compiled code runs one after the other.
+    #: Whether kernels move several chains as one: operators all of them, compiled code those of a process, since what
+    #: Python does for a transition takes longer than a small network's gradient.
     group: ClassVar[bool] = False
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
@@ -57,14 +59,18 @@ class SeparateChains(Sampler):
         together = self.chains // tasks
         seconds, price = run_cost(gradients / together, compiled, potential, together)
         cores = choose_cores(self.cores, tasks, potential.x.device, seconds, price)
+        if self.group and compiled and not on_cluster():
+            tasks = next(n for n in range(cores, self.chains + 1) if self.chains % n == 0)
         if run.checkpoint is not None and (state := run.checkpoint.load()) is not None:
             z = state["starts"]
+            tasks = len(z) if z.dim() == 3 or compiled else tasks  # as it was begun
         else:
             z = starts(self.chains).cpu()
+            z = z.reshape(tasks, -1, potential.size) if self.group else z
             if run.checkpoint is not None:
                 run.checkpoint.save({"starts": z})
         z = z.numpy().reshape(tasks, -1, potential.size) if self.group else z.numpy()
-        return run_chains(Chains(self, potential, z, run.seed, compiled), cores, run)
+        return run_chains(Chains(self, potential, z, run.seed, compiled), min(cores, tasks), run)
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,9 @@ class MILE(SeparateChains):
                 part.kept, stopped = 0, stopped or f"chain {c + 1} diverged"
         return parts, stopped
 
-    def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> Kernel:
+    def kernel(self, potential: Potential, start: np.ndarray, *seeds: int) -> Kernel:
         """At the start of its chains (G, P), or of one (P,); call inside ``isolated``."""
-        return Kernel(self, potential, np.atleast_2d(start), seed)
+        return Kernel(self, potential, np.atleast_2d(start), seeds)
 
     def typical(self, whitened: bool) -> int:
         """See ``SeparateChains``."""

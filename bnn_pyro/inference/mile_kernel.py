@@ -8,7 +8,7 @@ effective draws of positions; each chain has its own.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,12 +37,15 @@ FIRST_STEP = 1e-3
 
 
 class Kernel:
-    """G chains (``start``: (G, P)) between two transitions, what their warm-up has learned, and their generators."""
+    """G chains (``start``: (G, P)) between two transitions, what their warm-up has learned, and their generators.
 
-    def __init__(self, settings: Any, potential: Potential, start: np.ndarray, seed: int) -> None:
+    A chain does the same, bit for bit, whichever others move beside it.
+    """
+
+    def __init__(self, settings: Any, potential: Potential, start: np.ndarray, seeds: Sequence[int]) -> None:
         self.settings, self.potential = settings, potential
         chains, self.size = start.shape
-        self.rngs = [np.random.default_rng([seed, c]) for c in range(chains)]
+        self.rngs = [np.random.default_rng(seed) for seed in seeds]
         self.start_at(start)
         self.lost, self.halved = np.zeros(chains, dtype=bool), np.zeros(chains)
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]

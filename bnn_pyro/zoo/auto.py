@@ -41,7 +41,7 @@ AUTO = "auto"
 #: The minutes that a fit may take where nobody says.
 MINUTES = 5.0
 
-#: Seconds besides their arithmetic of a transition of a chain, and of a step of several networks in one call.
+#: Seconds besides their arithmetic of a transition of chains that move as one, and of a step of several networks.
 TRANSITION, STEP = 3e-4, 6e-3
 #: Gradients of a transition, and chains where settings leave them out.
 GRADIENTS, CHAINS = 2, 8
@@ -61,11 +61,12 @@ Cost = Callable[[Mapping[str, Any], int, int, int], float]
 def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
     chains = s["chains"] or CHAINS
-    transitions = chains * (s["warmup"] + s["draws"] * s["thin"])
     batch = s["batch_size"] or rows
     members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
-    sampled = transitions * (TRANSITION + GRADIENTS * gradient_seconds(rows, macs))
-    sampled /= 1 if rows * macs > LARGE else min(cores, chains)  # there all chains move as one, in one process
+    processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
+    together = math.ceil(chains / processes)
+    transition = TRANSITION + together * GRADIENTS * gradient_seconds(rows, macs)
+    sampled = (s["warmup"] + s["draws"] * s["thin"]) * transition
     return PROCESS + COMPILATION + members + sampled
 
 
