@@ -87,9 +87,8 @@ def of_split(path: str, split: int, times: int) -> tuple[dict[str, np.ndarray], 
             held = {level: (low <= true) & (true <= high) for level, (low, high) in ends.items()}
             third = np.argsort(np.argsort(scale[test])) * 3 // len(test)
             shares = [held[0.9][third == k].mean() for k in range(3)]
-            lines[row].append(
-                [*(h.mean() for h in held.values()), *shares, np.diff(ends[0.9], axis=0).mean() / true.std()]
-            )
+            width = np.diff(ends[0.9], axis=0).mean() / true.std()
+            lines[row].append([*(h.mean() for h in held.values()), *shares, width])
     return {row: np.mean(values, 0) for row, values in lines.items()}, (few, len(test), len(x))
 
 
@@ -128,12 +127,7 @@ def main() -> None:
         for row in every[0]:
             mean = np.mean([one[row] for one in every], 0)
             lines.append([row, *(f"{s:.1%}" for s in mean[:4]), f"{mean[4:7].min():.1%}", f"{mean[7]:.3f}"])
-        head = [
-            f"{name}, {rows[0][0]} calibrate",
-            *bands(rows, options.times),
-            "worst third at 90%",
-            "width at 90%, sd",
-        ]
+        head = [f"{name}, {rows[0][0]} calibrate", *bands(rows, options.times), "worst third at 90%", "width at 90%"]
         print(table(head, lines))
         of = provenance()
         print(f"\n`{of['command']}`, commit {of['commit']}; {of['machine']}, {of['date'][:10]}.\n", flush=True)

@@ -1,20 +1,47 @@
 """Images: coverage of conformal sets, and how many changed rows pass until a monitor alarms.
 
     python -m benchmarks.accuracy.streams            # prints Markdown, some minutes
+    python -m benchmarks.accuracy.streams --sets     # coverage on three sets by six models
 
 Three convolutional networks on 5,000 images of MNIST; 1,000 others calibrate. A stream is 200 test images, then changed
 ones. The martingale of ``bnn_pyro.calibration.shift`` alarms at 100-fold capital, a false-alarm rate of 1 % over the
 whole stream whatever the score; a fixed threshold at the first row with a higher score than any calibration row.
 """
 
+import sys
+from dataclasses import replace
+
 import numpy as np
 import torch
+from scipy.stats import betabinom
 
 import bnn_pyro as bp
 from benchmarks.provenance import provenance, table
 from bnn_pyro.calibration.shift import conformal_p, martingale
+from bnn_pyro.datasets import data_root
 
+MODELS = (("auto", None), ("mean-field", "svi"), ("hidden-layer", "svi"), ("mlp", "ensemble"),
+          ("dropout-mlp", "mc-dropout"), ("bayesian-convnet", "svi"))  # fmt: skip
 LEVELS, STREAMS, BEFORE, AFTER, ALARM = (0.5, 0.8, 0.9, 0.95), 100, 200, 800, np.log(100)
+
+
+def three_sets() -> None:
+    """Shares of test rows whose class is in its `lac` set, by each model on each set."""
+    files = (np.load(f"{data_root()}/KMNIST/kmnist-test-{part}.npz")["arr_0"] for part in ("imgs", "labels"))
+    sets = {"MNIST": bp.load_data("mnist", limit=3000, validation=1000), "digits": bp.load_data("digits")}
+    for name, data in (sets | {"KMNIST": bp.dataset(*files, split=0.7, validation=1000)}).items():
+        train = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
+        y, cal, rows = data.y_test, len(data.x_val), []
+        ranks = [int(np.ceil(level * (cal + 1))) for level in LEVELS]
+        ends = [np.array(betabinom.interval(0.95, len(y), rank, cal + 1 - rank)) / len(y) for rank in ranks]
+        for variant, method in MODELS:
+            fitted = bp.calibrate(bp.fit(variant, train, method, progress=False), data.x_val, data.y_val, "lac")
+            members = [bp.predict(fitted, data.x_test).set(level).members.double() for level in LEVELS]
+            held = (f"{m[torch.arange(len(m)), y].mean():.1%}" for m in members)
+            rows.append([", ".join(filter(None, (variant, method))), *held, f"{members[2].sum(1).mean():.2f}"])
+        head = [f"{level:.0%} ({low:.1%} to {high:.1%})" for level, (low, high) in zip(LEVELS, ends, strict=True)]
+        print(table([f"{name}, {cal} calibrate", *head, "classes a set at 90%"], rows), end="\n\n", flush=True)
+    print(provenance())
 
 
 def scores_of(prediction: bp.Prediction, y: torch.Tensor) -> dict[str, np.ndarray]:
@@ -65,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    three_sets() if "--sets" in sys.argv else main()
