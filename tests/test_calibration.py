@@ -185,6 +185,8 @@ def test_groups_are_columns_or_labels(tmp_path):
     total = thirds.predict(x[:100]).total
     borders = np.quantile(total, [1 / 3, 2 / 3])
     assert thirds.conformal.groups == [f"third {k + 1}" for k in np.digitize(total, borders)]
+    neither = torch.cat([x[:1, :1], torch.zeros(1, 2)], 1)  # a category that training did not have
+    assert calibrated.predict(neither).interval(0.5).high.isinf().all()
     weights = np.ones(100), np.ones(100)
     assert torch.equal(calibrated.predict(x[100:], weights=weights).interval(0.9).low, by_column.low)
     for how, words in (

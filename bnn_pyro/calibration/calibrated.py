@@ -34,6 +34,8 @@ METHODS = {name: kind.task for name, (kind, _) in RECALIBRATIONS.items()} | {n: 
 DEFAULTS = {"regression": "normalised", "classification": "lac"}
 #: In place of a column's name: thirds of the rows by their predicted uncertainty.
 UNCERTAINTY = "uncertainty"
+#: The group of rows with a category that training did not have.
+UNKNOWN = "(unknown)"
 #: A column of numbers makes so many groups at most.
 MOST_GROUPS = 20
 #: More calibration rows that equal training rows than chance has duplicates, with this probability, are refused.
@@ -283,7 +285,8 @@ def groups_of(x: Tensor, column: str, schema: Schema, total: Tensor | None = Non
     raw = schema.unstandardise(x.cpu().double())[:, place]
     if categories is None:
         return [f"{value:.6g}" for value in raw[:, 0].tolist()]
-    return [categories[k] for k in raw.argmax(1).tolist()]
+    known = raw.amax(1) > 0.5
+    return [categories[k] if is_known else UNKNOWN for is_known, k in zip(known, raw.argmax(1), strict=True)]
 
 
 def _labels(groups: Sequence[Any], num: int) -> list[str]:
