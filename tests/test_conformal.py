@@ -42,9 +42,10 @@ def simulated(task, points, seed=0):
         loc, scale = rng.normal(size=(3, points)), rng.uniform(0.2, 0.5, size=(3, points))
         y = loc.mean(0) + scale.mean(0) * rng.standard_t(4, size=points)
         return bp.Prediction(Normal(torch.tensor(loc), torch.tensor(scale))), torch.tensor(y)
-    logits = torch.tensor(rng.normal(size=(3, points, 4)) + 1.5 * rng.normal(size=(points, 4)))
+    classes = 2 if task == "two classes" else 4
+    logits = torch.tensor(rng.normal(size=(3, points, classes)) + 1.5 * rng.normal(size=(points, classes)))
     truth = (0.5 * logits.mean(0)).softmax(-1)  # the model is overconfident
-    y = (torch.tensor(rng.random((points, 1))) > truth.cumsum(-1)).sum(-1).clamp_max(3)
+    y = (torch.tensor(rng.random((points, 1))) > truth.cumsum(-1)).sum(-1).clamp_max(classes - 1)
     return bp.Prediction(Categorical(logits=logits)), y
 
 

@@ -30,7 +30,7 @@ from bnn_pyro.zoo import Entry
 
 FILE, FORMAT = "calibration.json", 1
 #: Every method: the task that it is for.
-METHODS = {name: kind.task for name, (kind, _) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
+METHODS = {name: task for name, (*_, task) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
 DEFAULTS = {"regression": "normalised", "classification": "lac"}
 #: In place of a column's name: thirds of the rows by their predicted uncertainty.
 UNCERTAINTY = "uncertainty"
@@ -58,9 +58,9 @@ def calibrate(
 
     x, y: (n, *input_shape), of ``predict``, and (n,), such as ``data.x_val`` and ``data.y_val``.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
-        of classes; isotonic, distribution, variance of numbers. Conformal prediction changes intervals and sets alone:
-        normalised (default), local, cqr, pit, absolute of numbers; lac (default), aps, raps of classes. One after the
-        other takes other rows for each.
+        of classes, beta, isotonic-classes of two; isotonic, distribution, variance of numbers. Conformal prediction
+        changes intervals and sets alone: normalised (default), local, cqr, pit, absolute of numbers; lac (default),
+        aps, raps of classes. One after the other takes other rows for each.
     level: the one that ``cqr`` is made for; intervals of any level can be asked for afterwards.
     groups: a column, or a label for each row: the guarantee then holds in each group by itself. "uncertainty": in
         thirds of the rows by the total uncertainty that is predicted, with borders of the calibration rows.
@@ -76,9 +76,11 @@ def calibrate(
     method = DEFAULTS[task] if method is None else method
     if method not in METHODS:
         raise unknown("calibration method", method, METHODS)
-    if METHODS[method] != task:
-        raise UserError(f"'{method}' is for {METHODS[method]}, and this posterior is for {task}: "
-                        f"{', '.join(name for name, of in METHODS.items() if of == task)}")  # fmt: skip
+    tasks = (task, "two classes") if len(posterior.schema.classes) == 2 else (task,)
+    if METHODS[method] not in tasks:
+        words = f"{len(posterior.schema.classes)} classes" if posterior.schema.has_classes else task
+        raise UserError(f"'{method}' is for {METHODS[method]}, and this posterior is for {words}: "
+                        f"{', '.join(name for name, of in METHODS.items() if of in tasks)}")  # fmt: skip
     if before is not None and before.conformal is not None:
         raise UserError("this posterior is conformal already: recalibrate first, then make that conformal")
     if (groups is not None or per_class) and method not in SCORES:
