@@ -127,17 +127,21 @@ def test_hand_numbers_of_class_scores():
     np.testing.assert_allclose(raps - aps, [0, 0, 0.01], atol=1e-9)
 
 
-def test_counts_are_covered():
-    rate = torch.rand(2, 3000, generator=torch.Generator().manual_seed(1)) * 9 + 1
-    prediction = Mixture(Poisson(rate))
-    y = torch.poisson(1.5 * rate.mean(0), generator=torch.Generator().manual_seed(2))
-    conformal = Conformal.fit("pit", prediction[:500], y[:500])
-    new = prediction[500:]
-    new.guarantee = conformal.at(2500)
+@pytest.mark.parametrize("method", ["absolute", "cqr", "normalised", "pit"])
+def test_counts_are_covered_exactly(method):
+    rng, rows = np.random.default_rng(1), 20
+    rate = rng.uniform(0.5, 6, size=(2, SETS * (rows + NEW)))
+    y, prediction = torch.tensor(1.0 * rng.poisson(1.3 * rate.mean(0))), Mixture(Poisson(torch.tensor(rate)))
+    for by_lot in (True, False) if method == "cqr" else (False,):  # planted: whole scores, which tie
+        scores = Conformal(method, [], by_lot=by_lot).score(prediction, y).numpy().reshape(SETS, rows + NEW)
+        assert in_band(scores[:, rows:] <= limits(scores[:, :rows]), rows) == (by_lot or method != "cqr")
+    conformal, new = Conformal.fit(method, prediction[:500], y[:500]), prediction[500:900]
+    new.guarantee, at = conformal.at(400), torch.arange(60.0).double()
+    covers = torch.stack([new.guarantee.covers(new, k.expand(400), 0.8) for k in at])
     low, high, *_ = new.interval(0.8)
-    covered = ((low <= y[500:]) & (y[500:] <= high)).double().mean()
-    assert torch.equal((low <= y[500:]) & (y[500:] <= high), new.guarantee.covers(new, y[500:], 0.8))
-    assert 0.76 < covered < 0.93 and low.isfinite().all()  # steps of counts: at least the level
+    some = covers.any(0)  # of others no count has a score up to the threshold
+    assert torch.equal(((low <= at[:, None]) & (at[:, None] <= high))[:, some], covers[:, some]) and some.sum() > 380
+    assert conformal.by_lot == (method == "cqr") and torch.equal(new[::2].interval(0.8).low, low[::2])
 
 
 def test_too_few_rows_exclude_nothing_and_say_so():

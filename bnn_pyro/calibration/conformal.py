@@ -139,6 +139,7 @@ class Conformal:
     groups  (n,) labels: coverage holds in each group by itself (Mondrian); None: one group
     per_class  the groups are the true classes     level  of the predictive interval that ``cqr`` starts from
     inputs, errors  of ``local``, (m, F) and (m,): of every second calibration row, whose score is not among ``scores``
+    by_lot  whether scores that would tie are ordered by lot: of ``cqr`` and counts, unless calibrated by an old version
     """
 
     method: str
@@ -148,11 +149,12 @@ class Conformal:
     level: float = 0.9
     inputs: list[list[float]] = field(default=(), repr=False)
     errors: list[float] = field(default=(), repr=False)
+    by_lot: bool = False
 
     @classmethod
     def fit(cls, method: str, prediction: Mixture, y: Tensor, x: Tensor | None = None, **how: Any) -> Self:
         """From the calibration rows' prediction, y (n,) and for ``local`` x (n, F); how: the other fields."""
-        made = cls(method, [], **how)
+        made = cls(method, [], by_lot=method == "cqr" and prediction.is_discrete, **how)
         if method == "local":
             errors, labels = made.score(prediction, y), made.groups and made.groups[1::2]
             made = replace(made, inputs=x[::2].flatten(1).tolist(), errors=errors[::2].tolist(), groups=labels)
@@ -165,7 +167,11 @@ class Conformal:
         of = SCORES[self.method].of
         if prediction.has_classes:
             return of(prediction).gather(1, y.long()[:, None])[:, 0]
-        return of(prediction.untransformed, prediction.transform.inv(y.double()), self.level)
+        return of(prediction.untransformed, prediction.transform.inv(y.double()), self.level) + self.lots(prediction)
+
+    def lots(self, prediction: Mixture) -> Tensor | float:
+        """What is added to whole scores, from 0 to 1, (B,): the digits of the mean, as good as at random."""
+        return prediction.mean.double() * 1e6 * math.sqrt(2) % 1 if self.by_lot else 0.0
 
     def difficulty(self, x: Tensor) -> Tensor:
         """What a score is divided by, (B,): the mean error of the NEAREST rows of ``inputs``, drawn to that of all.
@@ -220,7 +226,8 @@ class Rows:
     def interval(self, prediction: Mixture, level: float) -> Interval:
         """See ``Decisions.interval``."""
         level, limits, words = self._limits(level)
-        ends = SCORES[self.conformal.method].bounds(prediction.untransformed, limits * self.scale, self.conformal.level)
+        most, bounds = limits * self.scale - self.conformal.lots(prediction), SCORES[self.conformal.method].bounds
+        ends = bounds(prediction.untransformed, most, self.conformal.level)
         infinite = zip((-math.inf, math.inf), ends, strict=True)
         whole = (torch.where(limits == math.inf, v, end.double()) for v, end in infinite)
         low, high = map(prediction.transform, whole)
