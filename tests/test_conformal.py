@@ -24,6 +24,7 @@ from bnn_pyro.calibration import (
 )
 from bnn_pyro.calibration.conformal import DRAWN, NEAREST
 from bnn_pyro.parts.mixtures import Mixture
+from bnn_pyro.parts.several import SeveralMixture
 
 SETS, NEW, LEVEL = 1000, 20, 0.9
 
@@ -38,6 +39,10 @@ def in_band(covered, rows, level=LEVEL):
 def simulated(task, points, seed=0):
     """A prediction that is wrong in scale and shape, in 3 draws, and what came true."""
     rng = np.random.default_rng(seed)
+    if task == "targets":  # that depend on each other
+        loc, scale = rng.normal(size=(3, points, 2)), rng.uniform(0.2, 0.5, size=(3, points, 2))
+        noise = (rng.normal(size=(points, 2)) @ [[1, 0.5], [0, 1]]) * scale.mean(0)
+        return SeveralMixture(Normal(torch.tensor(loc), torch.tensor(scale))), torch.tensor(loc.mean(0) + noise)
     if task == "regression":
         loc, scale = rng.normal(size=(3, points)), rng.uniform(0.2, 0.5, size=(3, points))
         y = loc.mean(0) + scale.mean(0) * rng.standard_t(4, size=points)
@@ -72,10 +77,11 @@ def test_intervals_and_sets_are_where_the_score_is_up_to_the_threshold(method):
     new, y, limit = prediction[100:], y[100:], threshold(np.array(conformal.scores), 0.8)
     new.guarantee = conformal.at(300, x=x[100:])
     part = new[torch.arange(300) % 2 == 0]
-    if SCORES[method].task == "regression":
+    if SCORES[method].task != "classification":
         low, high, _, kind, note = new.interval(0.8)
         inside, same = (low <= y) & (y <= high), torch.equal(part.interval(0.8).low, low[::2])
-        some = high - low > 1e-3  # of cqr others may be empty, shown as a point
+        inside = inside.view(300, -1).all(1)
+        some = (high - low > 1e-3).view(300, -1).all(1)  # of cqr others may be empty, shown as a point
         for edge, inward in ((low, 1e-4), (high, -1e-4)):  # just inside an end a target is covered, outside not
             assert (new.guarantee.score(new, edge + inward) <= limit)[some].all() and some.sum() > 200
             assert (new.guarantee.score(new, edge - inward) > limit)[some].all()

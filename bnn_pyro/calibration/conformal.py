@@ -51,7 +51,7 @@ def rows_needed(level: float) -> int:
 class Score(NamedTuple):
     """How badly y fits.
 
-    of: (prediction, y (B,), level) -> (B,) for numbers; (prediction) -> (B, K) of every class.
+    of: (prediction, y (B,), level) -> (B,) for numbers; (prediction) -> (B, K) of every class. T targets: y (B, T).
     bounds: of numbers, (prediction, threshold (B,), level) -> the ends of {y: score ≤ threshold}.
     """
 
@@ -121,6 +121,12 @@ SCORES: Mapping[str, Score] = {
     "pit": Score("regression", _central, _central_ends),
     # |y − mean|: intervals of one width
     "absolute": Score("regression", lambda p, y, _: (y - p.mean).abs(), lambda p, t, _: (p.mean - t, p.mean + t)),
+    # the largest normalised score of several targets: boxes that hold all of them at once
+    "joint": Score(
+        "targets",
+        lambda p, y, level: NORMALISED.of(p, y, level).amax(-1),
+        lambda p, t, level: NORMALISED.bounds(p, t[:, None], level),
+    ),
     # 1 − p(y): the smallest sets (Sadinle et al. 2019)
     "lac": Score("classification", lambda p: 1 - p.probs.mean(0, dtype=torch.float64)),
     # probability of the classes before y and of a random part of y (Romano et al. 2020, arXiv:2006.02544)
@@ -228,9 +234,7 @@ class Rows:
         level, limits, words = self._limits(level)
         most, bounds = limits * self.scale - self.conformal.lots(prediction), SCORES[self.conformal.method].bounds
         ends = bounds(prediction.untransformed, most, self.conformal.level)
-        infinite = zip((-math.inf, math.inf), ends, strict=True)
-        whole = (torch.where(limits == math.inf, v, end.double()) for v, end in infinite)
-        low, high = map(prediction.transform, whole)
+        low, high = (prediction.transform(end.double()) for end in ends)
         if level <= 0:  # nothing is covered, which a point is the nearest to
             low = high = prediction.mean.double()
         return Interval(low, high, level, *words)
@@ -271,7 +275,8 @@ class Rows:
         num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
         whom = "calibration rows" if self.conformal.groups is None else "calibration rows of its group"
         rows = f"{num:,} {whom}" if self.conformal.groups is None else f"{whom} ({num:,} in all groups)"
-        parts = [f"covers {level:.4g} of new rows that are exchangeable with the {rows}"]
+        what = "all targets of " * (SCORES[self.conformal.method].task == "targets")
+        parts = [f"covers {what}{level:.4g} of new rows that are exchangeable with the {rows}"]
         if self.ratios is not None:
             parts = [f"covers {level:.4g} of new rows if the weights are the likelihood ratios of the covariate shift"]
         elif self.conformal.groups is None and need <= num:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.calibration import calibrate, monitor
-from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, groups_of, with_calibration
+from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, groups_of, one_number, with_calibration
 from bnn_pyro.cells import MISSING
 from bnn_pyro.datasets import TABLES, load_inputs
 from bnn_pyro.datasets.dataset import Dataset
@@ -67,7 +67,7 @@ def calibrate_run(
     rows, note = [], "there are no test rows to see it on"
     if len(data.x_test):
         pair = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed), made.predict(data.x_test)
-        order = pair[0].total.argsort()
+        order = torch.from_numpy(one_number(pair[0].total).argsort())
         parts = {"all test rows": torch.arange(len(order)), **dict(zip(THIRDS, order.tensor_split(3), strict=True))}
         if made.column not in (None, UNCERTAINTY):
             labels = np.array(groups_of(data.x_test, groups, made.schema))
@@ -89,13 +89,17 @@ def calibrate_run(
 
 
 def _scores(prediction: Prediction, y: Tensor, level: float) -> dict[str, float | None]:
-    """Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size, and NLL in nats."""
+    """Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size, and NLL in nats.
+
+    Of several targets the coverage of all at once, and the geometric mean of their widths.
+    """
     if prediction.has_classes:
         sets = prediction.set(level)
         covered, size = sets.members.gather(1, y.long()[:, None])[:, 0], sets.members.double().sum(1).mean()
     else:
         sets = prediction.interval(level)
-        covered, size = (sets.low <= y) & (y <= sets.high), (sets.high - sets.low).mean()
+        covered, size = (sets.low <= y) & (y <= sets.high), one_number(sets.high - sets.low).mean()
+        covered = covered.view(len(y), -1).all(1)
     numbers = dict(zip(("covered", "covered_low", "covered_high"), share_of(covered.numpy()), strict=True))
     return numbers | {"size": size.item() if math.isfinite(size) else None, "nll": nll(prediction, y)}
 
