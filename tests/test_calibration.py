@@ -11,6 +11,8 @@ from pyro.distributions import Normal, Poisson
 from refused import refuses
 from scipy.optimize import brentq
 from scipy.stats import binom, kstest
+from sklearn.isotonic import isotonic_regression
+from sklearn.linear_model import LogisticRegression
 from test_conformal import simulated
 
 import bnn_pyro as bp
@@ -24,17 +26,20 @@ from bnn_pyro.loading import load as load_plain
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.settings import plain
 
+TWO = ("beta", "isotonic-classes")
+
 
 def untrained(task="regression", **fields):
     """A posterior nobody trained, with rows that are said to have trained it."""
-    classes = ("a", "b", "c") if task == "classification" else ()
+    classes = {"classification": ("a", "b", "c"), "two classes": ("a", "b")}.get(task, ())
     columns = (Column("size"), Column("town", ("north", "south")))
-    schema = bp.Schema(task, (3,), classes=classes, columns=columns)
+    several = dict(targets=("u", "v"), y_shift=(0.0, 0.0), y_scale=(1.0, 9.0)) if task == "targets" else {}
+    schema = bp.Schema("classification" if classes else task, (3,), classes=classes, columns=columns, **several)
     with bp.isolated(0):
         model = (entry := bp.MeanField(hidden=(4,), noise=0.5, init_scale=0.3)).model(schema)
         x = torch.randn(200, 3)
         x[:, 1:] = torch.nn.functional.one_hot(torch.randint(2, (200,)), 2)
-        y = torch.randint(3, (200,)) if classes else torch.randn(200)
+        y = torch.randint(len(classes), (200,)) if classes else torch.randn((200, 2) if several else 200)
         provenance = {"data": "by-hand", "entry": "mean-field", "entry_settings": plain(entry)}
         posterior = bp.Posterior(model, schema, entry.guide(model), provenance=provenance, **fields)
     return posterior, x, y
@@ -64,6 +69,38 @@ def test_the_log_score_of_the_calibration_rows_never_gets_worse(method, rows):
         other, truth = simulated(METHODS[method], 4000, seed=1)
         better = RECALIBRATIONS[method][1](prediction, y).apply(other)
         assert bp.metrics.nll(better, truth) < bp.metrics.nll(other, truth) - 0.01
+
+
+@pytest.mark.parametrize("bent", [False, True])
+def test_two_classes_have_the_optima_of_scikit_learn(bent):
+    prediction, y = simulated("two classes", 800)
+    if bent:  # labels of which p̄ near 1 says nothing: the slope of log(1 − p̄) would be negative
+        y = (torch.tensor(np.random.default_rng(0).random(800)) < (0.1 + prediction.mean[:, 1].clamp_max(0.3))).long()
+    logs = log_mean_probs(prediction)
+    inputs, maps = np.stack([logs[:, 1], -logs[:, 0]], 1), {name: RECALIBRATIONS[name][1] for name in TWO}
+    free = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(inputs, y)
+    inputs[:, free.coef_[0] < 0] = 0  # Kull et al. 2017: a negative slope is 0, and the other is fitted again
+    exact = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(inputs, y).decision_function(inputs)
+    assert (free.coef_ < 0).any() == bent
+    after = maps["beta"](prediction, y)(logs)
+    np.testing.assert_allclose(after[:, 1] - after[:, 0], exact, atol=1e-3)
+    steps, p = maps["isotonic-classes"](prediction, y), logs[:, 1].exp().numpy()
+    best = isotonic_regression(y.double().numpy()[np.argsort(p)])
+    found = (steps(logs)[:, 1].exp().numpy() - steps.share * p) / (1 - steps.share)
+    np.testing.assert_allclose(found[np.argsort(p)], best, atol=1e-9)
+    num = len(np.unique(best.round(9)))
+    assert steps.share == num / (800 + num)
+
+
+@pytest.mark.parametrize("method", ["temperature", *TWO])
+@pytest.mark.parametrize("separate", [False, True])
+def test_probabilities_of_two_classes_stay_inside_0_and_1_and_keep_their_order(method, separate):
+    prediction, y = simulated("two classes", 300, seed=3)
+    y = (prediction.mean[:, 1] > 0.5).long() if separate else torch.ones(300, dtype=torch.int64)
+    after = RECALIBRATIONS[method][1](prediction[:50], y[:50]).apply(prediction[50:])
+    assert all(np.isfinite(bp.metrics.nll(after, torch.full((250,), k))) for k in (0, 1))
+    odds = after.components.logits.diff(dim=-1)[0, prediction[50:].mean[:, 1].argsort(), 0]
+    assert (odds.diff() >= -1e-5).all() and odds[0] < odds[-1]
 
 
 def test_variance_scaling_has_a_closed_form_and_counts_stay_counts():
@@ -107,7 +144,7 @@ def test_a_calibrated_posterior_predicts_and_comes_back_from_disk(method, tmp_pa
     again, prediction = bp.load(tmp_path), bp.predict(calibrated, x)
     other = bp.predict(again, x)
     assert torch.equal(other.mean, prediction.mean) and torch.equal(other.log_prob(y), prediction.log_prob(y))
-    read = (lambda p: p.set(0.8).members) if METHODS[method] == "classification" else (lambda p: p.interval(0.8).high)
+    read = (lambda p: p.set(0.8).members) if posterior.schema.classes else (lambda p: p.interval(0.8).high)
     assert torch.equal(read(other), read(prediction))
     assert 0 < again.unusual(other).min() <= again.unusual(other).max() <= 1
     assert again.provenance["calibration"] == {"methods": [method], "rows": 100}
@@ -185,6 +222,8 @@ def test_groups_are_columns_or_labels(tmp_path):
     total = thirds.predict(x[:100]).total
     borders = np.quantile(total, [1 / 3, 2 / 3])
     assert thirds.conformal.groups == [f"third {k + 1}" for k in np.digitize(total, borders)]
+    neither = torch.cat([x[:1, :1], torch.zeros(1, 2)], 1)  # a category that training did not have
+    assert calibrated.predict(neither).interval(0.5).high.isinf().all()
     weights = np.ones(100), np.ones(100)
     assert torch.equal(calibrated.predict(x[100:], weights=weights).interval(0.9).low, by_column.low)
     for how, words in (

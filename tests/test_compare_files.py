@@ -185,6 +185,28 @@ def test_calibrate_a_run_by_other_rows(runs, houses, capsys, tmp_path):
         assert code == 2 and words in text and "Traceback" not in text, text
 
 
+def test_calibrate_for_each_value_of_a_column(houses, capsys, tmp_path):
+    run, table = houses / "run", small_table(tmp_path / "new.csv", rows=80, shift=1.5)
+    code, text = said(capsys, "calibrate", run, "--groups", "town", "--data", table)
+    data, calibrated = RunFolder(run).recipe.load(), bp.load(run)
+    low, high, *_ = bp.predict(calibrated, data.x_test).interval(0.8)
+    inside = ((low <= data.y_test) & (data.y_test <= high)).numpy()
+    done = {row["rows"]: row for row in json.loads((run / "guarantees.json").read_text())["table"][1::2]}
+    for name, rows in zip(("north", "south"), data.x_test[:, 1:].T > 0, strict=True):
+        held, num = inside[rows].sum(), int(rows.sum())
+        ends = stats.beta.ppf(0.025, held, num - held + 1), stats.beta.ppf(0.975, held + 1, num - held)
+        found = [done[f"town {name}"][key] for key in ("covered", "covered_low", "covered_high")]
+        np.testing.assert_allclose(found, [held / num, *np.nan_to_num(ends, nan=1.0)], rtol=1e-9)
+        assert code == 0 and f"town {name}" in text and f"town {name}" in (run / "report.html").read_text()
+    north = pd.read_csv(table).query("town == 'north'")
+    north.to_csv(table, index=False)
+    before = (run / "calibration.json").read_bytes()
+    for more, words in ((["--data", table], "no calibration row has 'south' in column 'town'"),
+                        (["--by-uncertainty"], "give one of them")):  # fmt: skip
+        code, text = said(capsys, "calibrate", run, "--groups", "town", *more)
+        assert code == 2 and words in text and (run / "calibration.json").read_bytes() == before, text
+
+
 def test_recalibrated_figures_are_drawn(runs, houses, capsys, monkeypatch, tmp_path):
     drawn = {}
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])

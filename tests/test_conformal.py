@@ -24,6 +24,7 @@ from bnn_pyro.calibration import (
 )
 from bnn_pyro.calibration.conformal import DRAWN, NEAREST
 from bnn_pyro.parts.mixtures import Mixture
+from bnn_pyro.parts.several import SeveralMixture
 
 SETS, NEW, LEVEL = 1000, 20, 0.9
 
@@ -38,13 +39,18 @@ def in_band(covered, rows, level=LEVEL):
 def simulated(task, points, seed=0):
     """A prediction that is wrong in scale and shape, in 3 draws, and what came true."""
     rng = np.random.default_rng(seed)
+    if task == "targets":  # that depend on each other
+        loc, scale = rng.normal(size=(3, points, 2)), rng.uniform(0.2, 0.5, size=(3, points, 2))
+        noise = (rng.normal(size=(points, 2)) @ [[1, 0.5], [0, 1]]) * scale.mean(0)
+        return SeveralMixture(Normal(torch.tensor(loc), torch.tensor(scale))), torch.tensor(loc.mean(0) + noise)
     if task == "regression":
         loc, scale = rng.normal(size=(3, points)), rng.uniform(0.2, 0.5, size=(3, points))
         y = loc.mean(0) + scale.mean(0) * rng.standard_t(4, size=points)
         return bp.Prediction(Normal(torch.tensor(loc), torch.tensor(scale))), torch.tensor(y)
-    logits = torch.tensor(rng.normal(size=(3, points, 4)) + 1.5 * rng.normal(size=(points, 4)))
+    classes = 2 if task == "two classes" else 4
+    logits = torch.tensor(rng.normal(size=(3, points, classes)) + 1.5 * rng.normal(size=(points, classes)))
     truth = (0.5 * logits.mean(0)).softmax(-1)  # the model is overconfident
-    y = (torch.tensor(rng.random((points, 1))) > truth.cumsum(-1)).sum(-1).clamp_max(3)
+    y = (torch.tensor(rng.random((points, 1))) > truth.cumsum(-1)).sum(-1).clamp_max(classes - 1)
     return bp.Prediction(Categorical(logits=logits)), y
 
 
@@ -71,10 +77,11 @@ def test_intervals_and_sets_are_where_the_score_is_up_to_the_threshold(method):
     new, y, limit = prediction[100:], y[100:], threshold(np.array(conformal.scores), 0.8)
     new.guarantee = conformal.at(300, x=x[100:])
     part = new[torch.arange(300) % 2 == 0]
-    if SCORES[method].task == "regression":
+    if SCORES[method].task != "classification":
         low, high, _, kind, note = new.interval(0.8)
         inside, same = (low <= y) & (y <= high), torch.equal(part.interval(0.8).low, low[::2])
-        some = high - low > 1e-3  # of cqr others may be empty, shown as a point
+        inside = inside.view(300, -1).all(1)
+        some = (high - low > 1e-3).view(300, -1).all(1)  # of cqr others may be empty, shown as a point
         for edge, inward in ((low, 1e-4), (high, -1e-4)):  # just inside an end a target is covered, outside not
             assert (new.guarantee.score(new, edge + inward) <= limit)[some].all() and some.sum() > 200
             assert (new.guarantee.score(new, edge - inward) > limit)[some].all()
@@ -126,17 +133,21 @@ def test_hand_numbers_of_class_scores():
     np.testing.assert_allclose(raps - aps, [0, 0, 0.01], atol=1e-9)
 
 
-def test_counts_are_covered():
-    rate = torch.rand(2, 3000, generator=torch.Generator().manual_seed(1)) * 9 + 1
-    prediction = Mixture(Poisson(rate))
-    y = torch.poisson(1.5 * rate.mean(0), generator=torch.Generator().manual_seed(2))
-    conformal = Conformal.fit("pit", prediction[:500], y[:500])
-    new = prediction[500:]
-    new.guarantee = conformal.at(2500)
+@pytest.mark.parametrize("method", ["absolute", "cqr", "normalised", "pit"])
+def test_counts_are_covered_exactly(method):
+    rng, rows = np.random.default_rng(1), 20
+    rate = rng.uniform(0.5, 6, size=(2, SETS * (rows + NEW)))
+    y, prediction = torch.tensor(1.0 * rng.poisson(1.3 * rate.mean(0))), Mixture(Poisson(torch.tensor(rate)))
+    for by_lot in (True, False) if method == "cqr" else (False,):  # planted: whole scores, which tie
+        scores = Conformal(method, [], by_lot=by_lot).score(prediction, y).numpy().reshape(SETS, rows + NEW)
+        assert in_band(scores[:, rows:] <= limits(scores[:, :rows]), rows) == (by_lot or method != "cqr")
+    conformal, new = Conformal.fit(method, prediction[:500], y[:500]), prediction[500:900]
+    new.guarantee, at = conformal.at(400), torch.arange(60.0).double()
+    covers = torch.stack([new.guarantee.covers(new, k.expand(400), 0.8) for k in at])
     low, high, *_ = new.interval(0.8)
-    covered = ((low <= y[500:]) & (y[500:] <= high)).double().mean()
-    assert torch.equal((low <= y[500:]) & (y[500:] <= high), new.guarantee.covers(new, y[500:], 0.8))
-    assert 0.76 < covered < 0.93 and low.isfinite().all()  # steps of counts: at least the level
+    some = covers.any(0)  # of others no count has a score up to the threshold
+    assert torch.equal(((low <= at[:, None]) & (at[:, None] <= high))[:, some], covers[:, some]) and some.sum() > 380
+    assert conformal.by_lot == (method == "cqr") and torch.equal(new[::2].interval(0.8).low, low[::2])
 
 
 def test_too_few_rows_exclude_nothing_and_say_so():

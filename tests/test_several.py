@@ -179,7 +179,7 @@ def test_refused():
         (lambda: bp.dataset(X, Y * [1, 0] + 7), "'y2' is the same in every training row"),
         (lambda: bp.dataset(X[:40], Y[:40], x_test=X[40:], y_test=Y[40:, 0]), "give the same targets"),
         (lambda: bp.MLP(likelihood="poisson").model(NUMBERS.schema), "is for counts, and the task is targets"),
-        (lambda: bp.calibrate(FITTED, NUMBERS.x_val, NUMBERS.y_val), "calibrate takes one target a row"),
+        (lambda: bp.calibrate(FITTED, NUMBERS.x_val, NUMBERS.y_val, "cqr"), "this posterior is for targets: joint"),
         (lambda: bp.diagnostics.diagnose(FITTED, NUMBERS), r"takes one target a row, and there are 2 \(y1, y2\)"),
         (lambda: bp.diagnostics.to_arviz(FITTED, NUMBERS), "to_arviz takes one target"),
         (lambda: metrics.nll(bp.predict(FITTED, NUMBERS.x_test), NUMBERS.y_test[:, 0]), "pass 2 values each"),
@@ -209,7 +209,16 @@ def test_from_a_file_to_predictions(task, tmp_path, capsys):
     table, prediction = pd.read_csv(out), bp.predict(posterior, bp.load_inputs(file, posterior.schema), num_draws=5)
     column = table["t1_mean" if task == "targets" else "p(t1)"].to_numpy()
     np.testing.assert_allclose(column, prediction.mean[:, 1].numpy(), rtol=1e-5, atol=1e-6)
-    assert main(["diagnose", run]) == 2 and "takes one target a row" in capsys.readouterr().err
+    for command in ["diagnose", *["calibrate"] * (task == "labels")]:
+        assert main([command, run]) == 2 and "takes one target a row" in capsys.readouterr().err
+    if task == "targets":
+        assert not main(["calibrate", run])
+        assert not main(["predict", run, "--input", file, "--output", out, "--overwrite"])
+        (low, high, *_), y = bp.predict(bp.load(run), data.x_test).interval(0.9), data.y_test
+        done = json.loads((tmp_path / "run" / "guarantees.json").read_text())["table"][1]
+        assert done["covered"] == pytest.approx(((low <= y) & (y <= high)).all(1).double().mean().item())
+        assert done["size"] == pytest.approx((high - low).prod(1).sqrt().mean().item())
+        assert (table.t1_mean < pd.read_csv(out).t1_high).all()
 
 
 # -- classes in an order -----------------------------------------------------------------------------------------------

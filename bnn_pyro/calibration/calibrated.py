@@ -30,10 +30,12 @@ from bnn_pyro.zoo import Entry
 
 FILE, FORMAT = "calibration.json", 1
 #: Every method: the task that it is for.
-METHODS = {name: kind.task for name, (kind, _) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
-DEFAULTS = {"regression": "normalised", "classification": "lac"}
+METHODS = {name: task for name, (*_, task) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
+DEFAULTS = {"regression": "normalised", "classification": "lac", "targets": "joint"}
 #: In place of a column's name: thirds of the rows by their predicted uncertainty.
 UNCERTAINTY = "uncertainty"
+#: The group of rows with a category that training did not have.
+UNKNOWN = "(unknown)"
 #: A column of numbers makes so many groups at most.
 MOST_GROUPS = 20
 #: More calibration rows that equal training rows than chance has duplicates, with this probability, are refused.
@@ -54,11 +56,11 @@ def calibrate(
 ) -> "Calibrated":
     """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
 
-    x, y: (n, *input_shape), of ``predict``, and (n,), such as ``data.x_val`` and ``data.y_val``.
+    x, y: (n, *input_shape), of ``predict``, and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
-        of classes; isotonic, distribution, variance of numbers. Conformal prediction changes intervals and sets alone:
-        normalised (default), local, cqr, pit, absolute of numbers; lac (default), aps, raps of classes. One after the
-        other takes other rows for each.
+        of classes, beta, isotonic-classes of two; isotonic, distribution, variance of numbers. Conformal prediction
+        changes intervals and sets alone: normalised (default), local, cqr, pit, absolute of numbers; joint of several
+        targets; lac (default), aps, raps of classes. One after the other takes other rows for each.
     level: the one that ``cqr`` is made for; intervals of any level can be asked for afterwards.
     groups: a column, or a label for each row: the guarantee then holds in each group by itself. "uncertainty": in
         thirds of the rows by the total uncertainty that is predicted, with borders of the calibration rows.
@@ -69,14 +71,16 @@ def calibrate(
     """
     posterior.schema.need_uncensored("calibrate")
     before = posterior if isinstance(posterior, Calibrated) else None
-    task = "classification" if posterior.schema.has_classes else "regression"  # counts are numbers
+    task = {"ordinal": "classification", "counts": "regression"}.get(posterior.schema.task, posterior.schema.task)
     plain = posterior if before is None else before.posterior
     method = DEFAULTS[task] if method is None else method
     if method not in METHODS:
         raise unknown("calibration method", method, METHODS)
-    if METHODS[method] != task:
-        raise UserError(f"'{method}' is for {METHODS[method]}, and this posterior is for {task}: "
-                        f"{', '.join(name for name, of in METHODS.items() if of == task)}")  # fmt: skip
+    tasks = (task, "two classes") if len(posterior.schema.classes) == 2 else (task,)
+    if METHODS[method] not in tasks:
+        words = f"{len(posterior.schema.classes)} classes" if posterior.schema.has_classes else task
+        raise UserError(f"'{method}' is for {METHODS[method]}, and this posterior is for {words}: "
+                        f"{', '.join(name for name, of in METHODS.items() if of in tasks)}")  # fmt: skip
     if before is not None and before.conformal is not None:
         raise UserError("this posterior is conformal already: recalibrate first, then make that conformal")
     if (groups is not None or per_class) and method not in SCORES:
@@ -93,7 +97,7 @@ def calibrate(
     digests = _unused(plain, before, x, y)
     if method in SCORES:
         column = groups if isinstance(groups, str) else None
-        borders = np.quantile(prediction.total, [1 / 3, 2 / 3]).tolist() if column == UNCERTAINTY else []
+        borders = np.quantile(one_number(prediction.total), [1 / 3, 2 / 3]).tolist() if column == UNCERTAINTY else []
         groups = groups if column is None else groups_of(x, column, made.schema, prediction.total, borders)
         labels = None if groups is None else _labels(groups, len(x))
         if column is not None and len(set(labels)) > MOST_GROUPS:
@@ -105,7 +109,7 @@ def calibrate(
         made = replace(made, maps=(*made.maps, (method, RECALIBRATIONS[method][1](prediction, y))))
         prediction = made.maps[-1][1].apply(prediction)
     rows = digests if made.rows is None else torch.cat([made.rows, digests])
-    return replace(made, rows=rows, epistemic=prediction.epistemic.double().tolist())
+    return replace(made, rows=rows, epistemic=one_number(prediction.epistemic).tolist())
 
 
 @dataclass(frozen=True)
@@ -172,7 +176,7 @@ class Calibrated:
     def unusual(self, prediction: Prediction) -> np.ndarray:
         """Share of the calibration rows whose epistemic uncertainty is at least a new row's, (B,): a p-value."""
         known = np.sort(self.epistemic)
-        above = len(known) - np.searchsorted(known, prediction.epistemic.double().numpy(), side="left")
+        above = len(known) - np.searchsorted(known, one_number(prediction.epistemic), side="left")
         return (1 + above) / (1 + len(known))
 
     def save(self, folder: str | os.PathLike) -> None:
@@ -244,7 +248,7 @@ class Adaptive:
 
     def update(self, y: Tensor) -> Tensor:
         """Whether each target of the rows predicted last, (B,), was covered; the level is adapted by it."""
-        if self._last is None or y.shape != (len(self._last),):
+        if self._last is None or y.shape != self._last.components.batch_shape[1:]:
             raise UserError("update takes the targets of the rows that were predicted last, once")
         covered = self._last.guarantee.covers(self._last, y, self.now)
         self.now += self.rate * float((self.level - covered.double()).sum())
@@ -275,7 +279,7 @@ def _unused(posterior: Posterior, before: Calibrated | None, x: Tensor, y: Tenso
 def groups_of(x: Tensor, column: str, schema: Schema, total: Tensor | None = None, borders: Any = ()) -> list[str]:
     """The category, or the number, of each row in a column of the table, or its third by uncertainty."""
     if borders:
-        return [f"third {k + 1}" for k in np.digitize(total.numpy(), borders)]
+        return [f"third {k + 1}" for k in np.digitize(one_number(total), borders)]
     places = {known.name: (known.categories, place) for known, place in schema.column_places}
     if column not in places:
         raise unknown("column for groups", column, places)
@@ -283,7 +287,13 @@ def groups_of(x: Tensor, column: str, schema: Schema, total: Tensor | None = Non
     raw = schema.unstandardise(x.cpu().double())[:, place]
     if categories is None:
         return [f"{value:.6g}" for value in raw[:, 0].tolist()]
-    return [categories[k] for k in raw.argmax(1).tolist()]
+    known = raw.amax(1) > 0.5
+    return [categories[k] if is_known else UNKNOWN for is_known, k in zip(known, raw.argmax(1), strict=True)]
+
+
+def one_number(values: Tensor) -> np.ndarray:
+    """Variances (B,) as they are, or of T targets (B, T) their geometric mean, whose order no unit changes; float64."""
+    return (values.double() if values.dim() == 1 else values.double().log().mean(-1).exp()).numpy()
 
 
 def _labels(groups: Sequence[Any], num: int) -> list[str]:

@@ -51,7 +51,7 @@ def rows_needed(level: float) -> int:
 class Score(NamedTuple):
     """How badly y fits.
 
-    of: (prediction, y (B,), level) -> (B,) for numbers; (prediction) -> (B, K) of every class.
+    of: (prediction, y (B,), level) -> (B,) for numbers; (prediction) -> (B, K) of every class. T targets: y (B, T).
     bounds: of numbers, (prediction, threshold (B,), level) -> the ends of {y: score ≤ threshold}.
     """
 
@@ -121,6 +121,12 @@ SCORES: Mapping[str, Score] = {
     "pit": Score("regression", _central, _central_ends),
     # |y − mean|: intervals of one width
     "absolute": Score("regression", lambda p, y, _: (y - p.mean).abs(), lambda p, t, _: (p.mean - t, p.mean + t)),
+    # the largest normalised score of several targets: boxes that hold all of them at once
+    "joint": Score(
+        "targets",
+        lambda p, y, level: NORMALISED.of(p, y, level).amax(-1),
+        lambda p, t, level: NORMALISED.bounds(p, t[:, None], level),
+    ),
     # 1 − p(y): the smallest sets (Sadinle et al. 2019)
     "lac": Score("classification", lambda p: 1 - p.probs.mean(0, dtype=torch.float64)),
     # probability of the classes before y and of a random part of y (Romano et al. 2020, arXiv:2006.02544)
@@ -139,6 +145,7 @@ class Conformal:
     groups  (n,) labels: coverage holds in each group by itself (Mondrian); None: one group
     per_class  the groups are the true classes     level  of the predictive interval that ``cqr`` starts from
     inputs, errors  of ``local``, (m, F) and (m,): of every second calibration row, whose score is not among ``scores``
+    by_lot  whether scores that would tie are ordered by lot: of ``cqr`` and counts, unless calibrated by an old version
     """
 
     method: str
@@ -148,11 +155,12 @@ class Conformal:
     level: float = 0.9
     inputs: list[list[float]] = field(default=(), repr=False)
     errors: list[float] = field(default=(), repr=False)
+    by_lot: bool = False
 
     @classmethod
     def fit(cls, method: str, prediction: Mixture, y: Tensor, x: Tensor | None = None, **how: Any) -> Self:
         """From the calibration rows' prediction, y (n,) and for ``local`` x (n, F); how: the other fields."""
-        made = cls(method, [], **how)
+        made = cls(method, [], by_lot=method == "cqr" and prediction.is_discrete, **how)
         if method == "local":
             errors, labels = made.score(prediction, y), made.groups and made.groups[1::2]
             made = replace(made, inputs=x[::2].flatten(1).tolist(), errors=errors[::2].tolist(), groups=labels)
@@ -165,7 +173,11 @@ class Conformal:
         of = SCORES[self.method].of
         if prediction.has_classes:
             return of(prediction).gather(1, y.long()[:, None])[:, 0]
-        return of(prediction.untransformed, prediction.transform.inv(y.double()), self.level)
+        return of(prediction.untransformed, prediction.transform.inv(y.double()), self.level) + self.lots(prediction)
+
+    def lots(self, prediction: Mixture) -> Tensor | float:
+        """What is added to whole scores, from 0 to 1, (B,): the digits of the mean, as good as at random."""
+        return prediction.mean.double() * 1e6 * math.sqrt(2) % 1 if self.by_lot else 0.0
 
     def difficulty(self, x: Tensor) -> Tensor:
         """What a score is divided by, (B,): the mean error of the NEAREST rows of ``inputs``, drawn to that of all.
@@ -220,10 +232,9 @@ class Rows:
     def interval(self, prediction: Mixture, level: float) -> Interval:
         """See ``Decisions.interval``."""
         level, limits, words = self._limits(level)
-        ends = SCORES[self.conformal.method].bounds(prediction.untransformed, limits * self.scale, self.conformal.level)
-        infinite = zip((-math.inf, math.inf), ends, strict=True)
-        whole = (torch.where(limits == math.inf, v, end.double()) for v, end in infinite)
-        low, high = map(prediction.transform, whole)
+        most, bounds = limits * self.scale - self.conformal.lots(prediction), SCORES[self.conformal.method].bounds
+        ends = bounds(prediction.untransformed, most, self.conformal.level)
+        low, high = (prediction.transform(end.double()) for end in ends)
         if level <= 0:  # nothing is covered, which a point is the nearest to
             low = high = prediction.mean.double()
         return Interval(low, high, level, *words)
@@ -264,7 +275,8 @@ class Rows:
         num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
         whom = "calibration rows" if self.conformal.groups is None else "calibration rows of its group"
         rows = f"{num:,} {whom}" if self.conformal.groups is None else f"{whom} ({num:,} in all groups)"
-        parts = [f"covers {level:.4g} of new rows that are exchangeable with the {rows}"]
+        what = "all targets of " * (SCORES[self.conformal.method].task == "targets")
+        parts = [f"covers {what}{level:.4g} of new rows that are exchangeable with the {rows}"]
         if self.ratios is not None:
             parts = [f"covers {level:.4g} of new rows if the weights are the likelihood ratios of the covariate shift"]
         elif self.conformal.groups is None and need <= num:

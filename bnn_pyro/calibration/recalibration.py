@@ -6,13 +6,14 @@ mean. What the draws disagree on, the epistemic part, is that of the draws befor
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from pyro.distributions import Categorical
 from scipy.optimize import minimize, minimize_scalar
+from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import cross_entropy
@@ -38,14 +39,16 @@ class LogitMap:
     """p ∝ exp(W log p̄ + b).
 
     Temperature scaling: W = I / T (Guo et al. 2017, arXiv:1706.04599, of the mixture). ``vector``: a diagonal W and b,
-    which of two classes is beta calibration (Kull et al. 2017). ``dirichlet``: any W and b (Kull et al. 2019,
-    arXiv:1910.12656). The latter two have a Normal(0, 1) prior on W − I and on b.
+    ``dirichlet``: any W and b (Kull et al. 2019, arXiv:1910.12656); both have a Normal(0, 1) prior on W − I and on b.
+    ``beta``, of two classes: a diagonal W ≥ 0 and b without a prior (Kull, Silva Filho & Flach 2017).
     """
-
-    task = "classification"
 
     def __init__(self, weight: list[list[float]], bias: list[float]) -> None:
         self.weight, self.bias = torch.tensor(weight, dtype=torch.float64), torch.tensor(bias, dtype=torch.float64)
+
+    def __call__(self, logs: Tensor) -> Tensor:
+        """log p of log p̄, both (B, K)."""
+        return (logs @ self.weight.mT + self.bias).log_softmax(-1)
 
     def apply(self, prediction: Mixture) -> Mixture:
         """The corrected prediction."""
@@ -59,8 +62,8 @@ class LogitMap:
         return cls((inverse * torch.eye(classes)).double().tolist(), [0.0] * classes)
 
     @classmethod
-    def linear(cls, prediction: Mixture, y: Tensor, *, full: bool) -> Self:
-        """A diagonal or full W, and b, by the log score of y (B,) and the prior."""
+    def linear(cls, prediction: Mixture, y: Tensor, *, full: bool = False, prior: bool = True) -> Self:
+        """A diagonal or full W, and b, by the log score of y (B,) and the prior, or else with W ≥ 0."""
         logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
         eye = torch.eye(classes, dtype=torch.float64)
         mask = torch.ones_like(eye) if full else eye
@@ -69,12 +72,43 @@ class LogitMap:
             theta = torch.from_numpy(values).reshape(classes + 1, classes).requires_grad_()  # W − I above b
             shift, bias = theta[:-1] * mask, theta[-1]
             loss = cross_entropy(logs @ (eye + shift).mT + bias, y, reduction="sum")
-            loss = loss + 0.5 * (shift.square().sum() + bias.square().sum())
+            loss = loss + prior * 0.5 * (shift.square().sum() + bias.square().sum())
             return loss.item(), torch.autograd.grad(loss, theta)[0].numpy().ravel()
 
-        best = minimize(objective, np.zeros(classes * (classes + 1)), jac=True, method="L-BFGS-B").x
+        most = np.exp(LOG_BOUNDS[1])  # labels that p̄ separates have no finite optimum
+        bounds = None if prior else [(-1, most)] * classes**2 + [(-most, most)] * classes
+        best = minimize(objective, np.zeros(classes * (classes + 1)), jac=True, method="L-BFGS-B", bounds=bounds).x
         best = torch.from_numpy(best).view(classes + 1, classes)
         return cls((eye + best[:-1] * mask).tolist(), best[-1].tolist())
+
+
+class StepMap:
+    """Of two classes p = (1 − s) R(p̄) + s p̄: R is the isotonic regression of the labels, linear between its steps.
+
+    R has the best log score of all increasing maps, but says 0 and 1 at its ends (Zadrozny & Elkan 2002, KDD). With one
+    more row a step, spread as p̄ says, p increases and is never 0 or 1; as the score is convex in s, it is no worse
+    than that of p̄.
+
+    edges, values: (M,), of R.   share: s.
+    """
+
+    def __init__(self, edges: list[float], values: list[float], share: float) -> None:
+        self.edges, self.values, self.share = edges, values, share
+
+    @classmethod
+    def fit(cls, prediction: Mixture, y: Tensor) -> Self:
+        """By labels y (B,)."""
+        steps = IsotonicRegression().fit(log_mean_probs(prediction)[:, 1].exp().numpy(), y.double().numpy())
+        num = len(np.unique(steps.y_thresholds_))
+        return cls(steps.X_thresholds_.tolist(), steps.y_thresholds_.tolist(), num / (len(y) + num))
+
+    def __call__(self, logs: Tensor) -> Tensor:
+        """See :meth:`LogitMap.__call__`."""
+        second = torch.from_numpy(np.interp(logs[:, 1].exp().numpy(), self.edges, self.values))
+        steps = torch.stack([1 - second, second], -1).log()
+        return torch.logaddexp(steps + np.log1p(-self.share), logs + np.log(self.share))
+
+    apply = LogitMap.apply
 
 
 class Recalibrated:
@@ -98,10 +132,9 @@ class Recalibrated:
 class RecalibratedClasses(Recalibrated, ClassMixture):
     """A prediction with one set of corrected probabilities."""
 
-    def __new__(cls, base: Mixture, map: LogitMap) -> Self:
+    def __new__(cls, base: Mixture, map: LogitMap | StepMap) -> Self:
         """See :class:`LogitMap`."""
-        logits = (log_mean_probs(base) @ map.weight.mT + map.bias).log_softmax(-1)
-        new = super().__new__(cls, make(Categorical, {"logits": logits[None].float()}))
+        new = super().__new__(cls, make(Categorical, {"logits": map(log_mean_probs(base))[None].float()}))
         new.base, new.map = base, map
         return new
 
@@ -109,8 +142,6 @@ class RecalibratedClasses(Recalibrated, ClassMixture):
 # -- numbers -----------------------------------------------------------------------------------------------------------
 class Affine:
     """Variance scaling, y ↦ mean + factor · (y − mean) of every component, on a log scale of log y."""
-
-    task = "regression"
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -139,8 +170,6 @@ class CdfMap:
     F(y) of the calibration rows, which has no density. Here it is a histogram of about 2 n^⅓ bins of equal counts with
     one more row a bin spread evenly, so that R′(F(y)) f(y) is a density everywhere.
     """
-
-    task = "regression"
 
     def __init__(self, edges: list[float], values: list[float]) -> None:
         self.edges, self.values = np.asarray(edges), np.asarray(values)
@@ -263,12 +292,14 @@ def _best_factor(loss: Callable[[float], float]) -> float:
     return float(np.exp(best.x)) if best.fun < loss(1.0) else 1.0
 
 
-#: By task, how each map is fitted and made again: its attributes are the arguments that make it.
-RECALIBRATIONS: Mapping[str, tuple[type, Callable[[Mixture, Tensor], Any]]] = {
-    "temperature": (LogitMap, LogitMap.temperature),
-    "vector": (LogitMap, lambda prediction, y: LogitMap.linear(prediction, y, full=False)),
-    "dirichlet": (LogitMap, lambda prediction, y: LogitMap.linear(prediction, y, full=True)),
-    "isotonic": (CdfMap, CdfMap.fit),
-    "distribution": (ConformalCdf, ConformalCdf.fit),
-    "variance": (Affine, Affine.fit),
+#: How each map is made again, by its attributes, how it is fitted, and for which task.
+RECALIBRATIONS: Mapping[str, tuple[type, Callable[[Mixture, Tensor], Any], str]] = {
+    "temperature": (LogitMap, LogitMap.temperature, "classification"),
+    "vector": (LogitMap, LogitMap.linear, "classification"),
+    "dirichlet": (LogitMap, partial(LogitMap.linear, full=True), "classification"),
+    "beta": (LogitMap, partial(LogitMap.linear, prior=False), "two classes"),
+    "isotonic-classes": (StepMap, StepMap.fit, "two classes"),
+    "isotonic": (CdfMap, CdfMap.fit, "regression"),
+    "distribution": (ConformalCdf, ConformalCdf.fit, "regression"),
+    "variance": (Affine, Affine.fit, "regression"),
 }

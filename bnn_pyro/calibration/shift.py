@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from bnn_pyro.calibration.calibrated import Calibrated
+from bnn_pyro.calibration.calibrated import Calibrated, one_number
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.decisions import check_level
 
@@ -64,7 +64,7 @@ def monitor(
     p, auroc = classifier_p(x, x_new, seed)
     results = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
     if np.ptp(calibrated.epistemic) > 0:
-        p, share = epistemic_p(calibrated.epistemic, prediction.epistemic.double().numpy())
+        p, share = epistemic_p(calibrated.epistemic, one_number(prediction.epistemic))
         words = f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have"
         results["epistemic"] = p, words
     if y_new is not None and calibrated.conformal is not None:

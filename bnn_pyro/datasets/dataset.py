@@ -149,8 +149,9 @@ class Schema:
                             "train a run for each of them")  # fmt: skip
 
     def need_uncensored(self, what: str) -> None:
-        """Raise UserError where there are several targets, or times of which some may be censored."""
-        self.need_one_target(what)
+        """Raise UserError where there are several labels, or times of which some may be censored."""
+        if self.task != "targets":
+            self.need_one_target(what)
         if self.task == "survival":
             raise UserError(f"{what} takes no censored times, as whether an interval holds one is not known; leave "
                             "it out: the coverage in the report allows for censoring")  # fmt: skip

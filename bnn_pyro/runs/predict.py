@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.calibration import calibrate, monitor
-from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, with_calibration
+from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, groups_of, one_number, with_calibration
 from bnn_pyro.cells import MISSING
 from bnn_pyro.datasets import TABLES, load_inputs
 from bnn_pyro.datasets.dataset import Dataset
@@ -49,27 +49,33 @@ def _calibration_rows(data: Dataset, recipe: Recipe, name: str | None) -> tuple[
 
 def calibrate_run(
     folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, *, name: str | None = None,
-    method: str | None = None, level: float = 0.9, by_uncertainty: bool = False,
+    method: str | None = None, level: float = 0.9, groups: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Write calibration.json and guarantees.json; the latter's content.
 
-    name: other data with labels, whose rows calibrate instead of the run's validation rows.
+    name: other data with labels, whose rows calibrate instead of the run's validation rows.   groups: of ``calibrate``.
 
-    Raises FitFailed where predictions are not finite.
+    Raises FitFailed where predictions are not finite, and UserError for a group of test rows without calibration rows.
     """
     x, y = _calibration_rows(data, recipe, name)
     folder.check_data(posterior, data)
     failed = failure(posterior, data, num_draws=recipe.num_draws)
     if failed and not failed.finite:
         raise FitFailed(f"there is nothing to calibrate: {failed}")
-    groups = UNCERTAINTY if by_uncertainty else None
     made = calibrate(posterior, x, y, method, level=level, groups=groups, num_draws=recipe.num_draws)
     done = made.provenance["calibration"]["methods"][-1]
     rows, note = [], "there are no test rows to see it on"
     if len(data.x_test):
         pair = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed), made.predict(data.x_test)
-        order = pair[0].total.argsort()
+        order = torch.from_numpy(one_number(pair[0].total).argsort())
         parts = {"all test rows": torch.arange(len(order)), **dict(zip(THIRDS, order.tensor_split(3), strict=True))}
+        if made.column not in (None, UNCERTAINTY):
+            labels = np.array(groups_of(data.x_test, groups, made.schema))
+            for name in np.unique(labels):
+                if name not in made.conformal.groups:
+                    raise UserError(f"no calibration row has '{name}' in column '{groups}', as test rows have: give "
+                                    "--data FILE with such rows, or leave --groups out")  # fmt: skip
+                parts[f"{groups} {name}"] = torch.from_numpy(np.flatnonzero(labels == name))
         kinds = "predictive", ("conformal: " if made.conformal else "recalibrated: ") + done
         for part, index in parts.items() if len(order) >= 3 else list(parts.items())[:1]:
             for kind, p in zip(kinds, pair, strict=True):
@@ -83,13 +89,17 @@ def calibrate_run(
 
 
 def _scores(prediction: Prediction, y: Tensor, level: float) -> dict[str, float | None]:
-    """Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size, and NLL in nats."""
+    """Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size, and NLL in nats.
+
+    Of several targets the coverage of all at once, and the geometric mean of their widths.
+    """
     if prediction.has_classes:
         sets = prediction.set(level)
         covered, size = sets.members.gather(1, y.long()[:, None])[:, 0], sets.members.double().sum(1).mean()
     else:
         sets = prediction.interval(level)
-        covered, size = (sets.low <= y) & (y <= sets.high), (sets.high - sets.low).mean()
+        covered, size = (sets.low <= y) & (y <= sets.high), one_number(sets.high - sets.low).mean()
+        covered = covered.view(len(y), -1).all(1)
     numbers = dict(zip(("covered", "covered_low", "covered_high"), share_of(covered.numpy()), strict=True))
     return numbers | {"size": size.item() if math.isfinite(size) else None, "nll": nll(prediction, y)}
 
