@@ -3,6 +3,7 @@
 It is imported without torch, as ``cells`` is.
 """
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,13 +28,15 @@ class Dates(NamedTuple):
     order  what comes first, a key of ``ORDERS``
     start  the day since which days are counted, the earliest of the table, which only names the numbers, as
            standardisation shifts them; "" where parts are taken: the year, and as sine and cosine the day of the year
-    times  whether the hour of the day is a part too
+    times  whether there are times of the day; where parts are taken the hour is one too
+    form   the format of the first date, in which dates are shown
     """
 
     name: str
     order: str
     start: str = ""
     times: bool = False
+    form: str = "%Y-%m-%d"
 
     def read(self, cells: pd.Series) -> pd.Series:
         """(N,) datetime64, NaT where a text is no such date."""
@@ -59,6 +62,18 @@ class Dates(NamedTuple):
             cycles = {f"{self.name} {cycle} ({f.__name__})": f(2 * np.pi * turns[cycle]) for cycle, f in waves}
             values = {f"{self.name} year": moments.dt.year, **cycles}
         return pd.DataFrame(values, cells.index, dtype=np.float64)
+
+    def texts(self, numbers: np.ndarray) -> list[str]:
+        """(N,) dates and times, to the minute, of (N, parts) numbers as :meth:`numbers` makes them."""
+        if self.start:
+            moments = pd.Timestamp(self.start) + pd.to_timedelta(numbers[:, 0], unit="D")
+        else:
+            turns = np.arctan2(numbers[:, 1::2], numbers[:, 2::2]) / (2 * np.pi)
+            turns = (turns + 1e-6) % 1 - 1e-6  # what 32 bits leave of a 0 is not the end of a turn
+            days = (turns[:, 0] * 365.25).round() + turns[:, 1:].sum(1)
+            years = pd.to_datetime([f"{year:.0f}-01-01" for year in numbers[:, 0]])
+            moments = years + pd.to_timedelta(days, unit="D")
+        return [*moments.round("min").strftime(self.form + " %H:%M" * self.times)]
 
     def replaced(self, where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         """The table with these numbers first, nan where the date is missing. Raises UserError for what is no date."""
@@ -88,6 +103,7 @@ def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates
         raise UserError(f"{where}: column '{cells.name}', row {cells.index[0]}: the day or the month may be first in "
                         f"'{cells.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
     known = moments[order].dropna()
-    if how == "elapsed":
-        return Dates(str(cells.name), order, start=str(known.min().date()))
-    return Dates(str(cells.name), order, times=bool((known != known.dt.normalize()).any()))
+    start, times = str(known.min().date()) if how == "elapsed" else "", bool((known != known.dt.normalize()).any())
+    day = re.match(DATE_AND_TIME, str(cells[known.index[0]]))[1]
+    form = next(form for form in ORDERS[order] if pd.notna(pd.to_datetime(day, format=form, errors="coerce")))
+    return Dates(str(cells.name), order, start, times, form)

@@ -17,7 +17,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Column, Dataset, Schema
+from bnn_pyro.datasets.dataset import Column, Dataset
+from bnn_pyro.datasets.prepare import inputs_of
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
@@ -86,7 +87,7 @@ def explain(
 
     Raises UserError for images without classes, other inputs than the posterior's, and more than 200 columns.
     """
-    schema, columns = data.schema, _inputs(data.schema)
+    schema, columns = data.schema, inputs_of(data.schema)
     schema.need_one_target("explain")
     if schema.is_image and schema.has_classes and schema.input_shape == posterior.schema.input_shape:
         return _pixel_maps(posterior, data.x_test if len(data.x_test) else data.x_train, num, num_draws)
@@ -164,16 +165,6 @@ def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int 
         maps.append((falls / windows.flatten(1).sum(0)).unflatten(1, x.shape[-2:]))
     falls, spreads = (torch.stack([f(m) for m in maps]).numpy() for f in (lambda m: m.mean(0), lambda m: m.std(0)))
     return PixelMaps(rows[chosen], x[rows[chosen]].cpu(), classes, falls, spreads)
-
-
-def _inputs(schema: Schema) -> list[tuple[str, list[Column], slice]]:
-    """(name, columns, features) of each column of the user's table: the parts of a date are one."""
-    dates, found = {part: date.name for date in schema.dates if not date.start for part in date.parts}, {}
-    for column, place in schema.column_places:
-        columns, places = found.setdefault(dates.get(column.name, column.name), ([], []))
-        columns.append(column)
-        places.append(place)
-    return [(name, columns, slice(places[0].start, places[-1].stop)) for name, (columns, places) in found.items()]
 
 
 def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:

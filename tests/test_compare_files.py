@@ -232,7 +232,7 @@ def box(tmp_path, quick, capsys):
         file, run = tmp_path / "t.csv", tmp_path / "run"
         frame.to_csv(file, index=False)
         assert main(["train", "--data", str(file), "--out", str(run), "--target", "y", *SHORT, *arguments]) in (0, 3)
-        page = (run / "report.html").read_text()
+        page = (run / "report.html").read_text().replace("\u00a0", " ").replace("−", "-")
         summary = page.split('class="summary">')[1].split("</div>")[0]
         sentences = [re.sub("</?code>", "`", unescape(text)) for text in re.findall("<p>(.*?)</p>", summary)]
         printed = " ".join(capsys.readouterr().out.split())

@@ -15,7 +15,7 @@ from test_own_data import ARRAY, FRAME, PRICE
 
 import bnn_pyro as bp
 from bnn_pyro.datasets.dataset import PARTS
-from bnn_pyro.datasets.prepare import mean_and_scale
+from bnn_pyro.datasets.prepare import mean_and_scale, row_texts
 from bnn_pyro.datasets.tables import read_table, row_problems
 
 
@@ -217,6 +217,12 @@ def test_dates_become_parts_or_elapsed_days_however_they_are_written(tmp_path, f
         table = bp.load_data(tmp_path / "t.csv", target="price", dates=how, seed=3)
         assert table.fingerprint == data.fingerprint and table.schema.features == data.schema.features
         torch.testing.assert_close(bp.load_inputs(tmp_path / "t.csv", schema)[data.index_test], data.x_test)
+        form = "%Y-%m-%d" if form == "frame" else form[:8]
+        written = MOMENTS[data.index_test.numpy()].strftime(f"{form} %H:%M")
+        assert all(f"sold {day}" in row for day, row in zip(written, row_texts(data.x_test, schema), strict=True))
+        days = pd.Series(pd.date_range("2023-12-31", "2025-01-02", freq="719min"))  # the ends of a leap year's days
+        dates, texts = schema.dates[0], days.dt.strftime(f"{form} %H:%M")
+        assert dates.texts(dates.numbers(texts).to_numpy(np.float32) - np.float32(1e-7)) == texts.tolist()
 
 
 def test_dates_that_cannot_be_read_are_one_line(tmp_path):
@@ -234,8 +240,10 @@ def test_dates_that_cannot_be_read_are_one_line(tmp_path):
         assert bad[bad != ""].to_dict() == {
             7: "sold is missing" if value == "" else f"sold: '{value}' is no date with the day first"
         }
-    filled = bp.dataset(new, "price", dates="elapsed", missing="indicator").schema.features
-    assert filled[:2] == ("sold in days since 2023-01-14", "sold in days since 2023-01-14 missing")
+    filled = bp.dataset(new, "price", dates="elapsed", missing="indicator").schema
+    assert filled.features[:2] == ("sold in days since 2023-01-14", "sold in days since 2023-01-14 missing")
+    texts = row_texts(bp.load_inputs(new.iloc[5:7], filled), filled)
+    assert "sold missing" in texts[0] and "sold in" not in texts[0] and f"sold {frame['sold'][6]}" in texts[1]
     refuses("no column 'sold'", bp.load_inputs, frame[["area"]], data.schema)
     refuses(r"holds dates or times.*--dates parts or elapsed", bp.dataset, frame.assign(sold=MOMENTS), "price")
 

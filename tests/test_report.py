@@ -8,7 +8,8 @@ import pytest
 from matplotlib.figure import Figure as Page
 from pictures import clean_matplotlib  # noqa: F401 (a fixture)
 
-from bnn_pyro.reports.page import Picture, run_card, run_html
+from bnn_pyro.reports import page
+from bnn_pyro.reports.page import Picture, run_card
 from bnn_pyro.reports.summary import run_table
 from bnn_pyro.reports.tables import RunFacts, as_text, difference, estimate, headline_differences
 from bnn_pyro.run import main
@@ -63,6 +64,24 @@ def test_numbers_are_rounded_as_their_kind_and_nominal_metrics_have_no_verdict()
     assert estimate({"rmse": 53.219, "rmse_low": 49.0, "rmse_high": 12345.6}, "rmse") == ("53.2", "[49, 12,346]", "")
     assert estimate({}, "rmse") is None
     assert as_text(pd.DataFrame({"a": {"x": None, "yy": "1"}})) == "    a\nx   –\nyy  1"
+
+
+def run_html(run, pictures):
+    """The page with blanks and minus signs as they are typed."""
+    return page.run_html(run, pictures).replace("\u00a0", " ").replace("−", "-")
+
+
+def test_what_is_doubtful_in_the_data_is_in_the_first_box_and_rows_of_wide_tables_are_explained_below_their_names():
+    worse = {f"nll_minus_nothing{end}": 0.1 for end in ("", "_low", "_high")}
+    split = {**RUN.provenance["split"], "doubts": ["price: 2.25e+07 in row 9 is far", *"bcdef"]}
+    run = replace(RUN, provenance={**RUN.provenance, "split": split}, metrics=RUN.metrics | worse)
+    html = page.run_html(run, [PICTURE])
+    assert "data: price: 2.25e+07 in row 9 is far; b; c; d; e. 1 more" in html and html.count("2.25e+07") == 1
+    assert "Next: correct what is named of the data" in html and "nll −0.15 nats [−0.2,\u00a0−0.05], better" in html
+    assert '<img width="110"' in html and "<th>what it is</th>" in html
+    boosting = {"metrics": RUN.metrics, "differences": run.differences(), "about": "trees", "seconds": 1.0}
+    wide = page.run_html(replace(run, boosting=boosting), [])
+    assert "<th>nll<small>how improbable" in wide and "what it is" not in wide
 
 
 def test_a_report_says_what_was_run_and_found_is_self_contained_and_escaped():

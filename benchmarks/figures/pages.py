@@ -42,7 +42,9 @@ inference_settings = { epochs = 60 }
 """
 #: The commands that make each kind of run.
 RUNS = {
-    "houses": ["train hidden-layer --data houses.csv --target price --exclude id --missing indicator --epochs 60"],
+    "houses": [
+        "train hidden-layer --data houses.csv --target price --exclude id --missing indicator --dates parts --epochs 60"
+    ],
     "fraud": ["train mean-field --data fraud.csv --target fraud --epochs 60"],
     "digits": ["train mean-field --data digits.npz --epochs 40", "evaluate digits --ood noise"],
     "visits": ["train hidden-layer --data visits.csv --target visits --task counts --epochs 60"],
@@ -60,8 +62,9 @@ def write_data(folder: Path) -> None:
     houses = pd.DataFrame({"id": range(num), "area_m2": area.round(1), "city": city, "price": price})
     houses["built"] = rng.integers(1900, 2020, num)
     houses["garden"] = rng.choice(["yes", "no"], num)
-    several = houses.drop(columns="id").assign(rent=4 * price**0.5 + rng.normal(0, 100, num))
-    visits = houses.drop(columns=["id", "price"]).assign(visits=rng.negative_binomial(3, 3 / (3 + area / 10)))
+    houses["sold"] = pd.date_range("2021-01-01", periods=num, freq="2D").strftime("%d.%m.%Y")
+    several = houses.drop(columns=["id", "sold"]).assign(rent=4 * price**0.5 + rng.normal(0, 100, num))
+    visits = houses.drop(columns=["id", "sold", "price"]).assign(visits=rng.negative_binomial(3, 3 / (3 + area / 10)))
     amount = rng.lognormal(3, 1, num)
     risk = 1 / (1 + np.exp(5.5 - 0.5 * amount**0.5))
     fraud = pd.DataFrame({"amount": amount.round(2), "country": city, "hour": rng.integers(0, 24, num)})

@@ -219,16 +219,35 @@ def say_doubts(data: Dataset) -> Dataset:
     return data
 
 
+def inputs_of(schema: Schema) -> list[tuple[str, list[Column], slice]]:
+    """(name, columns, features) of each column of the user's table: the parts of a date are one."""
+    dates, found = {part: date.name for date in schema.dates if not date.start for part in date.parts}, {}
+    for column, place in schema.column_places:
+        columns, places = found.setdefault(dates.get(column.name, column.name), ([], []))
+        columns.append(column)
+        places.append(place)
+    return [(name, columns, slice(places[0].start, places[-1].stop)) for name, (columns, places) in found.items()]
+
+
 def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
-    """``most`` of the standardised inputs (N, F), in words and the user's units, the furthest from the mean first."""
-    numeric, texts = quantities(schema.columns, x.shape[1]).tolist(), []
+    """``most`` of the standardised inputs (N, F), as in the user's table, the furthest from the mean first."""
+    numeric, parts, dates = quantities(schema.columns, x.shape[1]), [], {date.parts[0]: date for date in schema.dates}
     raw = schema.unstandardise(x.double())
     raw[raw.abs() < 1e-6 * raw.new_tensor(schema.x_scale)] = 0.0  # what 32 bits leave of a 0
-    for values, far in zip(raw.tolist(), x.abs().tolist(), strict=True):
-        features = zip(far, schema.features, values, numeric, strict=True)
-        parts = [(z, f"{name} {v:.6g}") if isnum else (0, name) for z, name, v, isnum in features if isnum or v]
-        texts.append(", ".join(text for _, text in sorted(parts, key=lambda part: -part[0])[:most]))
-    return texts
+    for name, (column, *_), place in inputs_of(schema):
+        values, far = raw[:, place].numpy(), (x[:, place] * numeric[place]).abs().amax(1).tolist()
+        if column.categories is not None:
+            texts = [f"{name}={column.categories[row.argmax()]}" if row.any() else "" for row in values]
+        else:
+            date, shown = dates.get(column.name), (f"{value:.6g}" for value in values[:, 0])
+            name, shown = (date.name, date.texts(values[:, :: column.width])) if date else (name, shown)
+            texts = [f"{name} {text}" for text in shown]
+        if column.fill is not None:
+            gaps = values[:, 1] == 1
+            texts = [f"{name} missing" if gap else text for text, gap in zip(texts, gaps, strict=True)]
+        parts.append(zip(far, texts, strict=True))
+    rows = (sorted(row, key=lambda part: -part[0])[:most] for row in zip(*parts, strict=True))
+    return [", ".join(text for _, text in row if text) for row in rows]
 
 
 def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -106,10 +106,11 @@ def calibrated_histogram(ax: Axes, pit: np.ndarray, **labels: str) -> int:
 
 
 def plain_numbers(ax: Axes) -> None:
-    """Thousands separators on both axes, and no powers of ten; of a log scale 1, 2 and 5 times them have a label."""
+    """Thousands separators on both axes, no powers of ten; of a short log scale 1, 2 and 5 times them."""
     for axis in (ax.xaxis, ax.yaxis):
         if axis.get_scale() == "log":
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            low, high = axis.get_view_interval()
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
             axis.set_minor_formatter(NullFormatter())
         axis.set_major_formatter("{x:,.10g}")
 

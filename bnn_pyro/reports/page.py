@@ -26,8 +26,12 @@ from bnn_pyro.reports import tables
 from bnn_pyro.reports.summary import summary
 
 DOTS_PER_INCH = 144
+#: Pixels of a page that an inch of a figure takes, where it has so many: type is of one size in all of them.
+SHOWN = 110
 #: Inches of a figure that does not fit half of a page.
 WIDE = 7.5
+#: Columns of a table beside which there is room for what its rows are; else that is under their names.
+MAX_COLUMNS = 4
 #: What stays on one line of a cell: a number with its unit, an error, an interval; and minus signs, which end no line.
 UNBROKEN = {r"(?<![\w.])-(?=\d)": "−", r"(?<=\de)-(?=\d)": "−", r" (%|±)": "\u00a0\\1", r"± ": "±\u00a0",
             r"\[(\S+), (\S+)\]": "[\\1,\u00a0\\2]", r"(\d) to ([−\d])": "\\1\u00a0to\u00a0\\2"}  # fmt: skip
@@ -57,6 +61,11 @@ class Picture:
         page = np.ravel(np.asarray(axes, dtype=object))[0].figure
         page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
         return cls(name, blob.getvalue(), title, sentence, wide or page.get_figwidth() > WIDE)
+
+    @property
+    def width(self) -> int:
+        """Pixels of a page."""
+        return int.from_bytes(self.png[16:20]) * SHOWN // DOTS_PER_INCH
 
     @property
     def base64(self) -> str:
@@ -104,7 +113,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {"version": __version__, "level_words": tables.WORDS, "spoken": spoken}
-    environment.filters |= {"table": html_table, "markdown": functools.partial(tables.as_text, form="markdown")}
+    environment.filters |= {"table": html_table, "unbroken": unbroken}
+    environment.filters["markdown"] = functools.partial(tables.as_text, form="markdown")
     return environment
 
 
@@ -113,9 +123,17 @@ def html_table(rows: pd.DataFrame | Sequence[Mapping[str, str]]) -> Markup:
     table = pd.DataFrame(rows, dtype=object).fillna("–").replace(UNBROKEN, regex=True)
     if tables.MEANING in table:
         table.index = table.index.str.replace("_", " ")
+        if len(table.columns) > MAX_COLUMNS:
+            table.index += "\n" + table.pop(tables.MEANING)
     with pd.option_context("display.max_colwidth", None):
         html = table.to_html(classes="metrics", border=0, justify="left", index=isinstance(rows, pd.DataFrame))
+    html = re.sub(r"<th>([^<\n]+?)\\n([^<\n]+)</th>", r"<th>\1<small>\2</small></th>", html)  # as pandas writes it
     return Markup(f'<div class="wide">{html}</div>')
+
+
+def unbroken(text: str) -> str:
+    """The text with what stays on one line, and minus signs."""
+    return functools.reduce(lambda text, pair: re.sub(*pair, text), UNBROKEN.items(), text)
 
 
 def render(template: str, **context: Any) -> str:
@@ -173,6 +191,7 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
         facts[tables.BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
     module = {k: v for k, v in provenance.get("module", {}).items() if k != "parameters"}
     provenance = provenance | {"module": module}
+    provenance["split"] = {k: v for k, v in provenance["split"].items() if k != "doubts"}  # the first box has them
     others = {key: value for key, value in {**provenance, **run.environment}.items() if value or value == 0}
     return [*facts.items(), *((k.replace("_", " "), _text(value)) for k, value in others.items() if k not in NO_FACTS)]
 

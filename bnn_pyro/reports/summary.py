@@ -60,6 +60,9 @@ def summary(run: tables.RunFacts) -> list[str]:
         )
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
+    if doubts := run.provenance["split"].get("doubts"):
+        more = f" {len(doubts) - MAX_NAMED} more are named by `inspect`." if len(doubts) > MAX_NAMED else ""
+        sentences.append(f"To look at in the data: {'; '.join(doubts[:MAX_NAMED])}.{more}")
     return sentences + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
 
 
@@ -133,7 +136,9 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     if boosting is not None and boosting.verdict == "worse":
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     elif nothing is not None and nothing.verdict != "better":
-        yield "the inputs may say little of the target: more rows, or other columns"
+        doubts = run.provenance["split"].get("doubts")
+        rest = "more rows, or other columns"
+        yield f"correct what is named of the data; else {rest}" if doubts else f"the inputs may say little: {rest}"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     off = off and not run.guarantees

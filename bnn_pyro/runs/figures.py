@@ -209,12 +209,14 @@ def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str]
 # -- several targets ---------------------------------------------------------------------------------------------------
 def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, Callable[[], object]]:
     """The figures of each target by itself, side by side, of the first ``MAX_TARGETS``."""
+    from bnn_pyro.plots.layout import figure
+    from bnn_pyro.plots.style import drawn
+
     names = schema.targets[:MAX_TARGETS]
     each = [(prediction.target(k), y[:, k], schema.of_target(name)) for k, name in enumerate(names)]
 
+    @drawn
     def side_by_side(draw: Callable[..., object], rows: int, cell: tuple[float, float], **grid: Any) -> object:
-        from bnn_pyro.plots.layout import figure
-
         page = figure(len(each) * cell[0], cell[1])
         axes = page.subplots(rows, len(each), squeeze=False, **grid)
         for one, column in zip(each, axes.T, strict=True):

@@ -17,7 +17,7 @@ from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, groups_of, 
 from bnn_pyro.cells import MISSING
 from bnn_pyro.datasets import TABLES, load_inputs
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.datasets.prepare import quantities
+from bnn_pyro.datasets.prepare import inputs_of, quantities
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.errors import FitFailed, UserError, unknown
@@ -152,7 +152,8 @@ def predict_file(
         columns |= intervals_of(prediction, schema, level, names)
     if not schema.is_image and (numeric := quantities(schema.columns, x.shape[1])).any():
         far, which = (x.abs() * numeric).max(1)
-        columns |= {"furthest_input": np.array(schema.features)[which.numpy()], "furthest_sd": far.numpy()}
+        names = np.array([name for name, _, place in inputs_of(schema) for _ in range(place.start, place.stop)])
+        columns |= {"furthest_input": names[which.numpy()], "furthest_sd": far.numpy()}
     if unseen is not None and len(new := unseen[unseen != ""]):
         columns |= {"unseen": unseen.to_numpy()}
         notes.append(f"{len(new):,} rows have a category new to the model, which is none of those that it knows, see "
