@@ -17,6 +17,14 @@ class FitFailed(UserError):
     """A fit diverged and has no posterior: the command line exits with code 3."""
 
 
+def diverged(what: str, step: int, lr: float) -> FitFailed:
+    """The error that says so, with what to do."""
+    return FitFailed(
+        f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
+        f"try a smaller --lr, such as {lr / 10:g}"
+    )
+
+
 def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
     """The error for a name that is none of ``valid``, with the nearest one suggested.
 

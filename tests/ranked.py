@@ -28,7 +28,7 @@ from bnn_pyro.runs.train import load_together
 PROBLEM = correlated(num=31, noise=0.5)
 DATA = PROBLEM.data
 ENTRY = bp.MeanField(hidden=(3,), activation="tanh")
-SVI = bp.SVI(epochs=6, batch_size=8, num_particles=2)
+SVI = bp.SVI(epochs=6, batch_size=8, num_particles=2, accumulate=2)
 MAP = bp.MAP(epochs=15, batch_size=8, patience=4, lr=0.05)
 STOPPED = 7  # a step in the middle of an epoch
 

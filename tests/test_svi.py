@@ -15,15 +15,18 @@ from own_networks import NETS, made
 from pyro.distributions import Normal, TransformedDistribution
 from pyro.infer import TraceMeanField_ELBO
 from scipy.stats import t
+from test_own_network import rows as own_rows
 from torch import nn
 from torch.distributions import AffineTransform
 from zoo_problems import problem
 
 import bnn_pyro as bp
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import Objective, Rescale, elbo_of
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import RowNoise
+from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.own_start import sampling_of
 from bnn_pyro.parts.weights import NormalWeights
 
@@ -59,17 +62,24 @@ def test_mle_is_least_squares():
     assert np.abs(found - PROBLEM.mean.numpy()).max() > 0.05  # the prior would have shown
 
 
-def test_steps_are_those_by_hand():
+@pytest.mark.parametrize(("warmup", "clip"), [(0, 0.0), (3, 0.5)])
+def test_steps_are_those_by_hand(warmup, clip):
     """The log joint of the linear model is −½ wᵀΛw + wᵀΛm: its gradient is Λ (m − w)."""
-    epochs, lr, final = 4, 0.2, 0.1
+    epochs, lr, final, norms, clipped = 6, 0.2, 0.1, [], 0
     start = flat(fit(bp.MAP(epochs=1, lr=1e-12)))
     w = start.clone().requires_grad_()
     adam = torch.optim.Adam([w], lr)
     for step in range(epochs):
         w.grad = PROBLEM.precision @ (w.detach() - PROBLEM.mean)
-        adam.param_groups[0]["lr"] = lr * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / epochs)))
+        norm = w.grad.norm().item()
+        if clip and norms and norm > (most := clip * np.mean(norms)):
+            w.grad, norm, clipped = w.grad * most / norm, most, clipped + 1
+        norms.append(norm)
+        rate = lr * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * step / epochs)))
+        adam.param_groups[0]["lr"] = rate * min(1, (step + 1) / warmup) if warmup else rate
         adam.step()
-    found = flat(fit(bp.MAP(epochs=epochs, lr=lr, final_lr=final)))
+    assert 0 < clipped < epochs or not clip
+    found = flat(fit(bp.MAP(epochs=epochs, lr=lr, final_lr=final, warmup=warmup, clip=clip)))
     torch.testing.assert_close(found, w.detach(), rtol=1e-4, atol=1e-5)
     assert (w - start).abs().max() > 0.1
 
@@ -87,6 +97,24 @@ def test_mini_batches_take_every_row_once_an_epoch(monkeypatch):
     epochs = [batches[start : start + 3] for start in (0, 3, 6)]
     assert all(len(set.union(*epoch)) == 24 and [len(b) for b in epoch] == [8, 8, 8] for epoch in epochs)
     assert all(batch not in epochs[0] for batch in epochs[1] + epochs[2])
+
+
+def test_a_step_in_parts_has_the_gradient_of_the_whole(monkeypatch):
+    """At one draw of w for all parts; a fit of a point is the same in any case."""
+
+    def drawn_anew(*args, **how):
+        torch.manual_seed(1)
+        return elbo_of(*args, **how)
+
+    monkeypatch.setattr(log_joint, "elbo_of", drawn_anew)
+    for method in (bp.SVI(epochs=2, batch_size=12, temperature=0.5), bp.MAP(epochs=2, batch_size=12, patience=0)):
+        whole, parts = (fit(replace(method, accumulate=num)) for num in (None, 5))
+        for name, line in whole.trace.items():
+            np.testing.assert_allclose(parts.trace[name], line, rtol=1e-4)
+        start = fit(replace(method, epochs=1, lr=1e-12))
+        for ours, theirs, first in zip(*(p.draw(2, seed=0).values() for p in (parts, whole, start)), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+            assert (theirs - first).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("auxiliary", [True, False])
@@ -260,3 +288,29 @@ def test_outputs_have_the_moments_of_drawn_weights(kind):
     noise = 8 * sd[:, None] * sd * (2 / 800) ** 0.5 + 1e-6
     assert ((b.T.cov() - b.var(0).diag()).abs() > noise).any()  # noise of every activation by itself would be seen
     assert ((a.T.cov() - b.T.cov()).abs() < noise).all()
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d", "transformer", "lstm"])
+def test_bfloat16_is_for_the_passes_of_the_network_in_training_alone(name):
+    """KL, densities and gradients are float32: the first as before, the others but for the passes' rounding."""
+    data, seen, found = own_rows(), set(), {}
+    net = made(name)
+    last = [part for part in net.modules() if isinstance(part, nn.Linear)][-1]
+    last.register_forward_hook(lambda layer, _, f: seen.add((layer.training, f.dtype)))
+    entry = bp.Bayesian(net, sampling="weights" if name == "lstm" else None)
+    for precision in ("float32", "bfloat16"):
+        seen.clear()
+        with isolated(0):
+            model = entry.model(data.schema)
+            model.likelihood.register_forward_pre_hook(lambda _, given: seen.add(given[0].dtype))
+            guide = MeanFieldNormal(model.initial, 0.05)
+            method = bp.SVI(epochs=1, batch_size=0, patience=0, precision=precision)
+            trace, _ = method.minimise(model, guide, data, Run())
+            model.eval()(data.x_test)
+        found[precision] = trace["kl"], trace["log_likelihood"][0], guide.loc.grad, guide.rho.grad
+    assert seen == {(True, torch.bfloat16), (False, torch.float32), torch.float32}
+    (kl, likelihood, *exact), (kl_there, likelihood_there, *near) = found.values()
+    assert kl == pytest.approx(kl_there, rel=1e-6)
+    assert likelihood != likelihood_there == pytest.approx(likelihood, rel=0.02)
+    for one, other in zip(exact, near, strict=True):
+        assert (one - other).norm() < 0.1 * one.norm() and other.dtype == torch.float32

@@ -14,8 +14,7 @@ import bnn_pyro as bp
 from bnn_pyro import checkpoint
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import cost, optimise
-from bnn_pyro.inference import schedule as rules
-from bnn_pyro.inference.schedule import settled
+from bnn_pyro.inference.training_loop import settled
 from bnn_pyro.progress import progress_bar
 
 PROBLEM = correlated(num=30, noise=0.5)
@@ -143,14 +142,14 @@ def test_the_learning_rate_falls_once_the_objective_has_settled(monkeypatch):
     chosen = posterior.provenance["schedule"]
     assert (chosen["batch_size"], chosen["lr"], chosen["epochs"]) == (0, 0.02, posterior.trace["epoch"][-1])
     assert 200 <= chosen["epochs"] < 10_000
-    monkeypatch.setattr("bnn_pyro.inference.optimise.settled", lambda *_: False)
-    monkeypatch.setattr(rules, "MAX_STEPS", 600)
+    monkeypatch.setattr("bnn_pyro.inference.training_loop.settled", lambda *_: False)
+    monkeypatch.setattr(optimise, "MAX_STEPS", 600)
     assert fit(NET, PROBLEM.data, bp.SVI()).trace["epoch"][-1] == 600
 
 
 @pytest.mark.parametrize("method", [bp.SVI(), bp.SVI(batch_size=8), bp.MAP(patience=0)], ids=["all rows", "8", "map"])
 def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, monkeypatch, method):
     """Before the objective has settled, right after that, and while the learning rate falls."""
-    monkeypatch.setattr(rules, "MAX_STEPS", 48)
+    monkeypatch.setattr(optimise, "MAX_STEPS", 48)
     whole = fit(NET, PROBLEM.data, method)
     assert goes_on(whole, (10, 14, 10), fit, NET, PROBLEM.data, method, out=tmp_path)

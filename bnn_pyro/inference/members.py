@@ -20,8 +20,8 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.mini_batches import Batches
+from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.inference.point import restarted
-from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.progress import Figures
 
@@ -55,7 +55,7 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
 
 
 def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
-    """Settings of :class:`Members` by the rules of ``inference.schedule`` and ``early_stopping``."""
+    """Settings of :class:`Members` by the rules of ``inference.optimise`` and ``early_stopping``."""
     apart = hold_out(data, seed)
     rule = schedule(num := len(apart.x_train), sum(value.numel() for value in model.initial.values()))
     epochs = max(MIN_EPOCHS, STEPS // math.ceil(num / (size := rule.batch_size or num)))

@@ -25,7 +25,8 @@ from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.cost import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
 from bnn_pyro.inference.early_stopping import EarlyStopping
-from bnn_pyro.inference.optimise import Optimisation, Trace
+from bnn_pyro.inference.optimise import Optimisation
+from bnn_pyro.inference.training_loop import Trace
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks

@@ -27,13 +27,13 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, diverged
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.members import by_rule, optimised
 from bnn_pyro.inference.mini_batches import Batches, draws_due, stable_step
-from bnn_pyro.inference.optimise import check_finite, diverged
+from bnn_pyro.inference.optimise import MIN_EPOCHS, batch_of_chains
 from bnn_pyro.inference.potential import log_likelihood
-from bnn_pyro.inference.schedule import MIN_EPOCHS, batch_of_chains
+from bnn_pyro.inference.training_loop import check_finite
 from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, weight_space

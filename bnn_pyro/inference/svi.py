@@ -38,7 +38,7 @@ class SVI(Optimisation):
 
     def stops_early(self, model: nn.Module) -> bool:
         """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""
-        return getattr(model, "stops_early", False)
+        return getattr(model, "is_own_network", False)
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Fit the guide; see ``Method.run``."""

@@ -160,10 +160,11 @@ class RowNoise(TorchFunctionMode):
         own = self.q.get(id(bias))
         if x.dim() == 2:
             f = local_linear(x, q.loc.mT, q.scale.square().mT, False, torch.Size())
-            return f if bias is None else f + (bias if own is None else own.loc + own.scale * torch.randn_like(f))
+            noisy = bias if own is None else own.loc + own.scale * torch.randn_like(f)
+            return f if bias is None else f + noisy.to(f.dtype)
         mean = func(x, q.loc, bias if own is None else own.loc, *rest)
-        shapes = [(len(part), part.shape[-1 if func is F.linear else 1]) for part in (x, mean)]
-        signs = [torch.randint(2, shape, dtype=x.dtype, device=x.device).mul_(2).sub_(1) for shape in shapes]
+        ones = (part.new_ones(len(part), part.shape[-1 if func is F.linear else 1]) for part in (x, mean))
+        signs = [one.random_(2).mul_(2).sub_(1) for one in ones]
         extra = (slice(None), *(None,) * (x.dim() - 2))
         s, r = (sign[extra] if func is F.linear else sign[(..., *extra[1:])] for sign in signs)
         return torch.addcmul(mean, r, func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest))

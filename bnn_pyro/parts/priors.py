@@ -164,7 +164,10 @@ class BayesianNet(nn.Module):
     statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
         averages.   frozen: whether these stay as they are in training.
     sampling: of ``own_start.sampling_of``: {site: how it is sampled in training, where that is by row}.
+    precision: "bfloat16", which an optimisation sets: the net's passes in training are then under autocast.
     """
+
+    precision: str | None = None
 
     def __init__(
         self, net: nn.Module, likelihood: nn.Module, prior: str | Mapping[str, str] = "fan-in",
@@ -206,8 +209,10 @@ class BayesianNet(nn.Module):
                 modes.enter_context(in_mode(layer, training=False))
             if self.sampling and self.net.training:
                 modes.enter_context(RowNoise(w, self.sampling))
+            if self.precision == "bfloat16" and self.net.training:
+                modes.enter_context(torch.autocast(x.device.type, torch.bfloat16))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
-        return self.likelihood(f, y)
+        return self.likelihood(f.float() if f.dtype == torch.bfloat16 else f, y)
 
 
 @torch.no_grad()

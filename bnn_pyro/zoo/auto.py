@@ -29,7 +29,7 @@ from bnn_pyro.inference.cost import (
     gradient_seconds,
     multiplications,
 )
-from bnn_pyro.inference.schedule import MIN_EPOCHS, schedule
+from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
 from bnn_pyro.progress import announce, duration

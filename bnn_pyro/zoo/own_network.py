@@ -167,7 +167,7 @@ class Bayesian(Settings):
         # Batch statistics mix the rows: noise of each row would be another network.
         by_row = {} if self.sampling == "weights" or statistics else sampling_of(net, schema.input_shape)
         model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
-        model.stops_early = True
+        model.is_own_network = True
         return model
 
     def guide(self, model: nn.Module) -> nn.Module:

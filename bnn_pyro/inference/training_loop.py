@@ -1,0 +1,250 @@
+"""The loop of mini-batches that maximises an ELBO: what an optimisation is between two steps.
+
+By Adam (Kingma & Ba 2015, arXiv:1412.6980); the learning rate falls by a cosine, so that noise in the gradient is
+averaged away at the end. Every step is a function of (parameters, optimiser state, generator state, step number), so a
+checkpoint made between any two steps goes on to the very same result. A step may take its rows in parts: each has a
+draw of w and its share of the KL, and the gradients are added, so that their expectation is that of all rows at once.
+
+Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
+objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r drawn with noise of its own: the mean over the ranks
+estimates the same ELBO as one process does.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+from torch import Tensor, nn
+
+from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import here
+from bnn_pyro.errors import UserError, diverged
+from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping
+from bnn_pyro.inference.log_joint import Objective
+from bnn_pyro.inference.mini_batches import MiniBatches, Step
+from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
+from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.priors import BayesianNet
+from bnn_pyro.posterior import model_buffers
+
+#: The weight of a step in the running mean of the gradient's norm, at least.
+MEMORY = 0.01
+#: Lines of the trace that a verdict takes; standard errors and √N nats that are no rise; √N nats that may be missed.
+LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
+
+Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch and elbo
+
+
+@dataclass
+class Training:
+    """A fit between two steps. The model is in training mode in them, where dropout draws its masks.
+
+    settings       an ``Optimisation``
+    seed           of the order of mini-batches
+    latent         what the KL is multiplied by
+    num_particles  draws of w that estimate the ELBO in a step
+    watch          an ``EarlyStopping``: adds ``validation_nll`` to the trace, says when to stop, has the best weights
+    """
+
+    settings: Any
+    model: nn.Module
+    guide: nn.Module
+    data: Dataset
+    seed: int = 0
+    latent: float = 1.0
+    num_particles: int = 1
+    watch: Any = None
+
+    def __post_init__(self) -> None:
+        #: The step after which the learning rate falls; None until the objective has settled.
+        self.decay: int | None = None if self.settings.epochs is None else 0
+        settings = self.settings = self.settings.resolved(self.model, self.data)
+        self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, here()
+        num, size = len(self.x), settings.batch_size
+        self.objective = self.ranks.averaged(Objective(self.model, self.guide, self.num_particles))
+        self.optimiser = torch.optim.Adam(self.guide.parameters(), lr=settings.lr, fused=True)
+        if isinstance(self.model, BayesianNet):
+            self.model.precision = settings.precision
+        elif settings.precision == "bfloat16":
+            raise UserError("precision bfloat16 is for networks whose weights are sites, not activations; leave it out")
+        self.per_epoch = math.ceil(num / size) if 0 < size < num else 1
+        self.total = self.per_epoch * settings.epochs
+        self.window = self.per_epoch * math.ceil(settings.epochs / 1000)  # steps that make one line of the trace
+        self.first = self.step = self.since = 0
+        self.jointly_drawn = [part for part in self.guide.modules() if isinstance(part, MeanFieldNormal)]
+        names = ["epoch", "elbo", "log_likelihood", "kl", *([] if self.watch is None else ["validation_nll"])]
+        self.trace: Trace = {name: [] for name in names}
+        self.norm: Tensor | None = None  # the running mean of the gradient's
+        # Of the steps since the last line, in one tensor: many small ones would keep the allocator from freeing.
+        self.figures = torch.empty(self.window, 2, dtype=torch.float64, device=self.x.device)
+        if self.ranks.rank:
+            set_stream(self.seed, self.ranks.rank, 0)
+
+    def steps(self) -> Iterator[dict[str, float] | None]:
+        """Those that are left, and what to show after a line of the trace."""
+        batches = MiniBatches(self.data, self.seed, self.settings.augment)
+        loaded = batches.load(self.rows_of_steps(), self.settings.workers)
+        while self.step < self.total and not (self.watch is not None and self.decay is not None and self._over()):
+            self.advance(*next(loaded))
+            yield self.record() if self.step % self.window == 0 or self.step == self.total else None
+
+    def rows_of_steps(self) -> Iterator[Step]:
+        """Rows of each step that is left; an epoch's order is a function of (seed, epoch) alone, as resuming needs."""
+        start = self.step
+        for epoch in itertools.count(start // self.per_epoch):
+            parts = [slice(None)]
+            if self.per_epoch > 1:
+                generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+                order = torch.randperm(len(self.x), generator=generator)
+                parts = order.to(self.x.device).tensor_split(self.per_epoch)
+            first = epoch * self.per_epoch
+            yield from ((first + i, rows) for i, rows in enumerate(parts) if first + i >= start)
+
+    def advance(self, x: Tensor, y: Tensor) -> None:
+        """One step. Raises UserError where the likelihood is given parameters that are not finite."""
+        settings = self.settings
+        for group in self.optimiser.param_groups:
+            group["lr"] = settings.lr * self._share_of_lr()
+        for part in self.jointly_drawn:
+            part.clear_gradients()
+        self.optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
+        # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
+        checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)
+        rows, (x, y, factor) = len(x), self.ranks.share_of_step(x, y, len(self.x))
+        parts = max(1, min(settings.accumulate or 1, rows // self.ranks.size))  # as many on all ranks
+        figures = self.figures[self.since].zero_()
+        try:
+            with checks, in_mode(self.model, training=True):
+                for x_part, y_part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True):
+                    share = len(x_part) / len(x)
+                    objective, log_likelihood = self.objective(x_part, y_part, factor, self.latent * share)
+                    (-objective).backward()
+                    figures += torch.stack([objective.detach(), log_likelihood])
+        except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
+            if "constraint" not in str(refused):
+                raise
+            raise diverged("loss became nan at", self.step + 1, settings.lr) from None
+        if settings.clip:
+            self._clip(settings.clip)
+        self.optimiser.step()
+        self.step, self.since = self.step + 1, self.since + 1
+
+    def _share_of_lr(self) -> float:
+        first = self.step if self.decay is None else self.decay
+        fallen = 0.5 * (1 + math.cos(math.pi * (self.step - first) / (self.total - first)))
+        final, warmup = self.settings.final_lr, self.settings.warmup or 0
+        return (final + (1 - final) * fallen) * min(1.0, (self.step + 1) / max(1, warmup))
+
+    def _clip(self, most: float) -> None:
+        gradients = [p.grad for p in self.guide.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        bound = norm if self.norm is None else most * self.norm
+        if norm.is_cuda or norm > bound:  # without waiting for a GPU
+            torch._foreach_mul_(gradients, (bound / norm).clamp_max(1.0))
+        self.norm = norm if self.norm is None else self.norm.lerp(norm.minimum(bound), max(MEMORY, 1 / (self.step + 1)))
+
+    def record(self) -> dict[str, float]:
+        """Add a line to the trace; what to show of it."""
+        elbo, likelihood = self._recent().mean(0).tolist()
+        line = [self.step / self.per_epoch, elbo, likelihood, likelihood - elbo]
+        figures = {"ELBO/N": elbo / len(self.x)}
+        if self.watch is not None:
+            figures["validation NLL"] = self.watch.score(self.ranks)
+            self.watch.seen(line[0], figures["validation NLL"])
+            line.append(figures["validation NLL"])
+        for name, value in zip(self.trace, line, strict=True):
+            self.trace[name].append(value)
+        self.since = 0
+        if self.decay is None and (3 * self.step >= 2 * self.total or self._settled()):
+            if isinstance(self.watch, GuideStopping):
+                self.watch.go_back()
+            self._decay_from(self.step)
+        return figures
+
+    def _settled(self) -> bool:
+        over = self.watch is not None and self._over()
+        return over or (type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x)))
+
+    def _over(self) -> bool:  # patience begins anew where the learning rate falls
+        return self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)
+
+    def _decay_from(self, step: int) -> None:  # the learning rate falls, for half as many steps as there were
+        self.decay, self.total = step, step + self.window * math.ceil(step / self.window / 2)
+
+    def _recent(self) -> Tensor:
+        """(steps, 2) since the last line of the trace, means over the ranks. Raises UserError where not finite."""
+        figures = self.ranks.total(self.figures[: self.since]) / self.ranks.size
+        check_finite(figures, self.step, self.settings.lr)
+        return figures
+
+    def check_guide(self) -> None:
+        """Raises UserError where a parameter is not finite, or not the same on all ranks."""
+        with self.ranks.agreed():
+            # A finite loss can have a gradient that is not: its harm shows in the weights, before the next loss.
+            if not all(bool(torch.isfinite(p).all()) for p in self.guide.parameters()):
+                raise diverged("weights stopped being finite at", self.step, self.settings.lr)
+        self.ranks.check_alike(self.guide, f"after step {self.step:,}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold. Raises UserError where something is not finite."""
+        figures = self._recent()
+        self.check_guide()
+        generators = self.ranks.gather(generator_state())
+        learned = {"guide": self.guide.state_dict(), "optimiser": self.optimiser.state_dict(), "norm": self.norm}
+        recent = figures.clone()  # of a part, the whole would be saved
+        watch = None if self.watch is None else self.watch.state
+        return dict(learned, buffers=model_buffers(self.model), generators=generators[0], others=generators[1:],
+                    step=self.step, decay=self.decay, trace=self.trace, recent=recent, watch=watch)  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
+        self.guide.load_state_dict(state["guide"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.model.load_state_dict(state.get("buffers", {}), strict=False)
+        self.first = self.step = state["step"]
+        self.norm = state.get("norm")
+        if decay := state.get("decay"):
+            self._decay_from(decay)
+        self.trace, self.since = state["trace"], len(state["recent"])
+        self.figures[: self.since] = state["recent"]
+        if self.watch is not None:
+            self.watch.state = state["watch"]
+        generators = [state["generators"], *state.get("others", ())]
+        if self.ranks.rank < len(generators):
+            set_generator_state(generators[self.ranks.rank])
+        else:  # it was saved by fewer ranks
+            set_stream(self.seed, self.ranks.rank, self.step)
+
+
+def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> None:
+    """Raise UserError where the first figure of a line of ``recent`` is not finite, the last of them of this step."""
+    bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
+    if bad:
+        raise diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
+
+
+def settled(objective: Sequence[float], rows: int) -> bool:
+    """Whether the objective's slope over the last third of its lines is within its noise.
+
+    objective: nats of all rows, a line the mean of equally many steps.
+
+    The rise over that third, by least squares, is no more than 2 of its standard errors, or than 0.3·√N nats; and with
+    2 of them added it is no more than √N nats, as noise that could hide more shows nothing. √N nats is one standard
+    error of the log density of N rows, of which each differs by about a nat.
+    """
+    y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
+    if len(objective) < LINES:
+        return False
+    x = np.arange(len(y)) - (len(y) - 1) / 2
+    slope = (x @ y) / (x @ x)
+    residual = y - y.mean() - slope * x
+    rise, error = slope * len(y), len(y) * math.sqrt((residual @ residual) / (len(y) - 2) / (x @ x))
+    noise = math.sqrt(rows)
+    return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MOST_RISE * noise)
