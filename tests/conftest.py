@@ -108,7 +108,8 @@ def quick_fits(monkeypatch):
     fit, predict = bp.fit, bp.predict
 
     def quick_fit(entry, data, method=None, **settings):
-        few = {name: min(most, getattr(method, name)) for name, most in FEW.items() if hasattr(method, name)}
+        given = {name: getattr(method, name, None) for name in FEW}
+        few = {name: min(FEW[name], value) for name, value in given.items() if value is not None}
         few |= {"compiled": "no"} if hasattr(method, "compiled") else {}
         settings = {"progress": False, "device": "cpu", **settings}
         return fit(entry, data, replace(method, **few) if few else method, **settings)
