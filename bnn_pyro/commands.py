@@ -121,18 +121,16 @@ def predict(args: Namespace) -> None:
 
 def calibrate(args: Namespace) -> None:
     """Calibrate a run by rows that did not train, and refresh its report."""
-    from bnn_pyro.calibration.calibrated import UNCERTAINTY
     from bnn_pyro.runs.evaluate import evaluate_run, load_posterior
     from bnn_pyro.runs.predict import calibrate_run
 
     if args.by_uncertainty and args.groups:
         raise UserError("--groups and --by-uncertainty are two ways to divide the rows: give one of them")
-    groups = UNCERTAINTY if args.by_uncertainty else args.groups
     folder, recipe, posterior = _opened(args)
     baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
     level, data = args.level if args.level is not None else recipe.conformal or 0.9, recipe.load()
     with lock_folder(folder.path):
-        how = dict(name=args.data, method=args.method, level=level, groups=groups)
+        how = dict(name=args.data, method=args.method, level=level, groups=args.by_uncertainty or args.groups)
         done = calibrate_run(folder, recipe, data, posterior, **how)
         evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{guarantees_section(done).text()}\n\nreport: {folder.path / 'report.html'}")

@@ -231,7 +231,7 @@ def test_groups_are_columns_or_labels(tmp_path):
         ({"groups": "size"}, "too many for groups"),
         ({"groups": ["north"] * 200}, "200 labels for 100 rows"),
         ({"per_class": True}, "class labels"),
-        ({"method": "lac"}, "is for classification"),
+        ({"method": "lac"}, "unknown calibration method for regression 'lac'"),
         ({"method": "isotonic", "groups": "town"}, "is a recalibration"),
     ):
         refuses(words, bp.calibrate, posterior, x[:100], y[:100], **how)

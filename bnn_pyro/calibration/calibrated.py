@@ -29,6 +29,8 @@ from bnn_pyro.predictive import NUM_DRAWS, Prediction, predict
 from bnn_pyro.zoo import Entry
 
 FILE, FORMAT = "calibration.json", 1
+#: Fields of :class:`Calibrated` that the file has under their names.
+AS_THEY_ARE = ("column", "epistemic", "borders", "num_draws", "seed")
 #: Every method: the task that it is for.
 METHODS = {name: task for name, (*_, task) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
 DEFAULTS = {"regression": "normalised", "classification": "lac", "targets": "joint"}
@@ -70,46 +72,40 @@ def calibrate(
     Raises UserError for rows that trained or calibrated before, bad targets or level, and a method of the other task.
     """
     posterior.schema.need_uncensored("calibrate")
-    before = posterior if isinstance(posterior, Calibrated) else None
-    task = {"ordinal": "classification", "counts": "regression"}.get(posterior.schema.task, posterior.schema.task)
-    plain = posterior if before is None else before.posterior
+    made = posterior if isinstance(posterior, Calibrated) else Calibrated(posterior, num_draws=num_draws, seed=seed)
+    schema, classes = made.schema, len(made.schema.classes)
+    task = {"ordinal": "classification", "counts": "regression"}.get(schema.task, schema.task)
     method = DEFAULTS[task] if method is None else method
-    if method not in METHODS:
-        raise unknown("calibration method", method, METHODS)
-    tasks = (task, "two classes") if len(posterior.schema.classes) == 2 else (task,)
-    if METHODS[method] not in tasks:
-        words = f"{len(posterior.schema.classes)} classes" if posterior.schema.has_classes else task
-        raise UserError(f"'{method}' is for {METHODS[method]}, and this posterior is for {words}: "
-                        f"{', '.join(name for name, of in METHODS.items() if of in tasks)}")  # fmt: skip
-    if before is not None and before.conformal is not None:
+    names = [name for name, of in METHODS.items() if of == task or (of == "two classes" and classes == 2)]
+    if method not in names:
+        raise unknown(f"calibration method for {f'{classes} classes' if classes else task}", method, names)
+    if made.conformal is not None:
         raise UserError("this posterior is conformal already: recalibrate first, then make that conformal")
     if (groups is not None or per_class) and method not in SCORES:
         raise UserError(f"groups are for conformal prediction, and '{method}' is a recalibration")
     if per_class and (groups is not None or task != "classification"):
         raise UserError("per_class is for class labels, and takes no other groups")
     check_level(level)
-    x = x if isinstance(x, Tensor) else inputs(x, plain.schema)
-    made = before or Calibrated(plain, num_draws=num_draws, seed=seed)
+    x = x if isinstance(x, Tensor) else inputs(x, schema)
     prediction = made.predict(x)
     targets(prediction, y)  # refuses bad ones
     y = torch.as_tensor(y).detach().cpu()
-    y = y.long() if plain.schema.has_classes else y
-    digests = _unused(plain, before, x, y)
+    y = y.long() if classes else y
+    digests = _unused(made, x, y)
     if method in SCORES:
         column = groups if isinstance(groups, str) else None
         borders = np.quantile(one_number(prediction.total), [1 / 3, 2 / 3]).tolist() if column == UNCERTAINTY else []
-        groups = groups if column is None else groups_of(x, column, made.schema, prediction.total, borders)
-        labels = None if groups is None else _labels(groups, len(x))
-        if column is not None and len(set(labels)) > MOST_GROUPS:
-            raise UserError(f"column '{column}' has {len(set(labels))} values, too many for groups: cut it into "
+        made = replace(made, column=column, borders=borders)
+        groups = made.groups_of(x, prediction, groups)
+        if column is not None and len(set(groups)) > MOST_GROUPS:
+            raise UserError(f"column '{column}' has {len(set(groups))} values, too many for groups: cut it into "
                             f"{MOST_GROUPS} at most, and give their labels")  # fmt: skip
-        how = dict(x=x, groups=labels, per_class=per_class, level=level)
-        made = replace(made, column=column, borders=borders, conformal=Conformal.fit(method, prediction, y, **how))
+        how = dict(x=x, groups=groups, per_class=per_class, level=level)
+        made = replace(made, conformal=Conformal.fit(method, prediction, y, **how))
     else:
         made = replace(made, maps=(*made.maps, (method, RECALIBRATIONS[method][1](prediction, y))))
         prediction = made.maps[-1][1].apply(prediction)
-    rows = digests if made.rows is None else torch.cat([made.rows, digests])
-    return replace(made, rows=rows, epistemic=one_number(prediction.epistemic).tolist())
+    return replace(made, rows=torch.cat([made.rows, digests]), epistemic=one_number(prediction.epistemic).tolist())
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class Calibrated:
     maps: tuple[tuple[str, Any], ...] = ()
     conformal: Conformal | None = None
     column: str | None = None
-    rows: Tensor | None = field(default=None, repr=False)
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64), repr=False)
     epistemic: Sequence[float] = field(default=(), repr=False)
     num_draws: int = NUM_DRAWS
     seed: int = 0
@@ -165,13 +161,29 @@ class Calibrated:
         for _, map in self.maps:
             prediction = map.apply(prediction)
         if self.conformal is not None:
-            if self.column is not None:
-                groups = groups_of(x, self.column, self.schema, prediction.total, self.borders)
+            groups = self.groups_of(x, prediction, groups)
             if (groups is None) != (self.conformal.groups is None or self.conformal.per_class):
                 raise UserError("groups= takes a label for each row exactly where calibration had labels of groups")
-            labels = None if groups is None else np.asarray(_labels(groups, len(x)))
-            prediction.guarantee = self.conformal.at(len(x), labels, weights, level, x)
+            prediction.guarantee = self.conformal.at(len(x), groups, weights, level, x)
         return prediction
+
+    def groups_of(self, x: Tensor, prediction: Prediction, labels: Sequence[Any] | None = None) -> list[str] | None:
+        """The group of each row: by ``column`` a third, a category or a number, else as labels say; None: no groups."""
+        if self.borders:
+            return [f"third {k + 1}" for k in np.digitize(one_number(prediction.total), self.borders)]
+        if self.column is None:
+            if labels is not None and len(labels) != len(x):
+                raise UserError(f"groups has {len(labels)} labels for {len(x)} rows; give one each")
+            return labels if labels is None else [str(g) for g in getattr(labels, "tolist", lambda: labels)()]
+        places = {known.name: (known.categories, place) for known, place in self.schema.column_places}
+        if self.column not in places:
+            raise unknown("column for groups", self.column, places)
+        categories, place = places[self.column]
+        raw = self.schema.unstandardise(x.cpu().double())[:, place]
+        if categories is None:
+            return [f"{value:.6g}" for value in raw[:, 0].tolist()]
+        known = raw.amax(1) > 0.5
+        return [categories[k] if is_known else UNKNOWN for is_known, k in zip(known, raw.argmax(1), strict=True)]
 
     def unusual(self, prediction: Prediction) -> np.ndarray:
         """Share of the calibration rows whose epistemic uncertainty is at least a new row's, (B,): a p-value."""
@@ -187,12 +199,10 @@ class Calibrated:
     def write(self, folder: str | os.PathLike) -> None:
         """``calibration.json`` alone, beside this posterior's archive."""
         content = {"format": FORMAT, "posterior": _checksum(folder), **self.provenance["calibration"]}
-        values = [{key: np.asarray(value).tolist() for key, value in vars(map).items()} for _, map in self.maps]
-        content |= {"maps": [[name, own] for (name, _), own in zip(self.maps, values, strict=True)]}
-        content |= {"conformal": self.conformal and asdict(self.conformal), "column": self.column}
+        maps = [[name, {key: np.asarray(v).tolist() for key, v in vars(map).items()}] for name, map in self.maps]
+        content |= {"maps": maps, "conformal": self.conformal and asdict(self.conformal)}
         content |= {"digests": base64.b64encode(self.rows.numpy().tobytes()).decode()}
-        content |= {"epistemic": list(self.epistemic), "borders": list(self.borders)}
-        content |= {"num_draws": self.num_draws, "seed": self.seed}
+        content |= {name: getattr(self, name) for name in AS_THEY_ARE}
         write_whole(Path(folder) / FILE, json.dumps(content, indent=1).encode())
 
 
@@ -207,17 +217,17 @@ def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posteri
     if not path.is_file():
         return posterior
     try:
-        saved = json.loads(path.read_text("utf-8"))
+        saved = {"borders": ()} | json.loads(path.read_text("utf-8"))  # which old ones lack
         maps = tuple((name, RECALIBRATIONS[name][0](**values)) for name, values in saved["maps"])
         conformal = saved["conformal"] and Conformal(**saved["conformal"])
         rows = torch.from_numpy(np.frombuffer(base64.b64decode(saved["digests"]), np.int64).copy())
-        rest = [saved["column"], rows, saved["epistemic"], saved["num_draws"], saved["seed"], saved.get("borders", ())]
+        others = {name: saved[name] for name in AS_THEY_ARE}
         checksum, known = saved["posterior"], saved["format"] == FORMAT
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path} is damaged; remove it and calibrate again") from None
     if not known or checksum != _checksum(folder):
         raise UserError(f"{path} is of another posterior or version; remove it and calibrate again")
-    return Calibrated(posterior, maps, conformal or None, *rest)
+    return Calibrated(posterior, maps, conformal or None, rows=rows, **others)
 
 
 def _checksum(folder: str | os.PathLike) -> str:
@@ -257,18 +267,18 @@ class Adaptive:
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------
-def _unused(posterior: Posterior, before: Calibrated | None, x: Tensor, y: Tensor) -> Tensor:
+def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
     """Digests of the calibration rows. Raises UserError where some calibrated before, or trained (duplicates may)."""
-    digests = row_digests(x, y)
-    if before is not None and bool(torch.isin(digests, before.rows).any()):
+    digests, trained = row_digests(x, y), made.posterior.rows
+    if bool(torch.isin(digests, made.rows).any()):
         raise UserError("some of these rows calibrated this posterior before; a second step takes other rows")
-    if posterior.rows is None:
+    if trained is None:
         warnings.warn("this posterior was saved without fingerprints of its training rows, so it is up to you that "
                       "none of them calibrates it", stacklevel=3)  # fmt: skip
         return digests
-    used = int(torch.isin(digests, posterior.rows).sum())
-    _, times = posterior.rows.unique(return_counts=True)
-    twice = (int(times[times > 1].sum()) + 0.5) / (len(posterior.rows) + 1)
+    used = int(torch.isin(digests, trained).sum())
+    _, times = trained.unique(return_counts=True)
+    twice = (int(times[times > 1].sum()) + 0.5) / (len(trained) + 1)
     if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES:
         raise UserError(f"{used:,} of {len(digests):,} calibration rows trained this posterior or stopped its "
                         "training: it fits them better than new ones; hold other rows back (--data FILE), or "
@@ -276,27 +286,6 @@ def _unused(posterior: Posterior, before: Calibrated | None, x: Tensor, y: Tenso
     return digests
 
 
-def groups_of(x: Tensor, column: str, schema: Schema, total: Tensor | None = None, borders: Any = ()) -> list[str]:
-    """The category, or the number, of each row in a column of the table, or its third by uncertainty."""
-    if borders:
-        return [f"third {k + 1}" for k in np.digitize(one_number(total), borders)]
-    places = {known.name: (known.categories, place) for known, place in schema.column_places}
-    if column not in places:
-        raise unknown("column for groups", column, places)
-    categories, place = places[column]
-    raw = schema.unstandardise(x.cpu().double())[:, place]
-    if categories is None:
-        return [f"{value:.6g}" for value in raw[:, 0].tolist()]
-    known = raw.amax(1) > 0.5
-    return [categories[k] if is_known else UNKNOWN for is_known, k in zip(known, raw.argmax(1), strict=True)]
-
-
 def one_number(values: Tensor) -> np.ndarray:
     """Variances (B,) as they are, or of T targets (B, T) their geometric mean, whose order no unit changes; float64."""
     return (values.double() if values.dim() == 1 else values.double().log().mean(-1).exp()).numpy()
-
-
-def _labels(groups: Sequence[Any], num: int) -> list[str]:
-    if len(groups) != num:
-        raise UserError(f"groups has {len(groups)} labels for {num} rows; give one each")
-    return [str(g) for g in (groups.tolist() if hasattr(groups, "tolist") else groups)]

@@ -34,8 +34,16 @@ def log_mean_probs(prediction: Mixture) -> Tensor:
     return torch.stack(each, -1).clamp_min(-1e4).log_softmax(-1)
 
 
+class Map:
+    """What corrects probabilities of classes, or the cdf of numbers."""
+
+    def apply(self, prediction: Mixture) -> Mixture:
+        """The corrected prediction."""
+        return (RecalibratedClasses if prediction.has_classes else RecalibratedNumbers)(prediction, self)
+
+
 # -- classes -----------------------------------------------------------------------------------------------------------
-class LogitMap:
+class LogitMap(Map):
     """p ∝ exp(W log p̄ + b).
 
     Temperature scaling: W = I / T (Guo et al. 2017, arXiv:1706.04599, of the mixture). ``vector``: a diagonal W and b,
@@ -49,10 +57,6 @@ class LogitMap:
     def __call__(self, logs: Tensor) -> Tensor:
         """log p of log p̄, both (B, K)."""
         return (logs @ self.weight.mT + self.bias).log_softmax(-1)
-
-    def apply(self, prediction: Mixture) -> Mixture:
-        """The corrected prediction."""
-        return RecalibratedClasses(prediction, self)
 
     @classmethod
     def temperature(cls, prediction: Mixture, y: Tensor) -> Self:
@@ -82,14 +86,12 @@ class LogitMap:
         return cls((eye + best[:-1] * mask).tolist(), best[-1].tolist())
 
 
-class StepMap:
-    """Of two classes p = (1 − s) R(p̄) + s p̄: R is the isotonic regression of the labels, linear between its steps.
+class StepMap(Map):
+    """Of two classes p = (1 − share) R(p̄) + share p̄: R is linear between ``edges`` (M,) with ``values`` (M,).
 
-    R has the best log score of all increasing maps, but says 0 and 1 at its ends (Zadrozny & Elkan 2002, KDD). With one
-    more row a step, spread as p̄ says, p increases and is never 0 or 1; as the score is convex in s, it is no worse
-    than that of p̄.
-
-    edges, values: (M,), of R.   share: s.
+    R, the isotonic regression of the labels, has the best log score of all increasing maps, but says 0 and 1 at its
+    ends (Zadrozny & Elkan 2002, KDD). With one more row a step, spread as p̄ says, p increases and is never 0 or 1; as
+    the score is convex in the share, it is no worse than that of p̄.
     """
 
     def __init__(self, edges: list[float], values: list[float], share: float) -> None:
@@ -107,8 +109,6 @@ class StepMap:
         second = torch.from_numpy(np.interp(logs[:, 1].exp().numpy(), self.edges, self.values))
         steps = torch.stack([1 - second, second], -1).log()
         return torch.logaddexp(steps + np.log1p(-self.share), logs + np.log(self.share))
-
-    apply = LogitMap.apply
 
 
 class Recalibrated:
@@ -163,7 +163,7 @@ class Affine:
         return type(prediction)(make(type(d), values))
 
 
-class CdfMap:
+class CdfMap(Map):
     """P(Y ≤ y) = R(F(y)): R increases from (0, 0) to (1, 1), linear between ``edges`` (M,) with ``values`` (M,).
 
     Isotonic recalibration (Kuleshov, Fenner & Ermon 2018, arXiv:1807.00263): there R is the empirical cdf of the
@@ -186,17 +186,14 @@ class CdfMap:
         values = np.concatenate([[0.0], ((counts + bins * widths) / (len(level) + bins)).cumsum()])
         return cls(edges.tolist(), (values / values[-1]).tolist())
 
-    def apply(self, prediction: Mixture) -> Mixture:
-        """The corrected prediction."""
-        return RecalibratedNumbers(prediction, self)
-
     def __call__(self, level: Tensor) -> Tensor:
         """R."""
         return torch.from_numpy(np.interp(level.numpy(), self.edges, self.values))
 
     def inverse(self, level: np.ndarray) -> np.ndarray:
-        """R⁻¹, strictly between 0 and 1."""
-        return np.interp(level, self.values, self.edges).clip(1e-12, 1 - 1e-12)
+        """R⁻¹, strictly between 0 and 1 where the level is."""
+        inside = np.interp(level, self.values, self.edges).clip(1e-12, 1 - 1e-12)
+        return np.where((level > 0) & (level < 1), inside, level)
 
     def slope(self, level: Tensor) -> Tensor:
         """R′."""
@@ -279,10 +276,7 @@ class RecalibratedNumbers(Recalibrated, Mixture):
 
     def quantile(self, q: Any) -> Tensor:
         """The quantiles of ``base`` at R⁻¹(q), (len(q), B). Raises UserError unless 0 < q < 1."""
-        levels = np.atleast_1d(np.asarray(q, dtype=float))
-        if not ((levels > 0) & (levels < 1)).all():
-            return self.base.quantile(q)
-        return self.base.quantile(self.map.inverse(levels).tolist())
+        return self.base.quantile(self.map.inverse(np.atleast_1d(np.asarray(q, dtype=float))).tolist())
 
 
 def _best_factor(loss: Callable[[float], float]) -> float:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.calibration import calibrate, monitor
-from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, groups_of, one_number, with_calibration
+from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, one_number, with_calibration
 from bnn_pyro.cells import MISSING
 from bnn_pyro.datasets import TABLES, load_inputs
 from bnn_pyro.datasets.dataset import Dataset
@@ -70,7 +70,7 @@ def calibrate_run(
         order = torch.from_numpy(one_number(pair[0].total).argsort())
         parts = {"all test rows": torch.arange(len(order)), **dict(zip(THIRDS, order.tensor_split(3), strict=True))}
         if made.column not in (None, UNCERTAINTY):
-            labels = np.array(groups_of(data.x_test, groups, made.schema))
+            labels = np.array(made.groups_of(data.x_test, pair[1]))
             for name in np.unique(labels):
                 if name not in made.conformal.groups:
                     raise UserError(f"no calibration row has '{name}' in column '{groups}', as test rows have: give "
