@@ -18,6 +18,8 @@ ORDERS = {
     "day": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d-%b-%Y", "%d-%b-%y", "%d.%m.%y", "%d/%m/%y"),
     "month": ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y"),
 }
+#: About how many cells are looked at first: most columns have no date.
+SOME = 200
 #: A date, a time after it and its offset, which is left out: hours are those of the place.
 DATE_AND_TIME = r"^(\S+?)(?:[T ]+(\d.*?)\s*(?:Z|[-+]\d\d:?\d\d)?)?$"
 
@@ -43,7 +45,8 @@ class Dates(NamedTuple):
         texts = cells.astype(str).str.extract(DATE_AND_TIME)
         days = pd.Series(pd.NaT, cells.index, dtype="datetime64[us]")
         for form in ORDERS[self.order]:
-            days = days.fillna(pd.to_datetime(texts[0], format=form, errors="coerce"))
+            if len(left := texts[0][days.isna()]):
+                days = days.fillna(pd.to_datetime(left, format=form, errors="coerce"))
         if texts[1].isna().all():
             return days
         times = pd.to_datetime("2000-01-01 " + texts[1].fillna("00:00"), format="mixed", errors="coerce")
@@ -94,16 +97,19 @@ def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates
     """How a column of dates is read, "parts" or "elapsed"; None of others. Raises UserError for unclear months."""
     if cells.dtype == "category" or cells.dtype.kind in "iuf" or not len(cells):
         return None
-    moments = {order: Dates(cells.name, order).read(cells) for order in ORDERS}
+    some = cells.iloc[:: 1 + len(cells) // SOME].astype(str)
+    orders = ORDERS if some.str.contains(r"\d.*\d").any() else ()
+    orders = [order for order in orders if Dates(cells.name, order).read(some).notna().any()]
+    moments = {order: Dates(cells.name, order).read(cells) for order in orders}
     num = {order: values.notna().sum() for order, values in moments.items()}
-    order = max(num, key=num.get)
-    if num[order] < 0.5 * len(cells):
+    order = max(num, key=num.get, default="")
+    if not order or num[order] < 0.5 * len(cells):
         return None
-    if order != "year" and num["day"] == num["month"]:
+    if order != "year" and num.get("day") == num.get("month"):
         raise UserError(f"{where}: column '{cells.name}', row {cells.index[0]}: the day or the month may be first in "
                         f"'{cells.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
     known = moments[order].dropna()
     start, times = str(known.min().date()) if how == "elapsed" else "", bool((known != known.dt.normalize()).any())
-    day = re.match(DATE_AND_TIME, str(cells[known.index[0]]))[1]
+    day = re.match(DATE_AND_TIME, str(cells.iloc[int(moments[order].notna().argmax())]))[1]
     form = next(form for form in ORDERS[order] if pd.notna(pd.to_datetime(day, format=form, errors="coerce")))
     return Dates(str(cells.name), order, start, times, form)

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from filelock import FileLock, Timeout
-
 from bnn_pyro.errors import UserError
 
 if TYPE_CHECKING:
@@ -144,6 +142,8 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
 
     Raises UserError where one has locked it for longer, or the folder cannot be made.
     """
+    from filelock import FileLock, Timeout
+
     folder = Path(folder).resolve()
     lock, made = FileLock(folder / LOCK, is_singleton=True, fallback_to_soft=False), not folder.exists()
     me = f"process {os.getpid()} on {socket.gethostname()}"

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TypeVar
 
-from tqdm import tqdm
-
 T = TypeVar("T")
 #: What is shown beside a bar: numbers, or texts as they are to be shown.
 Figures = Mapping[str, float | str]
@@ -54,6 +52,8 @@ def progress_bar(description: str, show: bool = True, unit: str = "step") -> Ite
         return
     log = not sys.stderr.isatty() and "ipykernel" not in sys.modules
     how = {"bar_format": LINE, "delay": math.inf} if log else {"bar_format": FORMAT}
+    from tqdm import tqdm  # which imports more than all of a quick command
+
     with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, **how) as bar:
         latest: Figures | None = None
         logged = 0
@@ -83,6 +83,8 @@ def duration(seconds: float) -> str:
 def announce(text: str, show: bool = True) -> None:
     """A line on standard error, where progress bars are shown."""
     if show and not _QUIET.get():
+        from tqdm import tqdm
+
         tqdm.write(text, file=sys.stderr)
 
 

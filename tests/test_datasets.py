@@ -17,6 +17,7 @@ import bnn_pyro as bp
 from bnn_pyro.datasets.dataset import PARTS
 from bnn_pyro.datasets.prepare import mean_and_scale, row_texts
 from bnn_pyro.datasets.tables import read_table, row_problems
+from bnn_pyro.dates import find_dates
 
 
 @pytest.mark.parametrize("name", bp.DATASETS)
@@ -229,6 +230,8 @@ def test_dates_that_cannot_be_read_are_one_line(tmp_path):
     frame = FRAME[["area"]].assign(sold=MOMENTS.strftime("%d/%m/%Y"), price=PRICE)
     data = bp.dataset(frame, "price", dates="parts")
     assert data.schema.dates[0].order == "day" and len(data.schema.features) == 4
+    late = pd.Series(["soon"] * 390 + frame["sold"].tolist() * 10)
+    assert find_dates("", late, "elapsed").start == "2023-01-14" and find_dates("", late[:700]) is None
     early = frame[MOMENTS.day <= 12].reset_index(drop=True)
     refuses("'sold', row 0: the day or the month may be first in '0", bp.dataset, early, "price", dates="parts")
     for value, words in (("31/02/2024", "row 5: '31/02/2024' is no date with the day first"), ("", "row 5: missing")):

@@ -150,7 +150,7 @@ PLOTS = {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"}
     [
         ("package", "bnn_pyro", HEAVY | {"torchvision", "arviz", "scipy"}),
         ("commands", "bnn_pyro.run", HEAVY),
-        ("inspect", "pandas", {"torch"}),
+        ("inspect", "pandas", {"torch", "tqdm", "filelock"}),
         ("fit", "torch", PLOTS),
         ("work", "bnn_pyro.runs.evaluate", PLOTS - {"jinja2", "bnn_pyro.plots"}),
         ("train", "bnn_pyro.runs.train", {"bnn_pyro.checks", "bnn_pyro.runs.sweep"}),

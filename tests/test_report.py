@@ -120,6 +120,9 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     assert ["if they are copies, these scores are too good" in page for page in copies] == [False, True]
     counts = run_html(replace(RUN, task="counts", metrics=numbers | {"coverage_90": 0.97}, baseline=None), [])
     assert "hold 97 % of 300 test rows: those of whole numbers hold more" in counts and "<code>calibrate" not in counts
+    recipe = RUN.recipe | {"data": {"name": "t.csv", "target": "price [EUR]"}}
+    priced = run_html(replace(RUN, task="regression", metrics=numbers, baseline=None, recipe=recipe), [])
+    assert "rmse (EUR) 1 [0.9" in priced and "predictive mean, EUR<" in priced
     several = {"nrmse": 1.0, "targets": {"price": {"coverage_90": coverage[0]}}}
     page = run_html(replace(RUN, task="targets", metrics=several), [])
     assert ("90 % intervals of price hold 70 % of 300 test rows: too narrow." in page) == (coverage[0] == 0.7)

@@ -23,7 +23,8 @@ def summary(run: tables.RunFacts) -> list[str]:
     names, rows = [name for name in run.headline if name in run.metrics], run.provenance["rows"]["test"]
     if not names:
         return [] if run.failed else ["There are no test rows, so nothing was scored."]
-    scores = ", ".join(f"{name.replace('_', ' ')} {tables.estimate(run.metrics, name)}" for name in names)
+    words = {name: f"{name} ({run.unit})" for name in ("rmse", "crps") if run.unit}
+    scores = ", ".join(f"{words.get(n, n.replace('_', ' '))} {tables.estimate(run.metrics, n)}" for n in names)
     sentences = [*_classes(run), f"On {rows:,} test rows: {scores}."]
     if rows < FEW_ROWS:
         sentences.append(

@@ -88,6 +88,12 @@ class RunFacts:
         return {k.replace(end, ""): v for k, v in self.metrics.items() if end in k}
 
     @property
+    def unit(self) -> str:
+        """That of a number to predict where its name ends with one in brackets, as price (EUR), or ""."""
+        found = re.search(r"[\[(]([^\[\]()]+)[\])]$", str(self.recipe["data"].get("target", "")))
+        return found[1] if found and self.task == "regression" else ""
+
+    @property
     def is_unbalanced(self) -> bool:
         """Whether nearly all test rows are of one class."""
         rows = self.metrics.get("class_rows", {}).values()
@@ -184,7 +190,8 @@ def run_metrics(run: RunFacts, differences: bool = True) -> pd.DataFrame:
     if run.boosting:
         metrics[BOOSTING] = run.boosting["metrics"]
         paired[f"difference to {BOOSTING}"] = run.boosting["differences"]
-    return metric_table(run.task, metrics, paired if differences else {})
+    table = metric_table(run.task, metrics, paired if differences else {})
+    return table.replace({MEANING: {"target units$": run.unit}}, regex=True) if run.unit else table
 
 
 def target_table(run: RunFacts) -> pd.DataFrame:
