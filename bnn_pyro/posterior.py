@@ -19,6 +19,7 @@ import pyro
 import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
+from torch.distributions import kl_divergence
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import Introduced, UserError
@@ -101,24 +102,30 @@ class Posterior(Introduced):
         return pd.DataFrame({name: pd.Series(values) for name, values in self.trace.items() if len(values)})
 
     def describe(self) -> pd.DataFrame:
-        """A line a site of a network: shape, prior, "sampled", mean σ as a share of the prior's, median |μ|/σ.
+        """A line a site of a network: shape, prior, "sampled", mean σ as a share of the prior's, median |μ|/σ, KL.
 
         Sampled is how training samples it: rows, flipout (``parts.own_start``), weights (one draw for all rows), point.
         By up to 200 draws, of many millions of weights by 20: a site of means 0 has |μ|/σ of 0.05 to 0.15 by chance.
         """
         model, lines = getattr(self.model, "head", self.model), []
         numbers = sum(value.numel() for value in self.model.initial.values())
-        draws = self.draw(min(200, max(20, DESCRIBED // numbers)), seed=0)
+        draws, priors, q = self.draw(min(200, max(20, DESCRIBED // numbers)), seed=0), model.prior(), {}
+        if self.guide is not None:
+            with isolated(0), torch.no_grad(), poutine.trace() as trace:
+                self.guide(None)
+            q = {site: node["fn"] for site, node in _latent(trace.trace).items()}
         for site, value in model.net.named_parameters():
-            point, share, ratio = site in model.points, float("nan"), float("nan")
+            point, share, ratio, kl = site in model.points, *(float("nan"),) * 3
             if not point:
                 mean, sd = draws[site].mean(0), draws[site].std(0)
                 ratio = (mean.abs() / sd).median().item()
                 with suppress(NotImplementedError):  # a prior without a variance
-                    share = (sd / model.priors[site](value).variance.sqrt()).mean().item()
+                    share = (sd / priors[site].variance.sqrt()).mean().item()
+                with suppress(NotImplementedError):  # no closed form, or q is draws, or of all sites jointly
+                    kl = kl_divergence(q[site], priors[site]).item() if q else kl
             sampled = "point" if point else model.sampling.get(site, "weights")
-            lines.append([site, list(value.shape), "" if point else model.texts[site], sampled, share, ratio])
-        return pd.DataFrame(lines, columns=["site", "shape", "prior", "sampled", "σ/prior", "|μ|/σ"])
+            lines.append([site, list(value.shape), "" if point else model.texts[site], sampled, share, ratio, kl])
+        return pd.DataFrame(lines, columns=["site", "shape", "prior", "sampled", "σ/prior", "|μ|/σ", "KL"])
 
     @property
     def device(self) -> torch.device:

@@ -18,7 +18,7 @@ from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import elbo_of
 
 METHODS = {
-    "svi, mini-batches": bp.SVI(epochs=6, batch_size=8, lr=0.01, warmup=15, clip=0.9),
+    "svi, mini-batches": bp.SVI(epochs=6, batch_size=8, lr=0.01, lr_warmup=15, clip=0.9),
     "svi, full batch": bp.SVI(epochs=24, lr=0.01),
     "map": bp.MAP(epochs=6, batch_size=8, lr=0.01),
     "svi, augmented": bp.SVI(epochs=6, batch_size=8, lr=0.01, augment=lambda x: x + torch.rand(()), workers=1),

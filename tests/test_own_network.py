@@ -9,10 +9,12 @@ import torch
 from own_networks import LOOPED, NETS, OUT, Wrong, made
 from refused import refuses
 from torch import nn
+from torch.distributions import Normal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.parts.own_module import assign, select
 from bnn_pyro.parts.own_start import FACTOR, BatchStatistics, variance_ratio
+from bnn_pyro.parts.weights import cut
 from bnn_pyro.posterior import read_archive
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -115,6 +117,22 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
     with bp.isolated(0), poutine.trace() as drawn:
         model(rows().x_train)
     assert drawn.trace.nodes["0.weight"]["fn"].mean.eq(7).all()
+
+
+def test_a_description_has_what_each_site_has_learned():
+    """By formulas from μ and σ; the KL of all sites is that of the ELBO, which one draw with its q also has."""
+    entry = bp.Bayesian(made("linear"), where="0", prior={"0.weight": "pretrained:0.5", "*": "normal:2"})
+    posterior = fit(entry, bp.SVI(epochs=4, batch_size=10, lr=0.1))
+    table = posterior.describe().set_index("site")
+    guide = posterior.guide.random
+    loc, scale = (cut(value.detach(), guide.shapes) for value in (guide.loc, guide.scale))
+    for site, centre, width in (("0.weight", made("linear")[0].weight.detach(), 0.5 / 6**0.5), ("0.bias", 0.0, 2.0)):
+        kl = kl_divergence(Normal(loc[site], scale[site]), Normal(centre, width)).sum()
+        assert table.loc[site, "KL"] == pytest.approx(kl.item(), rel=1e-4)
+        assert table.loc[site, "σ/prior"] == pytest.approx((scale[site] / width).mean().item(), rel=0.2)
+        ratio = (loc[site].abs() / scale[site]).median().item()
+        assert table.loc[site, "|μ|/σ"] == pytest.approx(ratio, rel=0.3)
+    assert table.loc["3.weight", ["KL", "σ/prior", "|μ|/σ"]].isna().all()
 
 
 def test_batch_statistics_are_those_of_each_draw_on_the_training_rows():

@@ -79,7 +79,7 @@ def test_steps_are_those_by_hand(warmup, clip):
         adam.param_groups[0]["lr"] = rate * min(1, (step + 1) / warmup) if warmup else rate
         adam.step()
     assert 0 < clipped < epochs or not clip
-    found = flat(fit(bp.MAP(epochs=epochs, lr=lr, final_lr=final, warmup=warmup, clip=clip)))
+    found = flat(fit(bp.MAP(epochs=epochs, lr=lr, final_lr=final, lr_warmup=warmup, clip=clip)))
     torch.testing.assert_close(found, w.detach(), rtol=1e-4, atol=1e-5)
     assert (w - start).abs().max() > 0.1
 

@@ -7,7 +7,6 @@ the training rows where the data have none (Prechelt 1998, doi:10.1007/3-540-494
 noise that is learned. Where ``epochs`` is left out the learning rate stays until patience is over for the first time.
 """
 
-import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -106,8 +105,8 @@ class EarlyStopping:
 
     def _weights(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the weights, of the noise, and of the model's buffers, which training may change too."""
-        weights = {"weights": self.point.state_dict(), "noise": self.noise, "buffers": model_buffers(self.model)}
-        return copy.deepcopy(weights)
+        parts = {"weights": self.point.state_dict(), "noise": self.noise, "buffers": model_buffers(self.model)}
+        return {part: {name: value.clone() for name, value in values.items()} for part, values in parts.items()}
 
 
 class GuideStopping(EarlyStopping):

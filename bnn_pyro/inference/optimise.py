@@ -71,7 +71,7 @@ class Optimisation(Settings):
     patience    epochs without a better NLL of held-out rows (of a q: clearly worse ones) after which training stops,
                 with what the best had; by a rule for points, and any q of a network of one's own. The rows are the
                 validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
-    warmup      steps in which the learning rate rises to ``lr`` in equal parts; of a network of one's own by rule a
+    lr_warmup   steps in which the learning rate rises to ``lr`` in equal parts; of a network of one's own by rule a
                 twentieth of the steps, 100 at most, else none
     clip        a gradient whose norm is more than so many times the running mean of those before is scaled down to
                 that; of a network of one's own 10 by rule, else 0: never
@@ -96,7 +96,7 @@ class Optimisation(Settings):
     lr: float | None = setting(None, above=0, optional=True)
     final_lr: float = setting(0.01, low=0, high=1)
     patience: int | None = setting(None, low=0, optional=True)
-    warmup: int | None = setting(None, low=0, optional=True)
+    lr_warmup: int | None = setting(None, low=0, optional=True)
     clip: float | None = setting(None, low=0, optional=True)
     accumulate: int | None = setting(None, low=1, optional=True)
     precision: str | None = setting(None, choices=("float32", "bfloat16"), optional=True)
@@ -130,7 +130,7 @@ class Optimisation(Settings):
         whole = self._by_rule(schedule(num, weights)._asdict())
         steps = whole.epochs * math.ceil(num / (whole.batch_size or num))
         own = getattr(model, "is_own_network", False)
-        return whole._by_rule({"warmup": min(WARMUP, steps // 20), "clip": CLIP} if own else {})
+        return whole._by_rule({"lr_warmup": min(WARMUP, steps // 20), "clip": CLIP} if own else {})
 
     def _by_rule(self, rule: Mapping[str, Any]) -> Self:
         return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
@@ -141,7 +141,7 @@ class Optimisation(Settings):
         """
         apart, patience = self.held_out(model, data, 0)
         rule = plain(self.resolved(model, apart)) | {"epochs": round(trace["epoch"][-1])}
-        chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr", "warmup", "clip")
+        chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr", "lr_warmup", "clip")
                   if getattr(self, k) is None and k in rule}  # fmt: skip
         if over:
             warnings.warn(f"{over}: the weights of then are kept", stacklevel=4)

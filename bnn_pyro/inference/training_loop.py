@@ -21,6 +21,7 @@ import numpy as np
 import pyro
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
@@ -139,7 +140,7 @@ class Training:
     def _share_of_lr(self) -> float:
         first = self.step if self.decay is None else self.decay
         fallen = 0.5 * (1 + math.cos(math.pi * (self.step - first) / (self.total - first)))
-        final, warmup = self.settings.final_lr, self.settings.warmup or 0
+        final, warmup = self.settings.final_lr, self.settings.lr_warmup or 0
         return (final + (1 - final) * fallen) * min(1.0, (self.step + 1) / max(1, warmup))
 
     def _clip(self, most: float) -> None:
@@ -209,13 +210,14 @@ class Training:
         self.optimiser.load_state_dict(state["optimiser"])
         self.model.load_state_dict(state.get("buffers", {}), strict=False)
         self.first = self.step = state["step"]
-        self.norm = state.get("norm")
+        own = [state.get(name) for name in ("norm", "watch")]  # a checkpoint is read to the CPU
+        self.norm, watch = tree_map_only(Tensor, lambda value: value.to(self.figures.device), own)
         if decay := state.get("decay"):
             self._decay_from(decay)
         self.trace, self.since = state["trace"], len(state["recent"])
         self.figures[: self.since] = state["recent"]
         if self.watch is not None:
-            self.watch.state = state["watch"]
+            self.watch.state = watch
         generators = [state["generators"], *state.get("others", ())]
         if self.ranks.rank < len(generators):
             set_generator_state(generators[self.ranks.rank])

@@ -195,12 +195,16 @@ class BayesianNet(nn.Module):
         """{site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own."""
         return {**dict(self.net.named_parameters()), **self.likelihood.initial}
 
+    def prior(self) -> dict[str, dist.TorchDistribution]:
+        """{site: p(w)} of the net's parameters."""
+        own = dict(self.net.named_parameters())
+        if self._centred:
+            own |= cut(self.centre, {name: own[name].shape for name in self._centred})
+        return {name: self.priors[name](value) for name, value in own.items()}
+
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) or (B, T) observes it."""
-        own = dict(self.net.named_parameters())
-        centred = {name: own[name].shape for name in self._centred}
-        about = own | cut(self.centre, centred) if centred else own
-        w = {name: pyro.sample(name, self.priors[name](about[name])) for name in own}
+        w = {name: pyro.sample(name, prior) for name, prior in self.prior().items()}
         dims = 2 + getattr(self.likelihood, "event_dim", 0)
         rows_of_each = y is not None and y.dim() == dims and x.shape[:2] == y.shape[:2]  # not only targets
         statistics = {} if self.statistics is None or self.net.training else self.statistics(self.net, w)
