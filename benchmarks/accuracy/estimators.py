@@ -95,11 +95,10 @@ def run(name: str, model: str, python: str) -> dict[str, float]:
     names = ("rmse", "nll", "nll_low", "nll_high", "crps", "coverage_90")
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     moments = -dist.Normal(prediction.mean, prediction.total.sqrt()).log_prob(data.y_test).mean() - np.log(scale)
-    same = {"rmse_standardised": scores["rmse"] / scale, "nll_standardised": scores["nll"] - np.log(scale)}
-    same["nll_of_moments"] = moments  # as bde's paper has it
-    same = {key: float(value) for key, value in same.items()}
-    cost = {"rows": len(x), "cpu": round(seconds, 1), "seconds": round(wall, 1)}
-    return {key: scores[key] for key in names} | same | cost
+    same = {"rmse_standardised": scores["rmse"] / scale, "nll_standardised": float(scores["nll"] - np.log(scale))}
+    same["nll_of_moments"] = float(moments)  # as bde's paper has it
+    same |= {"rows": len(x), "cpu": round(seconds, 1), "seconds": round(wall, 1)}
+    return {key: scores[key] for key in names} | same
 
 
 def published() -> str:
@@ -129,8 +128,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--bde", default=sys.executable, metavar="PYTHON")
     args = parser.parse_args(argv)
     check_tree(KEPT.path)
-    pairs = list(itertools.product(SETS, MODELS.items()))
-    pairs += [("airfoil", one) for one in PUBLISHED.items()]
+    pairs = [*itertools.product(SETS, MODELS.items()), *(("airfoil", one) for one in PUBLISHED.items())]
     for name, (label, model) in pairs:
         written = f"{name}, split 0" if label in PUBLISHED else name
         if not KEPT.runs(key := {"table": written, "model": label}):

@@ -32,7 +32,7 @@ def three_sets() -> None:
     for name, data in (sets | {"KMNIST": bp.dataset(*files, split=0.7, validation=1000)}).items():
         train = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
         y, cal, rows = data.y_test, len(data.x_val), []
-        ranks = [int(np.ceil(level * (cal + 1))) for level in LEVELS]
+        ranks = np.ceil(np.array(LEVELS) * (cal + 1)).astype(int)
         ends = [np.array(betabinom.interval(0.95, len(y), rank, cal + 1 - rank)) / len(y) for rank in ranks]
         for variant, method in MODELS:
             fitted = bp.calibrate(bp.fit(variant, train, method, progress=False), data.x_val, data.y_val, "lac")
