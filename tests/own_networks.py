@@ -31,6 +31,22 @@ class Transformer(nn.Module):
         return self.head(self.block(x)[:, 0])
 
 
+class Encoder(nn.TransformerEncoder):
+    """Out of training mode torch takes its fused kernels."""
+
+    def __init__(self):
+        super().__init__(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2)
+        self.head = nn.Linear(6, OUT)
+
+    def forward(self, x):
+        return self.head(super().forward(x).mean(1))
+
+
+class Attention(nn.MultiheadAttention):
+    def forward(self, x):
+        return super().forward(x, x[:, :2], x[:, 2:])[0].mean(1)[:, :OUT]
+
+
 class Embedded(nn.Module):
     """Tied: the embedding is the last layer too."""
 
@@ -85,12 +101,16 @@ NETS = {
     "norms": lambda: flat(nn.LayerNorm(6), nn.Linear(6, 6), nn.RMSNorm(6)),
     "batch norm": lambda: flat(nn.Conv1d(4, 3, 3), nn.BatchNorm1d(3), nn.ReLU()),
     "transformer": Transformer,
+    "encoder": Encoder,
+    "attention": lambda: Attention(6, 3, batch_first=True),
     "lstm": Recurrent,
     "gru": lambda: Recurrent(nn.GRU),
     "rnn": lambda: Recurrent(nn.RNN),
     "bilinear": lambda: Bilinear(6, 6, OUT),
     "used twice": Shared,
     "branching": Branching,
+    "compiled": lambda: torch.compile(nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)), backend="eager"),
+    "compiled part": lambda: flat(torch.compile(nn.Conv1d(4, 3, 3), backend="eager"), nn.ReLU()),
 }
 LOOPED = ("lstm", "gru", "rnn", "branching")
 

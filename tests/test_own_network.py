@@ -51,7 +51,7 @@ def test_draws_are_plain_passes_of_the_module_with_these_weights(name):
         prediction = bp.predict(posterior, data.x_test, num_draws=5, seed=3)
     assert sum("one draw after the other" in str(w.message) for w in told) == (name in LOOPED)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())  # the user's is not touched
-    draws = posterior.draw(5, seed=3)
+    draws, net = posterior.draw(5, seed=3), getattr(net, "_orig_mod", net)
     assert list(draws) == [n for n, _ in net.named_parameters()]
     for s in range(5):
         with torch.no_grad():

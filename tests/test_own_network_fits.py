@@ -182,7 +182,7 @@ def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
     assert "there is no module: give bp.Bayesian(module)" in capsys.readouterr().err
 
 
-def test_an_exported_module_is_fitted_and_loaded_without_its_code(tmp_path):
+def test_an_exported_module_is_fitted_and_loaded_without_its_code(tmp_path, capsys, no_figures):
     data, file = bp.load_data("digits", limit=60), str(tmp_path / "net.pt2")
     with bp.isolated(1):
         net = nn.Sequential(nn.Conv2d(1, 2, 5), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 10)).eval()
@@ -194,6 +194,11 @@ def test_an_exported_module_is_fitted_and_loaded_without_its_code(tmp_path):
     for module in (file, net):
         again = bp.load(tmp_path / "own", module=module)
         torch.testing.assert_close(bp.predict(again, data.x_test, num_draws=2, seed=1).mean, mean)
+    out, own = str(tmp_path / "run"), ["--module", file, "--quiet"]
+    short = ["--data", "digits", "--limit", "60", "--epochs", "1", "--num-draws", "2", "--out", out]
+    assert main(["train", "my-network", *own, *short]) == 0 == main(["evaluate", out, *own])
+    assert main(["evaluate", out, "--module", str(tmp_path / "no.pt2"), "--quiet"]) == 2
+    assert "no.pt2" in capsys.readouterr().err.splitlines()[-1]
 
 
 # -- several inputs -------------------------------------------------------------------------------------------------
