@@ -1,7 +1,6 @@
 """Conformal prediction: coverage over 1,000 data sets in its exact band, other packages' thresholds, planted faults."""
 
 import math
-import types
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,6 @@ import bnn_pyro as bp
 from bnn_pyro.calibration import (
     RECALIBRATIONS,
     SCORES,
-    Adaptive,
     Conformal,
     cross_conformal,
     cv_plus,
@@ -213,27 +211,6 @@ def test_weights_undo_a_covariate_shift():
     assert threshold(np.ones(20), LEVEL, np.ones(20), 3.0) == math.inf  # the new row alone has more than 1 − level
     old, new = likelihood_ratio(torch.tensor(x[:5].reshape(-1, 1)), torch.tensor(shifted.reshape(-1, 1)[:1000]))
     assert np.corrcoef(np.log(old), x[:5].ravel())[0, 1] > 0.95 and len(new) == 1000
-
-
-def test_adaptive_levels_follow_their_recursion():
-    """β ← β + rate · (missed − (1 − level)) after every row, in batches; the level of time, whatever is asked for."""
-    prediction = bp.Prediction(Normal(torch.zeros(1, 10), torch.ones(1, 10)))
-    conformal, level = Conformal("normalised", np.abs(np.random.default_rng(0).normal(size=200)).tolist()), LEVEL
-
-    def predict(x, level=None):
-        new = prediction[:]
-        new.guarantee = conformal.at(len(x), level=level)
-        return new
-
-    adaptive = Adaptive(types.SimpleNamespace(conformal=conformal, predict=predict), LEVEL, rate=0.02)
-    for y in 3 * torch.randn(30, 10, generator=torch.Generator().manual_seed(0)).double():
-        low, high, *_ = adaptive.predict(y).interval(0.5)
-        covered = y.abs() <= (threshold(np.array(conformal.scores), level) if level < 1 else math.inf)
-        assert torch.equal(adaptive.update(y), covered) and torch.equal((low <= y) & (y <= high), covered)
-        level += 0.02 * ((~covered).double() - (1 - LEVEL)).sum().item()
-        assert adaptive.now == pytest.approx(level)
-    with pytest.raises(bp.UserError, match="once"):
-        adaptive.update(y)
 
 
 LINEAR = bp.MLP(hidden=(), noise=1.0)

@@ -5,6 +5,7 @@ import types
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from pyro.distributions import Normal
 from test_conformal import LEVEL, SETS, in_band, limits
@@ -55,7 +56,7 @@ def test_adaptive_levels_hold_under_a_drift_that_breaks_split_conformal():
     scale = np.repeat([1.0, 3.0, 0.5], rounds * batch // 3)
     y = torch.tensor((rng.normal(size=rounds * batch) * scale).reshape(rounds, batch))
     prediction = bp.Prediction(Normal(torch.zeros(1, batch), torch.ones(1, batch)))
-    conformal = Conformal("normalised", np.abs(rng.normal(size=200)).tolist())
+    conformal, level = Conformal("normalised", np.abs(rng.normal(size=200)).tolist()), LEVEL
 
     def predict(x, level=None):
         prediction.guarantee = conformal.at(len(x), level=level)
@@ -63,8 +64,15 @@ def test_adaptive_levels_hold_under_a_drift_that_breaks_split_conformal():
 
     adaptive, covered = Adaptive(types.SimpleNamespace(conformal=conformal, predict=predict), LEVEL, rate=rate), []
     for targets in y:
-        adaptive.predict(targets)
+        low, high, *_ = adaptive.predict(targets).interval(0.5)  # the level of time, whatever is asked for
+        limit = threshold(np.array(conformal.scores), level) if 0 < level < 1 else math.inf * (level - 0.5)
         covered.append(adaptive.update(targets).double())
+        assert torch.equal(covered[-1] == 1, targets.abs() <= limit)
+        assert torch.equal(covered[-1] == 1, (low <= targets) & (targets <= high))
+        level += rate * (LEVEL - covered[-1]).sum().item()
+        assert adaptive.now == pytest.approx(level)
+    with pytest.raises(bp.UserError, match="once"):
+        adaptive.update(targets)
     # Gibbs & Candès 2021, proposition 4.1, with steps of a batch: the level stays within one step of [0, 1].
     assert abs(torch.stack(covered).mean() - LEVEL) < (1 + 2 * rate * batch) / (rate * rounds * batch) < 0.03
     assert torch.stack(covered[110:200]).mean() > 0.85
