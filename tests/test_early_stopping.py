@@ -104,7 +104,7 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
 
     Of 12 rows none is better by 4 nats in all, so that the fit is the one without early stopping, bit for bit.
     """
-    data, method = rows(3, num=60, num_val=256), dict(kind=bp.SVI, epochs=None, patience=None, lr=0.05, batch_size=20)
+    data, method = rows(3, num=60, num_val=256), dict(kind=bp.SVI, epochs=None, patience=100, lr=0.05, batch_size=20)
     own = bp.Bayesian(lambda schema: nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 3)))
     whole = fit(data, own, **method)
     nll, epochs, elbo = (whole.trace[name] for name in ("validation_nll", "epoch", "elbo"))
@@ -112,7 +112,9 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
     assert min(nll) == pytest.approx(-drawn.mean().item(), rel=1e-4) and min(nll) < nll[-1]
     stopping = {"rows": 256, "of": "validation rows", "patience": 100, "epoch": epochs[nll.index(min(nll))]}
     assert whole.provenance["early_stopping"] == stopping | {"sd_factor": 1.0}
-    assert len(whole.rows) == 316 and "early_stopping" not in fit(data, bp.MeanField(hidden=(4,)), **method).provenance
+    by_rule = {**method, "patience": None, "epochs": 1}
+    assert fit(data, own, **by_rule).provenance["early_stopping"]["patience"] == 334  # 1,000 steps, 3 an epoch
+    assert len(whole.rows) == 316 and "early_stopping" not in fit(data, bp.MeanField(hidden=(4,)), **by_rule).provenance
     over = max(range(len(elbo) - 1), key=lambda i: elbo[i] - elbo[i + 1])  # the line before it goes back
     assert epochs[over] - epochs[nll.index(before := min(nll[: over + 1]))] >= 100
     assert abs(nll[over + 1] - before) < 0.3 * (nll[over] - before)

@@ -211,7 +211,7 @@ BAD = {
     "targets in three dimensions": (dict(y=np.ones((NUM, 2, 2))), r"y has shape \(60, 2, 2\); give one target"),
     "empty": (dict(x=ARRAY[:0], y=[]), "X has no rows"),
     "ragged": (dict(x=[[1, 2], [3]], y=[1, 2]), "rows of unequal length"),
-    "pixels": (dict(x=np.full((NUM, 4, 4), 300.0)), "pixels from 300.0 to 300.0"),
+    "pixels": (dict(x=np.full((NUM, 4, 4), 300.0)), r"pixels from 300.0 to 300.0; .*bp.dataset\(\(X,\), y\)"),
     "class without rows": (dict(y=np.repeat(["u", "v"], 30), split=np.arange(NUM) < 30), "class 'u' .*no training row"),
     "negative counts": (dict(y=np.arange(NUM) - 3, task="counts"), r"row 0: -3.0 is no count.*task='regression'"),
     "mask": (dict(split=np.ones(5, bool)), r"split= is bool of shape \(5,\)"),

@@ -167,7 +167,8 @@ def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> tu
     if x.dtype != np.uint8:
         if x.min() < 0 or x.max() > 1:
             raise UserError(f"{path}: pixels from {x.min()} to {x.max()}; store images as uint8, or as numbers in "
-                            "[0, 1]")  # fmt: skip
+                            "[0, 1]; what is no image, such as series, is the input of a network of your own: "
+                            "bp.dataset((X,), y)")  # fmt: skip
         x = x.astype(np.float32, copy=False)
     if x.ndim == 3:
         return x[:, None], white

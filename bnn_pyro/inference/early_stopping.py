@@ -26,8 +26,9 @@ from bnn_pyro.posterior import Posterior, model_buffers
 HELD_OUT = 0.15
 #: Fewer rows than this stop no training, unless that is asked for.
 MIN_HELD_OUT = 8
-#: Patience by rule: so many steps, and so many epochs at least.
-PATIENT_STEPS, PATIENT_EPOCHS = 300, 10
+#: Patience by rule: so many steps of a point, of a q (whose σ grows first, with worse predictions for a while, before
+#: the means learn what is small), and so many epochs at least.
+PATIENT_STEPS, GUIDE_STEPS, PATIENT_EPOCHS = 300, 1000, 10
 #: Draws of a guide, by the same noise every time, on at most this share of the rows that train, or this number.
 DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 #: A q is better by more than chance where the held-out rows favour it by so many nats in all (a Bayes factor of 55:
@@ -47,12 +48,12 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
     return replace(data, x_train=part_of(x, rest), y_train=y[rest], x_val=part_of(x, stopping), y_val=y[stopping])
 
 
-def default_patience(data: Dataset, batch_size: int) -> int:
+def default_patience(data: Dataset, batch_size: int, steps: int = PATIENT_STEPS) -> int:
     """Epochs of patience by rule; 0: too few rows are held out.   data: of :func:`hold_out`.   batch_size: 0: all."""
     if len(data.x_val) < MIN_HELD_OUT:
         return 0
     num = len(data.x_train)
-    return max(PATIENT_EPOCHS, math.ceil(PATIENT_STEPS / math.ceil(num / (batch_size or num))))
+    return max(PATIENT_EPOCHS, math.ceil(steps / math.ceil(num / (batch_size or num))))
 
 
 class EarlyStopping:

@@ -20,7 +20,7 @@ from torch import nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.early_stopping import default_patience, hold_out
+from bnn_pyro.inference.early_stopping import PATIENT_STEPS, default_patience, hold_out
 from bnn_pyro.inference.mini_batches import Augmentation
 from bnn_pyro.inference.training_loop import Trace, Training
 from bnn_pyro.settings import Settings, plain, setting
@@ -89,6 +89,7 @@ class Optimisation(Settings):
     streams: ClassVar[bool] = True
     timed: ClassVar[bool] = True
     incidental: ClassVar[tuple[str, ...]] = ("workers",)
+    patient_steps: ClassVar[int] = PATIENT_STEPS
     tiny: ClassVar[Mapping[str, Any]] = {"epochs": 400, "batch_size": 0, "lr": 0.05, "final_lr": 0.0, "patience": 0}
 
     epochs: int | None = setting(None, low=1, optional=True)
@@ -116,7 +117,7 @@ class Optimisation(Settings):
         if self.patience and not len(apart.x_val):
             raise UserError(f"early stopping (patience {self.patience}) needs validation rows, and of {data.name}'s "
                             f"{len(data.x_train)} training rows none can be held out: set patience to 0")  # fmt: skip
-        patience = self.patience or default_patience(apart, self.resolved(model, apart).batch_size)
+        patience = self.patience or default_patience(apart, self.resolved(model, apart).batch_size, self.patient_steps)
         return (apart, patience) if patience else (data, 0)
 
     def stops_early(self, model: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.early_stopping import GuideStopping
+from bnn_pyro.inference.early_stopping import GUIDE_STEPS, GuideStopping
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import setting
@@ -33,6 +33,7 @@ class SVI(Optimisation):
     needs: ClassVar[frozenset[str]] = frozenset({"guide"})
     starts_at: ClassVar[str] = "guide"
     former: ClassVar[Mapping[str, Any]] = {**Optimisation.former, "kl_warmup": 0}
+    patient_steps: ClassVar[int] = GUIDE_STEPS
     num_particles: int = setting(1, low=1)
     temperature: float = setting(1.0, above=0)
 
