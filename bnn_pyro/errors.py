@@ -32,7 +32,7 @@ def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
     "unknown data set 'mnits'; did you mean 'mnist'? Valid: digits, mnist"
     """
     names = sorted(valid)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return UserError(f"unknown {what} '{name}'{hint} Valid: {', '.join(names)}")
 

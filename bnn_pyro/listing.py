@@ -89,10 +89,11 @@ def _about(name: str, kind: Mapping[str, Any], width: int) -> list[str]:
     if "has" in kind:
         suits = [method for method, other in _read_table("inference").items() if other["needs"] <= kind["has"]]
         lines += [f"inference: {', '.join(suits)} (the first where none is named)"]
+    lines = [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
     lines += ["", "settings, with their defaults (--set KEY=VALUE):"]
     for setting, value in kind["settings"].items():
         default = ",".join(map(str, value)) if isinstance(value, list) else "by rule" if value is None else value
-        indent = dict(initial_indent="      ", subsequent_indent="      ")
+        indent = dict(initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False)
         lines += [f"  {setting} = {default}", textwrap.fill(kind["meanings"].get(setting, "–"), width, **indent)]
     return lines
 

@@ -35,7 +35,8 @@ def load(folder: str | Path, entry: Entry | None = None, *, module: Any = None) 
     tensors, meta = read_archive(folder)
     entry = entry() if isinstance(entry, type) else entry
     if entry is not None and not hasattr(entry, "model"):
-        raise UserError(f"entry is a variant, such as bp.MeanField(), not {entry!r:.60}; of the zoo's leave it out")
+        raise UserError(f"entry is a variant, such as bp.MeanField(), not {entry!r:.40}; of the zoo leave it out, and "
+                        "a torch.nn.Module is module=")  # fmt: skip
     try:
         return _restored(folder, entry, module, tensors, meta)
     except Exception as error:

@@ -250,6 +250,8 @@ def test_what_has_no_logarithm_is_refused_with_its_row(tmp_path):
         (lambda: make_likelihood(logarithm, "learned", "laplace"), "goes with likelihood=normal, not laplace"),
     ):
         refuses(message, call)
+    prices = np.exp(np.r_[30.0, x[1:, 0] / 40])
+    assert "the logarithm of y: 30 in row 0" in bp.dataset(x, prices, target_scale="log").split["doubts"][0]
 
 
 def test_schemas_of_before_are_on_the_identity():

@@ -112,6 +112,14 @@ def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_fig
     text, html = capsys.readouterr().out, (out / fits["good"]["name"] / "comparison.html").read_text()
     assert "its fit failed" in text and "Failed" in html
     assert text.index("Failed   bad-houses") < text.index("rmse")
+    said = out / fits["good"]["name"] / "metrics.json"
+    said.write_text(json.dumps(json.loads(said.read_text()) | {"failed": "a row is not finite"}))
+    verdict = {"level": "bad", "about": "overall", "sentence": "Not converged: R-hat."}
+    (out / fits["good"]["name"] / "convergence.json").write_text(json.dumps({"statistics": {}, "verdicts": [verdict]}))
+    for words in ("a row is not finite", "Not converged: R-hat."):  # which its own evaluation says
+        assert main(["compare", *runs, "--quiet"]) == 0
+        assert f"good-houses-seed0-split0: {words}" in " ".join(capsys.readouterr().out.split())
+        said.write_text(json.dumps({k: v for k, v in json.loads(said.read_text()).items() if k != "failed"}))
 
 
 def test_too_certain_predictions_of_right_means(monkeypatch):

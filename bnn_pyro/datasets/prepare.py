@@ -207,7 +207,8 @@ def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
     y = (raw.y.log() if raw.target_scale == "log" else raw.y).double().numpy()
     sentences = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
     sentences += [skewed(y)] if raw.target_scale == "identity" else []
-    return [*(f"{raw.target}: {sentence}" for sentence in sentences if sentence), *raw.doubts]
+    what = raw.target if raw.target_scale == "identity" else f"the logarithm of {raw.target}"
+    return [*(f"{what}: {sentence}" for sentence in sentences if sentence), *raw.doubts]
 
 
 def say_doubts(data: Dataset) -> Dataset:

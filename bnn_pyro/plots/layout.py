@@ -102,6 +102,7 @@ def calibrated_histogram(ax: Axes, pit: np.ndarray, **labels: str) -> int:
     ax.hist(pit, bins, range=(0, 1), color=tint(BAYES, 0.6), edgecolor="white")
     ax.axhline(len(pit) / bins, **DASHED)
     ax.set(xlim=(0, 1), title="uniform if calibrated", **labels)
+    ax.yaxis.get_major_locator().set_params(integer=True)
     return bins
 
 

@@ -21,8 +21,12 @@ MAX_NAMED, MAX_REPEATED = 5, 0.05
 def summary(run: tables.RunFacts) -> list[str]:
     """The sentences of the first box."""
     names, rows = [name for name in run.headline if name in run.metrics], run.provenance["rows"]["test"]
+    data = []
+    if doubts := run.provenance["split"].get("doubts"):
+        more = f" {len(doubts) - MAX_NAMED} more are named by `inspect`." if len(doubts) > MAX_NAMED else ""
+        data = [f"To look at in the data: {'; '.join(doubts[:MAX_NAMED])}.{more}"]
     if not names:
-        return [] if run.failed else ["There are no test rows, so nothing was scored."]
+        return data if run.failed else ["There are no test rows, so nothing was scored.", *data]
     words = {name: f"{name} ({run.unit})" for name in ("rmse", "crps") if run.unit}
     scores = ", ".join(f"{words.get(n, n.replace('_', ' '))} {tables.estimate(run.metrics, n)}" for n in names)
     sentences = [*_classes(run), f"On {rows:,} test rows: {scores}."]
@@ -61,10 +65,7 @@ def summary(run: tables.RunFacts) -> list[str]:
         )
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
-    if doubts := run.provenance["split"].get("doubts"):
-        more = f" {len(doubts) - MAX_NAMED} more are named by `inspect`." if len(doubts) > MAX_NAMED else ""
-        sentences.append(f"To look at in the data: {'; '.join(doubts[:MAX_NAMED])}.{more}")
-    return sentences + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
+    return sentences + data + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
 
 
 def _classes(run: tables.RunFacts) -> Iterator[str]:
@@ -159,7 +160,7 @@ def run_table(run: tables.RunFacts) -> str:
         parts.append(tables.verdict_lines(run.worries))
         parts += [f"`diagnose {run.folder}` shows where, with figures."] if run.can_be_diagnosed else []
         parts.append("")
-    parts += [textwrap.fill(sentence, 110, subsequent_indent="  ") for sentence in summary(run)]
+    parts += [textwrap.fill(sentence, 110, subsequent_indent="  ", break_on_hyphens=False) for sentence in summary(run)]
     if len(metrics):
         parts.append("\n" + tables.as_text(metrics))
         parts += ["\n" + tables.as_text(targets)] if len(targets) else []

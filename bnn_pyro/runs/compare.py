@@ -52,8 +52,10 @@ def compare_runs(
         if failed and not failed.finite:
             raise UserError(f"{folder.path} has nothing to compare: {failed}")
         predictions[label] = predict_with_progress(posterior, data.x_test, recipe.num_draws, label)
-        scores = metrics.evaluate(predictions[label], data.y_test).flat() | ({"failed": str(failed)} if failed else {})
-        runs.append(dataclasses.replace(folder.facts(label), metrics=scores))
+        scores, facts = metrics.evaluate(predictions[label], data.y_test).flat(), folder.facts(label)
+        if said := str(failed or facts.failed):  # as its own evaluation says
+            scores["failed"] = said
+        runs.append(dataclasses.replace(facts, metrics=scores))
         left_out[label] = _left_out(posterior, data, truth)
     for path in files:
         predictions[str(path)] = made = read_predictions(path, truth)
@@ -65,9 +67,14 @@ def compare_runs(
     densities = {label: prediction.log_prob(truth.y_test).numpy() for label, prediction in predictions.items()}
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
     sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES)
-    notes = {run.label: "its fit failed" for run in runs if run.failed}
+    notes = {run.label: "its fit failed" if run.failed else "not converged" for run, _ in _broken(runs)}
     held_out = tables.Section(title, sentence, ranking_table(ranked(densities, notes)))
     return show_comparison(runs, differences, [held_out, _loo_ranking(left_out, len(truth.x_train))], form)
+
+
+def _broken(runs: Sequence[tables.RunFacts]) -> list[tuple[tables.RunFacts, Mapping[str, str]]]:
+    """Runs whose fit failed, or whose chains disagree, with what is said of it."""
+    return [(run, worry) for run in runs for worry in run.worries[:1] if worry["level"] in ("failed", "bad")]
 
 
 def show_comparison(
@@ -85,7 +92,7 @@ def show_comparison(
         tables.Section(f"Paired differences to {first.label}", words["differences"],
                 tables.metric_table(first.task, {}, differences)),
     ]  # fmt: skip
-    failed = [{**run.worries[0], "about": run.label} for run in runs if run.failed]
+    failed = [{**worry, "about": run.label} for run, worry in _broken(runs)]
     text = [
         *("\n" + tables.verdict_lines([{**one, "sentence": f"{one['about']}: {one['sentence']}"}]) for one in failed),
         *(f"\n{section.text(form)}" for section in sections),

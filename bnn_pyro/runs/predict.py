@@ -132,7 +132,11 @@ def predict_file(
         if not (problems == "").any():
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
         frame = frame[problems == ""].drop(columns=[] if args.monitor else [*schema.target_names], errors="ignore")
-        x, y = encode_rows(path, frame, schema, MISSING)
+        try:
+            x, y = encode_rows(path, frame, schema, MISSING)
+        except UserError as error:
+            way = "; or give --on-bad-row skip or flag" * bool((row_problems(frame, schema) != "").any())
+            raise UserError(f"{error}{way}") from None
         x = schema.standardise(x)
         unseen = row_problems(frame, replace(schema, unseen="refuse")) if schema.unseen == "ignore" else None
     elif args.keep:
