@@ -200,6 +200,8 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: Wrong("random"), "other outputs for the same inputs"),
         (lambda: Wrong("remembers"), "other outputs for the same inputs"),
         (lambda: Wrong("rows"), "depend on the other rows of a batch"),
+        (lambda: Wrong("weights"), r"changes its own 'layer\.weight' out of training mode"),
+        (lambda: Wrong("nan"), "Wrong gives outputs that are not finite for training rows"),
         (lambda: Wrong("buffer"), "changes its own 'seen' out of training mode"),
         (lambda: nn.Linear(5, OUT), r"does not take inputs of shape \(2, 4, 6\): .*mat1 and mat2"),
         (lambda: 3, "a module is a torch.nn.Module, or package.module:function, not 3"),
@@ -207,6 +209,15 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: "own_networks", "package.module:function, got"),
     ):
         refuses(sentence, lambda make: fit(bp.Bayesian(make())), module)
+
+
+@pytest.mark.parametrize("classes", [2, OUT])
+def test_outputs_that_are_probabilities_are_noticed(classes):
+    last = nn.Sigmoid() if classes == 2 else nn.Softmax(-1)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(24, 1 if classes == 2 else OUT), last)
+    with pytest.warns(UserWarning, match="look like probabilities, and are taken for logits"):
+        fit(nn.DataParallel(net), data=rows(classes=classes))
+    fit(net[:2], data=rows(classes=classes))  # a warning would be an error
 
 
 def test_two_classes_take_one_output_or_two():

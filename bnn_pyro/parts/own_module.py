@@ -37,6 +37,7 @@ def own_copy(module: nn.Module) -> nn.Module:
     are not registered, or ones of another type than float32.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+    module = module.module if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else module
     name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         raise UserError(f"{name} is TorchScript, which cannot be called with other weights; give the nn.Module itself")
