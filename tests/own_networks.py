@@ -145,6 +145,10 @@ class Wrong(nn.Module):
             f = f + self.calls
         if self.how == "rows":
             f = f - f.mean(0)
+        if self.how == "weights":
+            self.layer.weight.data.mul_(0.9)
+        if self.how == "nan":
+            f = f.log() - f.log()
         if self.how == "buffer":
             self.seen += 1
         return f

@@ -51,8 +51,9 @@ def test_draws_are_plain_passes_of_the_module_with_these_weights(name):
         prediction = bp.predict(posterior, data.x_test, num_draws=5, seed=3)
     assert sum("one draw after the other" in str(w.message) for w in told) == (name in LOOPED)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())  # the user's is not touched
-    draws, net = posterior.draw(5, seed=3), getattr(net, "_orig_mod", net)
-    assert list(draws) == [n for n, _ in net.named_parameters()]
+    drawn, names = posterior.draw(5, seed=3), [n for n, _ in net.named_parameters()]
+    assert list(drawn) == [n.replace("_orig_mod.", "") for n in names]  # of what torch.compile wraps
+    draws = dict(zip(names, drawn.values(), strict=True))
     for s in range(5):
         with torch.no_grad():
             f = overwritten(net, draws, s)(data.x_test).log_softmax(-1)
@@ -200,6 +201,8 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: Wrong("random"), "other outputs for the same inputs"),
         (lambda: Wrong("remembers"), "other outputs for the same inputs"),
         (lambda: Wrong("rows"), "depend on the other rows of a batch"),
+        (lambda: Wrong("weights"), r"changes its own 'layer\.weight' out of training mode"),
+        (lambda: Wrong("nan"), "Wrong gives outputs that are not finite for training rows"),
         (lambda: Wrong("buffer"), "changes its own 'seen' out of training mode"),
         (lambda: nn.Linear(5, OUT), r"does not take inputs of shape \(2, 4, 6\): .*mat1 and mat2"),
         (lambda: 3, "a module is a torch.nn.Module, or package.module:function, not 3"),
@@ -207,6 +210,15 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: "own_networks", "package.module:function, got"),
     ):
         refuses(sentence, lambda make: fit(bp.Bayesian(make())), module)
+
+
+@pytest.mark.parametrize("classes", [2, OUT])
+def test_outputs_that_are_probabilities_are_noticed(classes):
+    last = nn.Sigmoid() if classes == 2 else nn.Softmax(-1)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(24, 1 if classes == 2 else OUT), last)
+    with pytest.warns(UserWarning, match="look like probabilities, and are taken for logits"):
+        fit(nn.DataParallel(net), data=rows(classes=classes))
+    fit(net[:2], data=rows(classes=classes))  # a warning would be an error
 
 
 def test_two_classes_take_one_output_or_two():

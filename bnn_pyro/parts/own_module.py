@@ -37,6 +37,7 @@ def own_copy(module: nn.Module) -> nn.Module:
     are not registered, or ones of another type than float32.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
+    module = module.module if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else module
     name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         raise UserError(f"{name} is TorchScript, which cannot be called with other weights; give the nn.Module itself")
@@ -52,9 +53,12 @@ def own_copy(module: nn.Module) -> nn.Module:
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
     try:
-        return copy.deepcopy(module)
+        copied = copy.deepcopy(module)
     except Exception as error:  # whatever a user's own network raises
         raise UserError(f"{name} cannot be copied ({first_line(error)})") from error
+    for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
+        part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
+    return copied
 
 
 def imported(text: str) -> Callable[..., Any]:

@@ -66,6 +66,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         model.statistics.take(x)
     with in_mode(net, training=False), named_index(net):
         check_pure(net, rows[:8])
+        _check_values(net, rows, model.likelihood.has_classes)
         ignored = _without_gradient(net, rows)
     q = getattr(guide, "random", guide)
     share, widest = SHARE, math.nan
@@ -92,6 +93,18 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         warnings.warn(f"the outputs of {type(net).__name__} have no gradient along {', '.join(ignored)}: they do not "
                       "depend on it, or take it as .data or .detach()", stacklevel=2)  # fmt: skip
     return facts
+
+
+@torch.no_grad()
+def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
+    """Raises UserError where an output is not finite; warns where those of classes are probabilities."""
+    name, f = type(net).__name__, net(x)
+    if not torch.isfinite(f).all():
+        raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with")
+    each = ((f > 0) & (f < 1)) if f.shape[1] == 1 else (f >= 0) & ((f.sum(1, keepdim=True) - 1).abs() < 1e-4)
+    if has_classes and each.all():
+        warnings.warn(f"the outputs of {name} look like probabilities, and are taken for logits: leave its last "
+                      "softmax or sigmoid out", stacklevel=2)  # fmt: skip
 
 
 def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
