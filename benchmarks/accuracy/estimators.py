@@ -84,7 +84,6 @@ def run(name: str, model: str, python: str) -> dict[str, float]:
         rows, out = Path(scratch, "rows.npz"), Path(scratch, "out.npz")
         np.savez(rows, x=x, y=y, new=new)
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        # bde moves its members side by side on as many devices
         devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={os.cpu_count()}"}
         command = [python, "-c", WORKER, model, str(rows), str(out)]
         subprocess.run(command, check=True, capture_output=True, env=os.environ | devices)

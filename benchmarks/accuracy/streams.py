@@ -1,7 +1,7 @@
 """Images: coverage of conformal sets, and how many changed rows pass until a monitor alarms.
 
     python -m benchmarks.accuracy.streams            # prints Markdown, some minutes
-    python -m benchmarks.accuracy.streams --sets     # coverage on three sets by six models
+    python -m benchmarks.accuracy.streams --sets digits KMNIST MNIST     # coverage by six models
 
 Three convolutional networks on 5,000 images of MNIST; 1,000 others calibrate. A stream is 200 test images, then changed
 ones. The martingale of ``bnn_pyro.calibration.shift`` alarms at 100-fold capital, a false-alarm rate of 1 % over the
@@ -29,7 +29,8 @@ def three_sets() -> None:
     """Shares of test rows whose class is in its `lac` set, by each model on each set."""
     files = (np.load(f"{data_root()}/KMNIST/kmnist-test-{part}.npz")["arr_0"] for part in ("imgs", "labels"))
     sets = {"MNIST": bp.load_data("mnist", limit=3000, validation=1000), "digits": bp.load_data("digits")}
-    for name, data in (sets | {"KMNIST": bp.dataset(*files, split=0.7, validation=1000)}).items():
+    sets["KMNIST"] = bp.dataset(*files, split=0.7, validation=1000)
+    for name, data in ((name, sets[name]) for name in sys.argv[2:]):
         train = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
         y, cal, rows = data.y_test, len(data.x_val), []
         ranks = np.ceil(np.array(LEVELS) * (cal + 1)).astype(int)
