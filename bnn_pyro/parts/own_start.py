@@ -101,8 +101,11 @@ def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
     name, f = type(net).__name__, net(x)
     if not torch.isfinite(f).all():
         raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with")
-    each = ((f > 0) & (f < 1)) if f.shape[1] == 1 else (f >= 0) & ((f.sum(1, keepdim=True) - 1).abs() < 1e-4)
-    if has_classes and each.all():
+    with isolated(0):  # also at weights far away, where logits are large
+        far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
+        f = torch.cat([f, functional_call(net, far, (x,))])
+    sums_to_one = f.shape[1] == 1 or ((f.sum(1) - 1).abs() < 1e-4).all()
+    if has_classes and sums_to_one and (f >= 0).all() and (f <= 1).all() and f.var() > 0:
         warnings.warn(f"the outputs of {name} look like probabilities, and are taken for logits: leave its last "
                       "softmax or sigmoid out", stacklevel=2)  # fmt: skip
 
