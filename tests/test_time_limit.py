@@ -50,7 +50,7 @@ def clock(monkeypatch):
 TIMED = {
     "nuts": (bp.NUTS(chains=3, draws=12, warmup=10, max_tree_depth=3), 0.8, 6),
     "chees": (bp.ChEES(chains=6, superchains=3, draws=6, warmup=24), 0.45, 3),
-    "mile": (bp.MILE(chains=2, draws=6, thin=3, warmup=20, start="prior", compiled="yes"), 1.05, 3),
+    "mile": (bp.MILE(chains=2, draws=6, thin=3, warmup=20, start="prior", compiled="yes"), 0.53, 3),
 }
 
 
