@@ -222,12 +222,12 @@ def say_doubts(data: Dataset) -> Dataset:
 
 def inputs_of(schema: Schema) -> list[tuple[str, list[Column], slice]]:
     """(name, columns, features) of each column of the user's table: the parts of a date are one."""
-    dates, found = {part: date.name for date in schema.dates if not date.start for part in date.parts}, {}
+    dates, inputs = {part: date.name for date in schema.dates if not date.start for part in date.parts}, {}
     for column, place in schema.column_places:
-        columns, places = found.setdefault(dates.get(column.name, column.name), ([], []))
+        columns, places = inputs.setdefault(dates.get(column.name, column.name), ([], []))
         columns.append(column)
         places.append(place)
-    return [(name, columns, slice(places[0].start, places[-1].stop)) for name, (columns, places) in found.items()]
+    return [(name, columns, slice(places[0].start, places[-1].stop)) for name, (columns, places) in inputs.items()]
 
 
 def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:

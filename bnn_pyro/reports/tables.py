@@ -90,8 +90,8 @@ class RunFacts:
     @property
     def unit(self) -> str:
         """That of a number to predict where its name ends with one in brackets, as price (EUR), or ""."""
-        found = re.search(r"[\[(]([^\[\]()]+)[\])]$", str(self.recipe["data"].get("target", "")))
-        return found[1] if found and self.task == "regression" else ""
+        unit = re.search(r"[\[(]([^\[\]()]+)[\])]$", str(self.recipe["data"].get("target", "")))
+        return unit[1] if unit and self.task == "regression" else ""
 
     @property
     def is_unbalanced(self) -> bool:
