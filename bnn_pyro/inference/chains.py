@@ -151,7 +151,8 @@ class Chains:
         quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
         with isolated(chain_seed(self.seed, c, stream=1)), quiet[0], quiet[1]:
             seeds = [chain_seed(self.seed, one, stream=2) for one in self.numbers(c)]
-            chain = Chain(self.sampler.kernel(potential, self.starts[c], *seeds), self.record(None), {"chain": c + 1})
+            kernel, first = self.sampler.kernel(potential, self.starts[c], *seeds), self.numbers(c).start + 1
+            chain = Chain(kernel, self.record(None), {"chain": first})
             try:
                 Run(0, checkpoint, report_progress, self.max_minutes).take(chain)
                 if checkpoint is not None:  # whatever its timer says

@@ -38,8 +38,8 @@ class SeparateChains(Sampler):
     A subclass has ``kernel(potential, start, *seeds)``, one chain at its start or several, each with its seed, and
     ``typical(whitened)``, the gradients that a transition may be expected to take.
 
-    cores  chains at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
-           cores, where the run is long enough. The draws are the same
+    cores  processes that the chains are divided among; 1: this one; 0: as many as there are cores, where the run is
+           long enough. The draws are the same
     """
 
     cores: int = setting(0, low=0)
