@@ -163,7 +163,8 @@ def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int 
         odds = probs[..., k].log() - probs[..., np.arange(probs.shape[-1]) != k].sum(-1).log()
         falls = (odds[:, :1] - odds[:, 1:]) @ windows.flatten(1).double()
         maps.append((falls / windows.flatten(1).sum(0)).unflatten(1, x.shape[-2:]))
-    falls, spreads = (torch.stack([f(m) for m in maps]).numpy() for f in (lambda m: m.mean(0), lambda m: m.std(0)))
+    falls = torch.stack([m.mean(0) for m in maps]).numpy()
+    spreads = torch.stack([m.std(0, correction=min(1, len(m) - 1)) for m in maps]).numpy()  # 0 of a point
     return PixelMaps(rows[chosen], x[rows[chosen]].cpu(), classes, falls, spreads)
 
 

@@ -190,6 +190,8 @@ def test_maps_of_a_linear_network_are_its_weights():
         np.testing.assert_allclose(spread, (maps / counts).std(0, ddof=1), atol=1e-4)
     axes = bp.plots.pixel_maps(found, data.schema)
     assert axes.shape == (3, 3) and [ax.get_title() for ax in axes[0]] == [str(k) for k in found.classes]
+    point = as_chain(fitted, {"layers.0.weight": weight[:1], "layers.0.bias": torch.zeros(1, 1)})
+    assert bp.plots.pixel_maps(bp.explain(point, data, num=3), data.schema).shape == (2, 3)  # a warning is an error
 
 
 def test_on_a_log_scale_it_is_the_logarithm_that_is_explained():

@@ -66,24 +66,28 @@ def partial_dependence(explanation: Explanation, *, axes: Panels = None) -> np.n
 
 @drawn
 def pixel_maps(maps: PixelMaps, schema: Schema) -> np.ndarray:
-    """Each image above where it speaks for its class, and where draws disagree on that; of ``bp.explain``; axes (3, M).
+    """Each image above where it speaks for its class, and where draws disagree on that.
 
     Blue speaks for the class, red against it. The scales are common to all images.
+
+    maps: of ``bp.explain``.   Returns axes (3, M), of a point (2, M).
     """
     count = len(maps.images)
-    axes = figure(1.6 * count + 1.2, 5.0).subplots(3, count, squeeze=False)
+    rows = 3 if maps.spreads.any() else 2
+    axes = figure(1.6 * count + 1.2, 1.67 * rows).subplots(rows, count, squeeze=False)
     most, widest = (max(np.abs(values).max(), 1e-9) for values in (maps.falls, maps.spreads))
     for ax, image, k in zip(axes[0], maps.images, maps.classes, strict=True):
         show_image(ax, image, schema)
         ax.set_title(schema.classes[k])
-    for row, values, label, colours in (
-        (axes[1], maps.falls, "speaks for it, nats", dict(cmap="RdBu", vmin=-most, vmax=most)),
-        (axes[2], maps.spreads, "sd over draws, nats", dict(cmap="viridis", vmin=0, vmax=widest)),
-    ):
+    panels = (
+        (maps.falls, "speaks for it, nats", dict(cmap="RdBu", vmin=-most, vmax=most)),
+        (maps.spreads, "sd over draws, nats", dict(cmap="viridis", vmin=0, vmax=widest)),
+    )
+    for row, (values, label, colours) in zip(axes[1:], panels, strict=False):
         for ax, one in zip(row, values, strict=True):
             shown = ax.imshow(one, **colours)
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set(visible=True, color="0.7")
-        ax.figure.colorbar(shown, ax=row, label=label)
+        ax.figure.colorbar(shown, ax=row[-1], label=label)
     axes[0, 0].figure.suptitle("most probable class, from the most certain image to the most uncertain")
     return axes
