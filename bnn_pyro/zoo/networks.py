@@ -226,10 +226,10 @@ class VariationalDropout(HiddenLayerNet):
     """Settings of a network with variational dropout: those of ``HiddenLayerNet``; init_scale is the first α."""
 
     prior: str = "log-uniform"
-    scale: str = setting("layer", choices=SCALES)
+    scale: str = setting("weight", choices=SCALES)
     init_scale: float = setting(0.05, above=0)
 
-    summary: ClassVar[str] = "Gaussian dropout with a learned rate (variational dropout)"
+    summary: ClassVar[str] = "Gaussian dropout with learned rates (variational dropout)"
     paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
 
 
