@@ -1,7 +1,7 @@
 """One function per picture: each takes a Prediction (or a trace) and returns the axes that it drew on.
 
-``ax=None`` (``axes=None`` where there are several panels) draws on pyplot's current figure where nothing is on it yet,
-else on a new one, so that ``plt.savefig`` and ``plt.show`` take it; reports draw outside of pyplot. A module is
+A picture is on pyplot's current figure where nothing is on it yet, else on a new one, so that ``plt.savefig`` and
+``plt.show`` take it; ``ax`` is another place for one of a single panel. Reports draw outside of pyplot. A module is
 imported when one of its names is used. Entropies are in nats, targets and inputs in the user's own units.
 """
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.layout import Panel, Panels, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panel, legend_below, panel, panels
 from bnn_pyro.plots.style import DATA, LINES, drawn, look, readable
 
 #: Chains that are drawn as lines; of more, so many, evenly chosen by their means.
@@ -30,12 +30,7 @@ MOST_TRACES = 6
 
 @drawn
 def trace_ranks(
-    values: ArrayLike,
-    labels: Sequence[str],
-    *,
-    diverging: ArrayLike | None = None,
-    unit: str = "value",
-    axes: Panels = None,
+    values: ArrayLike, labels: Sequence[str], *, diverging: ArrayLike | None = None, unit: str = "value"
 ) -> np.ndarray:
     """Trace (left) and ranks (right) of each quantity, axes (2·M,); Vehtari et al. 2021, arXiv:1903.08008, figure 5.
 
@@ -49,7 +44,7 @@ def trace_ranks(
         raise UserError(f"values must be (chains, draws, {len(labels)} quantities), got the shape {values.shape}")
     chains, _, every = values.shape
     num = min(MOST_TRACES, every)
-    axes = panels(axes, 2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
+    axes = panels(2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
     for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
         _lines(left, one)
         _mark(left, np.zeros((1, 1)) if diverging is None else np.asarray(diverging))

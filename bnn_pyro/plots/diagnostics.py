@@ -35,7 +35,6 @@ def convergence(
     *,
     draws: int | None = None,
     nested: bool = False,
-    axes: layout.Panels = None,
 ) -> np.ndarray:
     """R-hat (left) and effective draws (right) of what the network computes at test points, as shares; axes (2,).
 
@@ -49,7 +48,7 @@ def convergence(
     rhat, *effective = (v[np.isfinite(v)] for v in arrays)
     if not len(rhat):
         raise UserError("no output varies between draws, so there is no R-hat to draw")
-    axes = layout.panels(axes, 2, 2, (3.9, 3.2))
+    axes = layout.panels(2, 2, (3.9, 3.2))
     name, worst, good = "nested R-hat" if nested else "R-hat", rhat.max(), (rhat < RHAT).mean()
     low, high = max(0.9, min(0.998, rhat.min() - 0.001)), max(1.02, 1.0 + 1.15 * (worst - 1))
     _threshold(axes[0], RHAT, high)
@@ -116,7 +115,7 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: layout.Panel = 
 
 
 @drawn
-def loo_pit(pit: ArrayLike, *, axes: layout.Panels = None) -> np.ndarray:
+def loo_pit(pit: ArrayLike) -> np.ndarray:
     """Where each target lies in the prediction that did not see it: histogram, and ECDF minus the uniform; axes (2,).
 
     Uniform if calibrated: a U is too narrow, a hill too wide, a slope off to one side. The curve leaves the band
@@ -125,7 +124,7 @@ def loo_pit(pit: ArrayLike, *, axes: layout.Panels = None) -> np.ndarray:
     pit = np.asarray(pit, dtype=float).ravel()
     if not len(pit) or not ((pit >= 0) & (pit <= 1)).all():
         raise UserError("the LOO-PIT takes numbers between 0 and 1, without gaps")
-    axes = layout.panels(axes, 2, 2, (3.9, 3.1))
+    axes = layout.panels(2, 2, (3.9, 3.1))
     layout.calibrated_histogram(axes[0], pit, xlabel="LOO-PIT: P(Y ≤ observed y)", ylabel="training rows")
     ranks = np.minimum((PLACES + 1) * pit, PLACES).astype(int)
     leaves = draw_ecdf_difference(axes[1], ranks, PLACES, {0.05: "95 % band, all places at once"})
@@ -136,12 +135,7 @@ def loo_pit(pit: ArrayLike, *, axes: layout.Panels = None) -> np.ndarray:
 
 @drawn
 def posterior_predictive(
-    replicated: ArrayLike,
-    observed: ArrayLike,
-    *,
-    classes: Sequence[str] = (),
-    label: str = "target",
-    axes: layout.Panels = None,
+    replicated: ArrayLike, observed: ArrayLike, *, classes: Sequence[str] = (), label: str = "target"
 ) -> np.ndarray:
     """Data that the posterior would have made beside the data that there are; axes (1,), or (2,) for a regression.
 
@@ -155,8 +149,8 @@ def posterior_predictive(
     if replicated.ndim != 2 or replicated.shape[1] != len(observed):
         raise UserError(f"replicated data must be (draws, {len(observed)} rows), got the shape {replicated.shape}")
     if len(classes):
-        return _class_counts(replicated.astype(int), observed.astype(int), classes, axes)
-    axes = layout.panels(axes, 2, 2, (3.9, 3.2), width_ratios=(3, 2))
+        return _class_counts(replicated.astype(int), observed.astype(int), classes)
+    axes = layout.panels(2, 2, (3.9, 3.2), width_ratios=(3, 2))
     few = replicated[even(len(replicated), MAX_REPLICATED)]
     low, high = np.quantile(np.concatenate([few.ravel(), observed]), (0.002, 0.998))
     low, high = min(low, observed.min()), max(high, observed.max())
@@ -174,14 +168,12 @@ def posterior_predictive(
     return layout.legend_below(axes, 2)
 
 
-def _class_counts(
-    replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str], axes: layout.Panels
-) -> np.ndarray:
+def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     num = len(classes)
     counts = np.stack([np.bincount(row, minlength=num)[:num] for row in [observed, *replicated]])
     picks = np.sort(np.argsort(-counts[0], kind="stable")[:MAX_CLASSES])
     own, (low, middle, high) = counts[0, picks], np.quantile(counts[1:, picks], (0.025, 0.5, 0.975), axis=0)
-    axes = layout.panels(axes, 1, 1, (max(4.4, 1.6 + 0.42 * len(picks)), 3.3))
+    axes = layout.panels(1, 1, (max(4.4, 1.6 + 0.42 * len(picks)), 3.3))
     ax, place = axes[0], np.arange(len(picks))
     ax.vlines(place, low, high, color=tint(BAYES, 0.55), linewidth=7, label="replicated, 95 %")
     ax.plot(place, middle, "_", color=BAYES, markersize=11, mew=1.8, label="replicated, median")

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.explanation import Explanation, PixelMaps
-from bnn_pyro.plots.layout import Panel, Panels, figure, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, figure, legend_outside, panel, panels
 from bnn_pyro.plots.points import show_image
 from bnn_pyro.plots.style import BAYES, DASHED, drawn, look, tint
 
@@ -31,7 +31,7 @@ def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axe
 
 
 @drawn
-def partial_dependence(explanation: Explanation, *, axes: Panels = None) -> np.ndarray:
+def partial_dependence(explanation: Explanation) -> np.ndarray:
     """Mean output over the rows by the value of one column, a panel each: median and central 90 % of the draws.
 
     explanation: of ``bp.explain``; of many classes the five that are most probable on average are drawn.
@@ -39,7 +39,7 @@ def partial_dependence(explanation: Explanation, *, axes: Panels = None) -> np.n
     effects = explanation.dependence
     average = np.mean([outputs.mean((0, 1)) for _, outputs in effects.values()], axis=0)
     names = {k: explanation.outputs[k] for k in np.sort(np.argsort(-average, kind="stable")[:MOST_OUTPUTS])}
-    axes = panels(axes, len(effects), 3, (2.7, 2.4), (0.3, 0.3), least=4.4, sharey=True)
+    axes = panels(len(effects), 3, (2.7, 2.4), (0.3, 0.3), least=4.4, sharey=True)
     for ax, (column, (values, outputs)) in zip(axes, effects.items(), strict=True):
         categories = isinstance(values[0], str)
         at = np.arange(len(values)) if categories else np.asarray(values)

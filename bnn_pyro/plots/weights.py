@@ -12,7 +12,7 @@ from torch import Tensor
 from bnn_pyro.diagnostics.draws import chosen_weights, even_weights
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.nets import weights_digest
-from bnn_pyro.plots.layout import Panel, Panels, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, look, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
@@ -28,12 +28,7 @@ FLOOR = -60.0
 
 @drawn
 def weight_posteriors(
-    posteriors: Mapping[str, Posterior],
-    *,
-    num: int = 6,
-    num_draws: int = 1000,
-    seed: int = 0,
-    axes: Panels = None,
+    posteriors: Mapping[str, Posterior], *, num: int = 6, num_draws: int = 1000, seed: int = 0
 ) -> np.ndarray:
     """Marginal posterior densities of the weights on which methods differ most, on the same axes; axes (num,).
 
@@ -52,7 +47,7 @@ def weight_posteriors(
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
     picks = _disagreement(posteriors, num, num_draws, seed)
     values = {label: chosen_weights(p, picks, num_draws, seed) for label, p in posteriors.items()}
-    axes = panels(axes, len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
+    axes = panels(len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
     for k, ax in enumerate(axes):
         for m, (label, (_, draws)) in enumerate(values.items()):
             v, style = draws[k].ravel(), look(m, marker=None, label=label)
@@ -91,7 +86,7 @@ def _disagreement(
 
 
 @drawn
-def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None, axes: Panels = None) -> np.ndarray:
+def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None) -> np.ndarray:
     """Loss (left) and NLL (right) against the share of weights removed, with 95 % bootstrap intervals; axes (2,).
 
     curve: of ``pruning.pruning_curve``.   removed: a share to mark, that beyond log α = 3.
@@ -101,7 +96,7 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None,
     curve = sorted(curve, key=lambda point: point.share)
     if len(curve) < 2 or curve[-1].share >= 1:
         raise UserError("a pruning curve needs two shares or more, each below 1")
-    axes = panels(axes, 2, 2, (3.8, 3.3))
+    axes = panels(2, 2, (3.8, 3.3))
     left = np.array([1 - point.share for point in curve])
     # The share at the threshold has a line of its own: a tick would run into its neighbour.
     ticks = [point.share for point in curve if removed is None or abs(point.share - removed) > 1e-9]
