@@ -145,7 +145,7 @@ def test_maps_of_more_classes_and_of_a_regression():
     for part in (ax, other):
         assert mesh_of(part).get_clim() == pytest.approx((0, most)), "one range in one figure"
     three = Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
-    grid = plots.Grid(grid.x, grid.first, grid.second, grid.features, three)
+    grid = plots.Grid(grid.x, grid.first, grid.second, three)
     prediction = Prediction(Categorical(logits=3 * random(pictures.DRAWS, 25, 3)))
     mesh = mesh_of(plots.decision_boundary(prediction, grid))
     assert np.allclose(mesh.get_array(), prediction.mean.amax(1).reshape(5, 5)) and mesh.get_clim() == (0, 1)

@@ -1,6 +1,5 @@
 """Where to predict for a picture, a line through one input feature or a mesh over two, and maps over such a mesh."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel
 from bnn_pyro.plots.style import EPISTEMIC, MARKERS, drawn
 from bnn_pyro.predictive import Prediction
@@ -23,25 +22,18 @@ WHITE_TO_EPISTEMIC = LinearSegmentedColormap.from_list("epistemic", ["white", EP
 
 @dataclass(frozen=True)
 class Grid:
-    """A mesh over two input features; predict at ``x``.
+    """A mesh over the two input features of a table; predict at ``x``.
 
-    x         (rows·columns, *input_shape) standardised inputs, the other features at their training mean
-    first     (columns,) values of the horizontal feature, in its own units
-    second    (rows,) values of the vertical feature
-    features  the positions of the two
-    schema    of the data
+    x       (rows·columns, 2) standardised inputs
+    first   (columns,) values of the horizontal feature, in its own units
+    second  (rows,) values of the vertical feature
+    schema  of the data
     """
 
     x: Tensor
     first: np.ndarray
     second: np.ndarray
-    features: tuple[int, int]
     schema: Schema
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """Names of the two features."""
-        return tuple(self.schema.features[f] if self.schema.features else f"feature {f}" for f in self.features)
 
     def shaped(self, values: Tensor) -> np.ndarray:
         """(rows·columns, …) values at ``x`` as (rows, columns, …), for drawing."""
@@ -50,35 +42,22 @@ class Grid:
             raise UserError(f"the prediction has {len(values)} points, but the grid {len(self.x)}; predict at grid.x")
         return values.reshape(*shape, *values.shape[1:]).double().numpy()
 
-    def points(self, x: Tensor) -> np.ndarray:
-        """The two features of standardised inputs (B, *input_shape) in their own units, (B, 2)."""
-        return self.schema.unstandardise(x.cpu()).numpy()[:, list(self.features)]
 
+def grid(data: Dataset, *, num: int = 100, margin: float = 0.15) -> Grid:
+    """A mesh of num × num points over the two features of a table.
 
-def grid(data: Dataset, features: Sequence[str | int] | None = None, *, num: int = 100, margin: float = 0.15) -> Grid:
-    """A mesh of num × num points over two features of a table.
-
-    features: names or positions of two; by default the only two that there are.
     margin: how far it reaches beyond all the data, as a share of their range.
 
-    Raises UserError for data without two features, or an unknown name.
+    Raises UserError for data of more or fewer features.
     """
-    shape = data.schema.input_shape
-    if features is None:
-        if shape != (2,):
-            raise UserError(f"'{data.name}' has inputs of shape {shape}; name the two features to draw")
-        features = (0, 1)
-    if len(features) != 2:
-        raise UserError(f"a grid has two features, {len(features)} were named")
-    first, second = picked = tuple(_position(data.schema, f) for f in features)
+    if tuple(data.schema.input_shape) != (2,):
+        raise UserError(f"a map is of two features, and '{data.name}' has inputs of shape {data.schema.input_shape}")
     x = torch.cat([data.x_train, data.x_val, data.x_test]).cpu()
-    low, high = x.amin(0)[list(picked)], x.amax(0)[list(picked)]
+    low, high = x.amin(0), x.amax(0)
     low, high = low - margin * (high - low), high + margin * (high - low)
     steps = low + (high - low) * torch.linspace(0, 1, num)[:, None]  # (num, 2)
-    mesh = torch.zeros(num, num, *shape)
-    mesh[..., first], mesh[..., second] = steps[None, :, 0], steps[:, None, 1]
-    raw = data.schema.unstandardise(mesh)
-    return Grid(mesh.flatten(0, 1), raw[0, :, first].numpy(), raw[:, 0, second].numpy(), picked, data.schema)
+    mesh = torch.stack(torch.meshgrid(*steps.T, indexing="xy"), -1)  # (rows, columns, 2)
+    return Grid(mesh.flatten(0, 1), *data.schema.unstandardise(steps).T.numpy(), data.schema)
 
 
 def line(data: Dataset, low: float | None = None, high: float | None = None, *, num: int = 400) -> Tensor:
@@ -99,16 +78,6 @@ def one_feature(schema: Schema) -> None:
     """Raises UserError unless the inputs are single numbers."""
     if tuple(schema.input_shape) != (1,):
         raise UserError(f"this picture is for one input feature; these inputs have shape {tuple(schema.input_shape)}")
-
-
-def _position(schema: Schema, feature: str | int) -> int:
-    if isinstance(feature, str):
-        if feature not in schema.features:
-            raise unknown("feature", feature, list(schema.features))
-        return list(schema.features).index(feature)
-    if len(schema.input_shape) != 1 or not 0 <= feature < schema.input_shape[0]:
-        raise UserError(f"there is no feature {feature} in inputs of shape {tuple(schema.input_shape)}")
-    return int(feature)
 
 
 @drawn
@@ -160,7 +129,8 @@ def _coloured(ax: Panel, grid: Grid, values: np.ndarray, *, title: str, label: s
     ax = panel(ax, 5.6, 4.3)
     image = ax.pcolormesh(grid.first, grid.second, values, shading="gouraud", rasterized=True, **colours)
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
-    ax.set(title=title, xlabel=grid.names[0], ylabel=grid.names[1])
+    names = grid.schema.features or ("feature 0", "feature 1")
+    ax.set(title=title, xlabel=names[0], ylabel=names[1])
     ax.set(xlim=(grid.first[0], grid.first[-1]), ylim=(grid.second[0], grid.second[-1]))
     return ax
 
@@ -179,7 +149,7 @@ def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y
         names, y = ["data"], None if x is None else np.zeros(len(x))
     if x is None or y is None:
         return ax
-    points, y = grid.points(x), torch.as_tensor(y).cpu().numpy()
+    points, y = grid.schema.unstandardise(x.cpu()).numpy(), torch.as_tensor(y).cpu().numpy()
     shades = np.linspace(1, 0, max(len(names), 2))
     for k, (name, shade) in enumerate(zip(names, shades, strict=False)):
         look = dict(marker=MARKERS[k % len(MARKERS)], linewidth=0.6, edgecolor="black" if shade > 0.5 else "white")
