@@ -221,7 +221,7 @@ def test_weights_are_those_of_the_largest_disagreement():
     other[..., 2, 0] += 3
     other[..., 0, 1] *= 2
     both = {"SVI": chains(one), "NUTS": chains(other)}
-    axes = plots.weight_posteriors(both, num=2, num_draws=4000)
+    axes = plots.weight_posteriors(both, num=2)
     assert [ax.get_title() for ax in axes] == ["layers.0.weight[2, 0]", "layers.0.weight[0, 1]"]
     x, density = line_of(axes[0], "NUTS").get_xydata().T
     assert x[density.argmax()] == pytest.approx(3, abs=0.25) and np.trapezoid(density, x) == pytest.approx(1, abs=0.02)
