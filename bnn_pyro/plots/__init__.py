@@ -8,12 +8,11 @@ imported when one of its names is used. Entropies are in nats, targets and input
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "chains": "chain_traces trace_ranks",
     "checks": "rank_ecdfs reference_outputs standard_errors",
     "classification": (
         "confidence_histogram confusion_matrix entropy_histograms reliability selective_risk threshold_curves"
     ),
-    "diagnostics": "convergence loo_pit pareto_k posterior_predictive",
+    "diagnostics": "chain_traces convergence loo_pit pareto_k posterior_predictive trace_ranks",
     "effects": "partial_dependence permutation_importance pixel_maps",
     "points": "method_predictions ood_bars uncertain_images",
     "maps": "Grid decision_boundary epistemic_map grid line",
