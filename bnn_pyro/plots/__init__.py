@@ -13,9 +13,8 @@ _NAMES = {
         "confidence_histogram confusion_matrix entropy_histograms reliability selective_risk threshold_curves"
     ),
     "diagnostics": "chain_traces convergence loo_pit pareto_k posterior_predictive trace_ranks",
-    "effects": "partial_dependence permutation_importance pixel_maps",
+    "effects": "Grid decision_boundary epistemic_map grid line partial_dependence permutation_importance pixel_maps",
     "points": "method_predictions ood_bars uncertain_images",
-    "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
     "sweep": "Scores sweep_points",
     "training": "growing_ensemble sampler_trace training_curves",

@@ -16,8 +16,8 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.parts.mixtures import BLOCK
+from bnn_pyro.plots.effects import one_feature
 from bnn_pyro.plots.layout import calibrated_histogram, legend_below, panel, panels, plain_numbers
-from bnn_pyro.plots.maps import one_feature
 from bnn_pyro.plots.style import BAYES, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
