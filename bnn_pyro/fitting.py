@@ -22,7 +22,7 @@ from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.isolation import isolated
-from bnn_pyro.loading import load
+from bnn_pyro.loading import Start, load
 from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
@@ -90,8 +90,6 @@ def fit(
         backbone = fit_setup(make_setup(first), data, out=folder, **options)
         setup = replace(setup, entry=replace(setup.entry, backbone=backbone))
     if start is not None:
-        from bnn_pyro.warm_start import Start
-
         options["start"] = Start.of(setup, start, data.schema)
     return fit_setup(setup, data, out=out, max_minutes=max_minutes, **options)
 
@@ -169,9 +167,9 @@ def fit_setup(
     device: str = "auto",
     progress: bool = True,
     max_minutes: float | None = None,
-    start: Any = None,
+    start: Start | None = None,
 ) -> Posterior:
-    """The posterior of what :func:`check_setup` returned; see :func:`fit`.   start: a ``warm_start.Start``."""
+    """The posterior of what :func:`check_setup` returned; see :func:`fit`.   start: a ``loading.Start``."""
     ranks, entry = here(), setup.entry
     if _takes_all_rows(setup, data):
         data = replace(data, x_train=data.x_train[:], x_val=data.x_val[:])

@@ -24,7 +24,6 @@ from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
-from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import load
 from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.predictive import Prediction, predict
@@ -94,13 +93,6 @@ class _Bayesian(BaseEstimator):
     def _prediction(self, x: Any) -> Prediction:
         check_is_fitted(self)
         return predict(self.posterior_, self._checked(x), num_draws=self.num_draws)
-
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | None = 0) -> np.ndarray:
-        """Draws from the posterior predictive, (N, n_samples)."""
-        prediction = self._prediction(X)
-        with isolated(int(check_random_state(random_state).randint(2**31))):
-            draws = torch.randint(prediction.num_draws, (n_samples,))
-            return self._labels(prediction.of_draws(draws).components.sample().mT.numpy())
 
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x, D) of each row, (N,), nats."""
@@ -185,9 +177,6 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         except (TypeError, ValueError):
             raise UserError(f"y holds text ({y.dtype}); a regressor needs numbers") from None
 
-    def _labels(self, y: np.ndarray) -> np.ndarray:
-        return y
-
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):
     """A Bayesian neural network for classes; parameters as of :class:`BayesianRegressor`.
@@ -211,7 +200,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row, (N,)."""
-        return self._labels(self.predict_proba(X).argmax(1))
+        return self.classes_[self.predict_proba(X).argmax(1)]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, averaged over the draws, (N, K)."""
@@ -223,6 +212,3 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
         if strange := set(y.tolist()) - set(self.classes_.tolist()):
             raise unknown("class", next(iter(strange)), map(str, self.classes_))
         return np.searchsorted(self.classes_, y)
-
-    def _labels(self, y: np.ndarray) -> np.ndarray:
-        return self.classes_[y.astype(np.int64)]

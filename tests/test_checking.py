@@ -42,7 +42,7 @@ class Made:
         return "points have no spread" if subject.converges_to == "point" else ""
 
     def run(self, subject, *, seed=0, report=None):
-        CALLS.append((type(self).__name__, subject.variant, subject.inference, self.effort, seed))
+        CALLS.append((type(self).__name__, type(subject.entry).__name__, subject.inference, self.effort, seed))
         finding = Finding("the mean <of w>", 1.0, 0.9, 0.1, 0.3, self.level, z=1.0)
         return Outcome("made", self.level, "Two & two.", {"draws": 7}, (finding,), figures={"coverage_95": 0.875})
 
@@ -81,7 +81,7 @@ def test_a_check_that_holds(checks, tmp_path, capsys):
     checks(made=Made)
     out = tmp_path / "out"
     assert check("mean-field", "--inference", "nuts", "--hidden", 3, "--set", "chains=2", "--out", out) == 0
-    assert CALLS == [("Made", "mean-field", "nuts", 3, 0)]
+    assert CALLS == [("Made", "MeanField", "nuts", 3, 0)]
     printed = capsys.readouterr().out
     assert "Good" in printed and "Two & two." in printed and "claims the exact posterior" in printed
     plan, outcome = read(out)["key"]["plans"][0], read(out)["subjects"][0]["outcomes"]["made"]
@@ -98,7 +98,7 @@ def test_a_check_that_holds(checks, tmp_path, capsys):
 def test_a_claim_that_does_not_hold_and_what_does_not_apply(checks, tmp_path, capsys):
     checks(made=Made, wrong=Wrong)
     assert check("mean-field", "--budget", "full", "--seed", 4, "--out", tmp_path / "out") == 1
-    assert [(kind, "mean-field", "svi", 100, 4) for kind in ("Made", "Wrong")] == CALLS
+    assert [(kind, "MeanField", "svi", 100, 4) for kind in ("Made", "Wrong")] == CALLS
     assert "Problem" in capsys.readouterr().out
     assert check("mlp", "--out", tmp_path / "other") == 0 and len(CALLS) == 2
     assert "Not checked: made: points have no spread" in capsys.readouterr().out
@@ -171,7 +171,7 @@ class Net(nn.Module):
 
 
 def subject(module, method="svi", **settings):
-    return Subject("my-network", bp.Bayesian(module, **settings), method, DATA)
+    return Subject(bp.Bayesian(module, **settings), bp.METHODS[method], DATA)
 
 
 def test_the_formulas_of_a_linear_module_are_those_of_the_design_matrix():

@@ -38,7 +38,7 @@ AMOUNT = (PRECISION.diagonal() * torch.linalg.inv(PRECISION).diagonal()).rsqrt()
 def subject(variant, method, **settings):
     """settings: of the variant, where it has them, and of the method."""
     own = {name: settings.pop(name) for name in list(settings) if hasattr(bp.ZOO[variant], name)}
-    return Subject(variant, bp.ZOO[variant](**own), method, correlated(20).data, settings)
+    return Subject(bp.ZOO[variant](**own), bp.METHODS[method], correlated(20).data, settings)
 
 
 def bad(outcome):

@@ -27,7 +27,7 @@ TOY = {"hidden": (32,), "prior": "normal:3", "noise": 1.0}
 
 
 def subject(variant="mean-field", inference="svi", data="toy-curve", given=None, **settings):
-    return Subject(variant, build(bp.ZOO[variant], settings), inference, bp.load_data(data), given or {})
+    return Subject(build(bp.ZOO[variant], settings), bp.METHODS[inference], bp.load_data(data), given or {})
 
 
 @pytest.mark.parametrize("name", references())

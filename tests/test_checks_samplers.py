@@ -24,7 +24,7 @@ LINEAR, NETWORK = dict(hidden=(), noise=0.7, prior="normal:1"), dict(hidden=(2,)
 
 
 def subject(inference, entry=NETWORK, **given):
-    return Subject("mean-field", bp.MeanField(**entry), inference, correlated(num=30, inputs=2).data, given)
+    return Subject(bp.MeanField(**entry), bp.METHODS[inference], correlated(num=30, inputs=2).data, given)
 
 
 @pytest.mark.parametrize("inference", ["nuts", "hmc", "chees", "sghmc", "sgld"])
@@ -106,7 +106,7 @@ DATA = {"regression": correlated(24, 2, y_shift=5.0, y_scale=3.0).data, "three c
 
 def estimated(variant, method, task="regression", settings=None, **given):
     small = {} if variant == "last-layer" else {"hidden": (4,)}
-    return Subject(variant, bp.ZOO[variant](**{**small, **(settings or {})}), method, DATA[task], given)
+    return Subject(bp.ZOO[variant](**{**small, **(settings or {})}), bp.METHODS[method], DATA[task], given)
 
 
 @pytest.mark.parametrize(

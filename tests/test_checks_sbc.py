@@ -106,7 +106,7 @@ def test_a_posterior_that_ignores_its_data_is_seen_by_the_likelihood_alone():
 def test_a_sampler_passes_on_a_network():
     """20 data sets reveal draws of less than 45 % of the right width, or more than 272 %."""
     check = Calibration(**{**Calibration.quick, "rows": 10, "cores": 1, "replications": 20})
-    outcome = check.run(Subject("mean-field", bp.MeanField(hidden=(4,), activation="tanh"), "chees", data(inputs=1)))
+    outcome = check.run(Subject(bp.MeanField(hidden=(4,), activation="tanh"), bp.METHODS["chees"], data(inputs=1)))
     assert outcome.level == "good", outcome.sentence
     assert {"log_noise", "layers.1.bias[0]", "log-likelihood of the data"} <= set(outcome.evidence["labels"])
 
@@ -189,8 +189,8 @@ def test_refused():
         (bp.HiddenLayerNet(prior="log-uniform"), "svi", {}, "proper prior"),
         (bp.LastLayer(backbone="mlp", noise=0.5), "laplace", {}, "trained first"),
     ):
-        assert words in Calibration().refuses(Subject("any", entry, inference, data(), given))
-    assert Calibration().refuses(Subject("any", LINEAR, "svi", data())) == ""
+        assert words in Calibration().refuses(Subject(entry, bp.METHODS[inference], data(), given))
+    assert Calibration().refuses(Subject(LINEAR, bp.METHODS["svi"], data())) == ""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from test_diagnostics_verdicts import DATA, arviz, exact, guided, sound
 from zoo_problems import problem, quick
 
 import bnn_pyro as bp
-from bnn_pyro.diagnostics import conversion, diagnose, leave_one_out, load_netcdf, save_netcdf, to_arviz
+from bnn_pyro.diagnostics import conversion, diagnose, leave_one_out, save_netcdf, to_arviz
 from bnn_pyro.diagnostics.importance import Loo
 from bnn_pyro.reports.page import read_texts
 from bnn_pyro.reports.ranking import ranked
@@ -218,7 +218,7 @@ def test_every_posterior_of_the_zoo(name, method, task, tmp_path, monkeypatch):
     assert np.array_equal(found["observed_data"]["y"], data.y_train) and len(found["constant_data"]["x"]) == 12
     assert found["predictions"]["probability" if classes else "mean"].shape[:3] == (*shape, 7)
     save_netcdf(tree, tmp_path / "posterior.nc")
-    again = groups(load_netcdf(tmp_path / "posterior.nc"))
+    again = groups((arviz.from_netcdf if OLD else xarray.open_datatree)(tmp_path / "posterior.nc"))
     assert again.keys() == found.keys() and all(again[group].identical(found[group]) for group in found)
     sound(diagnose(posterior, data))
 
@@ -278,13 +278,10 @@ def test_draws_are_thinned_and_what_is_left_out_is_said(monkeypatch):
     assert list(small) == ["layers.0.bias"] and "layers.0.weight (8,000 numbers)" in small.attrs["left_out"]
 
 
-def test_files_that_cannot_be_written_or_read(tmp_path, monkeypatch):
+def test_files_that_cannot_be_written(tmp_path, monkeypatch):
     tree, path = to_arviz(exact(), DATA, num_draws=40), tmp_path / "posterior.nc"
-    refuses(r"posterior\.nc: no such file", load_netcdf, path)
     save_netcdf(tree, str(path))
     before = path.read_bytes()
     monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     refuses(r"could not be written \(No space left on device\).*make room", save_netcdf, tree, path)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-    path.write_bytes(before[:-5000])
-    refuses(r"is not a whole netCDF file", load_netcdf, path)

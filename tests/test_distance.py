@@ -17,7 +17,7 @@ from test_conformal import simulated
 import bnn_pyro as bp
 from bnn_pyro.calibration import Conformal
 from bnn_pyro.diagnostics.draws import as_chain
-from bnn_pyro.metrics import agreement, distance_floor, distances, total_variation, wasserstein
+from bnn_pyro.metrics import distance_floor, distances
 from bnn_pyro.parts.mixtures import Mixture
 
 A = classes([[[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]], [[0.7, 0.1, 0.2], [0.1, 0.85, 0.05]]])
@@ -27,20 +27,22 @@ B = classes([[[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]]])
 
 def test_classification_by_hand():
     """Total variation: ½(0.4 + 0.3 + 0.1) = 0.4 and ½(0.1 + 0.15 + 0.05) = 0.15; the labels agree at one of two."""
-    assert agreement(A, B).value == 0.5 and total_variation(A, B).value == pytest.approx(0.275)
-    assert agreement(A, A).value == 1.0 and total_variation(A, A) == (0.0, 0.0, 0.0)
+    values = {name: estimate.value for name, estimate in distances(A, B).items()}
+    assert values == {"agreement": 0.5, "total_variation": pytest.approx(0.275)}
+    assert distances(A, A) == {"agreement": (1.0, 1.0, 1.0), "total_variation": (0.0, 0.0, 0.0)}
 
 
 def test_wasserstein_by_hand():
     """Shifted Normals: the shift. Normals of one mean: |σ − σ'| √(2/π). Mixtures: by their quantile functions."""
+    apart = lambda p, q: distances(p, q)["wasserstein"].value  # noqa: E731
     a = gaussians([[0.0, 1.0, -2.0]], 0.5)
-    assert wasserstein(a, gaussians([[0.25, 0.25, 1.0]], 0.5)).value == pytest.approx((0.25 + 0.75 + 3.0) / 3, rel=1e-3)
-    spread = wasserstein(gaussians([[3.0]], 1.0), gaussians([[3.0]], 2.5)).value
+    assert apart(a, gaussians([[0.25, 0.25, 1.0]], 0.5)) == pytest.approx((0.25 + 0.75 + 3.0) / 3, rel=1e-3)
+    spread = apart(gaussians([[3.0]], 1.0), gaussians([[3.0]], 2.5))
     assert spread == pytest.approx(1.5 * math.sqrt(2 / math.pi), rel=1e-3)
     levels = ((torch.arange(2000) + 0.5) / 2000).tolist()
     p, q = gaussians([[0.0], [2.0], [2.5]], [[0.3], [0.1], [1.0]]), gaussians([[0.5], [1.0]], [[0.4], [2.0]])
     exact = (p.quantile(levels) - q.quantile(levels)).abs().mean().item()
-    assert wasserstein(p, q).value == pytest.approx(exact, rel=5e-3)
+    assert apart(p, q) == pytest.approx(exact, rel=5e-3)
 
 
 def test_the_floor_of_independent_draws_and_of_chains():
@@ -61,12 +63,10 @@ def test_the_floor_of_independent_draws_and_of_chains():
 
 def test_refused():
     for metric, a, b, message in (
-        (agreement, gaussians([[0.0]], 1.0), gaussians([[0.0]], 1.0), "'probs' belongs to classification"),
-        (wasserstein, A, B, "belongs to regression"),
         (distances, A, gaussians([[0.0, 1.0]], 1.0), "cannot compare a classification with a regression"),
-        (total_variation, A, B[:1], "2 and 1 points"),
+        (distances, A, B[:1], "2 and 1 points"),
         (lambda a, b: distance_floor(b), A, B, "two blocks of draws"),
-        (wasserstein, gaussians([[math.nan]], 1.0), gaussians([[0.0]], 1.0), "not finite at row 0"),
+        (distances, gaussians([[math.nan]], 1.0), gaussians([[0.0]], 1.0), "not finite at row 0"),
     ):
         refuses(message, metric, a, b)
 

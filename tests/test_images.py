@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from torchvision import datasets
 
 import bnn_pyro as bp
-from bnn_pyro.datasets import Schema, load_data, load_inputs, noise_images
+from bnn_pyro.datasets import Schema, load_data, load_inputs
 from bnn_pyro.datasets.images import read_images
 from bnn_pyro.datasets.rows import Rows
 
@@ -84,13 +84,13 @@ def test_a_failed_download_names_the_file_to_place_and_leaves_no_folder(root, mo
 def test_noise_is_in_pixel_units_and_seeded():
     schema = image_schema()
     for kind, mean, scale in (("uniform", 0.5, 12**-0.5), ("gaussian", 0.25, 0.5)):
-        x = noise_images(kind, 200, schema, seed=3)
+        x = load_inputs(f"{kind}-noise", schema, num=200, seed=3)
         pixels = schema.unstandardise(x)
         assert pixels.mean().item() == pytest.approx(mean, abs=0.01)
         assert pixels.std().item() == pytest.approx(scale, abs=0.01)
         assert kind == "gaussian" or (pixels.min() >= 0 and pixels.max() <= 1.0001)
         assert torch.equal(load_inputs("noise", schema, num=200, seed=3), x) == (kind == "uniform")
-        assert not torch.equal(noise_images(kind, 200, schema, seed=4), x)
+        assert not torch.equal(load_inputs(f"{kind}-noise", schema, num=200, seed=4), x)
 
 
 def test_pictures_are_resized_greyed_flattened_on_white_and_inverted(tmp_path):

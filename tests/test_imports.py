@@ -19,7 +19,7 @@ PACKAGE = Path(bp.__file__).parent
 ORDER = [
     "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "csv_files", "dates", "doubts",
     "distributed",
-    "parallel", "checkpoint", "datasets", "parts", "posterior", "inference", "zoo", "features", "loading", "warm_start",
+    "parallel", "checkpoint", "datasets", "parts", "posterior", "inference", "zoo", "features", "loading",
     "fitting", "predictive", "sklearn", "metrics", "calibration", "pruning", "diagnostics", "checks", "explanation",
     "plots", "reports", "runs", "listing", "inspection", "commands", "run",
 ]  # fmt: skip

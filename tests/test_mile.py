@@ -13,11 +13,10 @@ import bnn_pyro as bp
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Estimate, z_scores
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference import microcanonical, mile_kernel
+from bnn_pyro.inference import microcanonical, mile
 from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.microcanonical import SHARES, State, direction, evaluator, integrate, travel, turn
-from bnn_pyro.inference.mile import MILE
-from bnn_pyro.inference.mile_kernel import Kernel
+from bnn_pyro.inference.mile import MILE, Kernel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed
 
@@ -222,18 +221,18 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     first = kernel.step_size.copy()
     assert kernel.step()["diverging"].tolist() == [0, 1] and (kernel.point.z[1] == before[1]).all()
     assert (kernel.step_size == first * [1, 0.5]).all() and not kernel.lost.any(), "a shorter step may do"
-    kernel.halved[1] = mile_kernel.HALVINGS
+    kernel.halved[1] = mile.HALVINGS
     kernel.step()
     again = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), (0, 1))
     again.restore(kernel.state())
     assert again.lost.tolist() == [False, True]
-    again.step_size, again.halved = np.array([1e4, 1e-4]), np.full(2, mile_kernel.HALVINGS)
+    again.step_size, again.halved = np.array([1e4, 1e-4]), np.full(2, mile.HALVINGS)
     refuses(r"chain 1 diverged at transition 13: .* smaller energy_variance", again.step)
 
 
 @pytest.mark.parametrize("compiled", ["yes", "no"])
 def test_a_chain_that_diverges_leaves_the_others(compiled, monkeypatch, tmp_path):
-    method, step = replace(QUICK, chains=3, compiled=compiled, cores=1), mile_kernel.Kernel.step
+    method, step = replace(QUICK, chains=3, compiled=compiled, cores=1), mile.Kernel.step
     whole = fit(NET, PROBLEM.data, method)
 
     def diverges(self):
@@ -243,7 +242,7 @@ def test_a_chain_that_diverges_leaves_the_others(compiled, monkeypatch, tmp_path
         return step(self)
 
     first = chain_seed(0, 0, stream=2)
-    monkeypatch.setattr(mile_kernel.Kernel, "step", diverges)
+    monkeypatch.setattr(mile.Kernel, "step", diverges)
     with pytest.warns(UserWarning, match=r"chain 1 .*diverged.*: 2 of 3 chains with 5 of 5 draws each are kept"):
         rest = fit(NET, PROBLEM.data, method, out=tmp_path)
     assert all(torch.equal(whole.chains[site][1:], v) for site, v in rest.chains.items())

@@ -120,7 +120,7 @@ def run(method, check):
     linear = {"hidden": (), "noise": 0.7, "prior": "normal:1"}
     short = {} if check is not JOINT else {"lr": 0.01} if method.startswith("sg") else {"warmup": 40}
     entry = bp.MeanField(**(linear if check is JOINT else network))
-    return check.run(Subject("mean-field", entry, method, correlated(24, 2).data, short))
+    return check.run(Subject(entry, bp.METHODS[method], correlated(24, 2).data, short))
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -145,7 +145,7 @@ def test_maps_of_more_classes_and_of_a_regression():
     for part in (ax, other):
         assert mesh_of(part).get_clim() == pytest.approx((0, most)), "one range in one figure"
     three = Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
-    grid = plots.Grid(grid.x, grid.first, grid.second, grid.features, three)
+    grid = plots.Grid(grid.x, grid.first, grid.second, three)
     prediction = Prediction(Categorical(logits=3 * random(pictures.DRAWS, 25, 3)))
     mesh = mesh_of(plots.decision_boundary(prediction, grid))
     assert np.allclose(mesh.get_array(), prediction.mean.amax(1).reshape(5, 5)) and mesh.get_clim() == (0, 1)
@@ -221,7 +221,7 @@ def test_weights_are_those_of_the_largest_disagreement():
     other[..., 2, 0] += 3
     other[..., 0, 1] *= 2
     both = {"SVI": chains(one), "NUTS": chains(other)}
-    axes = plots.weight_posteriors(both, num=2, num_draws=4000)
+    axes = plots.weight_posteriors(both, num=2)
     assert [ax.get_title() for ax in axes] == ["layers.0.weight[2, 0]", "layers.0.weight[0, 1]"]
     x, density = line_of(axes[0], "NUTS").get_xydata().T
     assert x[density.argmax()] == pytest.approx(3, abs=0.25) and np.trapezoid(density, x) == pytest.approx(1, abs=0.02)

@@ -146,11 +146,11 @@ def test_errors(mean_field):
 
 def test_picture_of_the_ratios():
     ratios = {"a": torch.logspace(-2, 2, 50).view(5, 10), "b": torch.tensor([0.0])}
-    ax = plots.signal_to_noise(ratios, shares=(0.5,), bins=10)
+    ax = plots.signal_to_noise(ratios)
     (heap,) = [patch for patch in ax.patches if patch.get_label() == "51 weights"]
     density, edges, _ = heap.get_data()
     assert (density * np.diff(edges)).sum() == pytest.approx(1)  # the 0, −∞ dB, is in the first bin
-    half, threshold = (line.get_xdata()[0] for line in ax.lines)
+    half, _, _, threshold = (line.get_xdata()[0] for line in ax.lines)
     assert half == pytest.approx(-0.82, abs=0.01)  # the 26th of 51: 10^(−2 + 4 · 24/49) = 0.910
     assert threshold == pytest.approx(20 * math.log10(math.exp(-1.5)))
 

@@ -61,7 +61,7 @@ def run(
     data = data or load_data(IMAGES if "channels" in defaults(setup.entry) else DATA)
     usual = defaults(setup.method)
     given = {name: value for name, value in vars(setup.method).items() if value != usual[name]} | settings
-    subject = Subject(setup.variant, setup.entry, setup.inference, data, given, type(setup.method))
+    subject = Subject(setup.entry, type(setup.method), data, given)
     if unknown_checks := [name for name in only if name not in CHECKS]:
         raise unknown("check", unknown_checks[0], CHECKS)
     checks = {name: build(CHECKS[name], CHECKS[name].quick) for name in only or CHECKS}

@@ -17,6 +17,7 @@ from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.progress import Report
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import Entry
+from bnn_pyro.zoo.auto import name_of
 
 #: Chance of a false alarm of one check, over all of its quantities together.
 ALPHA = 1e-3
@@ -32,20 +33,18 @@ INIT_SCALE = 0.05
 class Subject:
     """What is checked, on inputs of ``data``.
 
-    given  the user's settings of the method, above those of a check     own  the method's class, of one of the user's
+    kind  the method's class     given  the user's settings of the method, above those of a check
     """
 
-    variant: str
     entry: Entry
-    inference: str
+    kind: type[Method]
     data: Dataset
     given: Mapping[str, Any] = field(default_factory=dict)
-    own: type[Method] | None = None
 
     @property
-    def kind(self) -> type[Method]:
-        """The method's class."""
-        return self.own or METHODS[self.inference]
+    def inference(self) -> str:
+        """The method's name."""
+        return name_of(self.method({}), METHODS)
 
     @property
     def converges_to(self) -> str:

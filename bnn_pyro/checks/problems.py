@@ -42,7 +42,6 @@ class Problem:
     one_mode     whether the sign of v is taken of both weights: a Normal finds one of the modes
     """
 
-    name: str
     title: str
     inputs: Tensor
     targets: Tensor
@@ -225,14 +224,14 @@ class Problem:
 def linear_regression(rows: int, inputs: int, points: int) -> Problem:
     """Everything in closed form; neighbouring inputs correlate at 0.7, and there is a bias."""
     x, y, new = _correlated(rows, inputs, points)
-    return Problem("linear", "linear regression", x, y, new, PRIOR, NOISE, stops=0.02, batches=4)
+    return Problem("linear regression", x, y, new, PRIOR, NOISE, stops=0.02, batches=4)
 
 
 def six_weights(rows: int, inputs: int, points: int) -> Problem:
     """Logistic regression with more weights than a grid holds."""
     x, y, new = _correlated(rows, inputs, points)
     labels = (y + torch.sin(torch.arange(rows) * 2.4) > 0.3).double()
-    return Problem("six", "logistic regression with six weights", x, labels, new, PRIOR)
+    return Problem("logistic regression with six weights", x, labels, new, PRIOR)
 
 
 def softmax_regression(rows: int, inputs: int, points: int) -> Problem:
@@ -240,7 +239,7 @@ def softmax_regression(rows: int, inputs: int, points: int) -> Problem:
     x, _, new = _correlated(rows, inputs, points)
     score = torch.stack([x[:, 0], x[:, -1] - 0.5, -x[:, 0] - 0.3 * x[:, -1]], 1)
     labels = (score + torch.sin(torch.arange(3 * rows) * 2.4).view(rows, 3)).argmax(1).double()
-    return Problem("softmax", "softmax regression of three classes", x, labels, new, PRIOR, classes=3)
+    return Problem("softmax regression of three classes", x, labels, new, PRIOR, classes=3)
 
 
 def _correlated(rows: int, inputs: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -271,6 +270,6 @@ _TARGETS = (torch.tanh(1.2 * _inputs(-2.0, 2.0)[:, 0]) + 0.6 * _EPSILON).float()
 _NEW = torch.linspace(-1.5, 1.5, 6, dtype=torch.float64)[:, None].float().double()
 #: The problems of two weights by name: one skewed, one of two modes.
 TWO_WEIGHTS: dict[str, Problem] = {
-    "logistic": Problem("logistic", "logistic regression", _inputs(-1.5, 2.5), _LABELS, _NEW, 2.0),
-    "sign": Problem("sign", "one tanh unit", _inputs(-2.0, 2.0), _TARGETS, _NEW, 1.5, 1.1, unit=True, length=4.0),
+    "logistic": Problem("logistic regression", _inputs(-1.5, 2.5), _LABELS, _NEW, 2.0),
+    "sign": Problem("one tanh unit", _inputs(-2.0, 2.0), _TARGETS, _NEW, 1.5, 1.1, unit=True, length=4.0),
 }

@@ -108,4 +108,4 @@ def linear_module(subject: Subject) -> LinearModule:
                     raise UserError("its outputs are not linear in its Bayesian weights, and there is no closed form")
     inputs, how = torch.cat([a, f0[:, None]], 1), dict(stops=0.02, batches=4 if len(a) >= 40 else 1)
     parts = inputs, rows.y_train.double(), inputs[:POINTS], scale, settings["noise"]
-    return LinearModule("linear", "linear regression by the module", *parts, **how, prior_mean=mean, rows=rows)
+    return LinearModule("linear regression by the module", *parts, **how, prior_mean=mean, rows=rows)

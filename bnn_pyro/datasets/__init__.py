@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, noise_images, read_inputs
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, read_inputs
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.in_memory import dataset, inputs
 from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features, standardised
@@ -19,7 +19,7 @@ from bnn_pyro.files import data_root, existing, resolve
 
 __all__ = [
     "DATASETS", "NOISE", "Column", "Dataset", "Schema", "data_root", "dataset", "load_data", "load_inputs",
-    "noise_images", "read_rows",
+    "read_rows",
 ]  # fmt: skip
 
 
@@ -121,8 +121,8 @@ DATASETS: dict[str, Callable[[], Raw]] = {
 ARRAYS = (".npz", ".npy")
 TABLES = (".csv", ".tsv", ".parquet")
 SUFFIXES = (*TABLES, *ARRAYS)
-#: Name of out-of-distribution noise -> kind.
-NOISE = {"noise": "uniform", "uniform-noise": "uniform", "gaussian-noise": "gaussian"}
+#: Names of out-of-distribution noise.
+NOISE = ("noise", "uniform-noise", "gaussian-noise")
 
 
 def load_data(
@@ -222,8 +222,9 @@ def load_inputs(
     """Inputs from anywhere (N, *input_shape), standardised as the model's own: out-of-distribution data, for one.
 
     name_or_path  a data set (its test part where it has one), a CSV, TSV or NPZ file, a PNG or JPG file or a folder
-                  of them, or "noise", "uniform-noise", "gaussian-noise"; or a frame, array, tensor or list of inputs
-                  that are not standardised (see ``dataset``)
+                  of them; or a frame, array, tensor or list of inputs that are not standardised (see ``dataset``); or
+                  noise, every pixel by itself: "noise" or "uniform-noise" in [0, 1], "gaussian-noise", which is
+                  standard Normal after standardisation and not clipped
     num           keep the first so many (noise: draw so many, 1,000 where not given)
     invert        of pictures: see ``images.read_images``
     """
@@ -236,7 +237,12 @@ def load_inputs(
     from bnn_pyro.datasets.images import IMAGE_SETS, image_part, read_images
 
     if text in NOISE:
-        return noise_images(NOISE[text], 1000 if num is None else num, schema, seed)
+        if not schema.is_image:
+            raise UserError(f"noise images don't fit a model of {len(schema.features)} features; give it a table")
+        shape, generator = (1000 if num is None else num, *schema.input_shape), torch.Generator().manual_seed(seed)
+        if text == "gaussian-noise":
+            return torch.randn(shape, generator=generator)
+        return schema.standardise(torch.rand(shape, generator=generator))
     if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
         return read_images(path, schema, invert=invert)[:num]
     path = _located(name_or_path, also=NOISE)
@@ -256,7 +262,7 @@ def load_inputs(
     return standardised(x[:num], schema, white)
 
 
-def _located(name_or_path: str | Path, also: Sequence[str] | dict[str, str] = ()) -> Path | None:
+def _located(name_or_path: str | Path, also: Sequence[str] = ()) -> Path | None:
     """The path of an existing file or folder, or None for a named set."""
     text = str(name_or_path)
     if text in DATASETS:

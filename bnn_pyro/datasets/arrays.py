@@ -1,4 +1,4 @@
-"""Arrays in memory and of NPZ and NPY files, whose rows are counted from 0; and noise images."""
+"""Arrays in memory and of NPZ and NPY files, whose rows are counted from 0."""
 
 import math
 import mmap
@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
 from bnn_pyro.cells import gaps_in, numbered
-from bnn_pyro.datasets.dataset import Raw, Schema
+from bnn_pyro.datasets.dataset import Raw
 from bnn_pyro.datasets.frames import WAY, WAY_OF_TARGET, as_target, named, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing, read_archive
 
 #: Of files of one picture each, see ``images``.
@@ -187,23 +186,3 @@ def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int
         row += first
         raise UserError(f"{path}: x{[row, *rest]} is {value}; correct or remove row {row} (from 0)"
                         f"{WAY if np.isnan(value) else ''}")  # fmt: skip
-
-
-# -- noise -------------------------------------------------------------------------------------------------------------
-def noise_images(kind: str, num: int, schema: Schema, seed: int = 0) -> Tensor:
-    """Standardised noise (num, channels, height, width), every pixel drawn by itself.
-
-    kind  "uniform": in [0, 1]; "gaussian": standard Normal after standardisation, so with the schema's shift and scale
-          in pixels; not clipped
-    """
-    if not schema.is_image:
-        raise UserError(f"noise images don't fit a model of {len(schema.features)} features; give it a table")
-    if kind not in ("gaussian", "uniform"):
-        raise unknown("kind of noise", kind, ("gaussian", "uniform"))
-    if num < 1:
-        raise UserError(f"num={num}: give the number of noise images, 1 or more")
-    generator = torch.Generator().manual_seed(seed)
-    shape = (num, *schema.input_shape)
-    if kind == "gaussian":
-        return torch.randn(shape, generator=generator)
-    return schema.standardise(torch.rand(shape, generator=generator))

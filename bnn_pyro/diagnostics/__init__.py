@@ -4,7 +4,7 @@ from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
     "convergence": "ChainStatistics bfmi chain_statistics nested_rhat",
-    "conversion": "load_netcdf save_netcdf to_arviz",
+    "conversion": "save_netcdf to_arviz",
     "failures": "Failure failure",
     "diagnosis": "Convergence diagnose diagnose_chains function_space",
     "importance": "leave_one_out",

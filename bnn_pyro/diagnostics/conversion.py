@@ -24,7 +24,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import draws
 from bnn_pyro.diagnostics.importance import is_arviz_0, proper_prior, temperature_of
 from bnn_pyro.errors import UserError, first_line
-from bnn_pyro.files import existing, telling, whole_file
+from bnn_pyro.files import telling, whole_file
 from bnn_pyro.fitting import prior_draws
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.observed import OBSERVED
@@ -196,15 +196,12 @@ def _as_arviz(groups: Mapping[str, Variables], coords: Mapping[str, Any], attrs:
                 sizes = {d: n for dims, v in variables.values() for d, n in zip(dims, v.shape, strict=True)}
                 own = {d: coords[d] if len(coords.get(d, ())) == n else np.arange(n) for d, n in sizes.items()}
                 datasets[group] = xarray.Dataset(dict(variables), coords=own, attrs=dict(attrs))
-        return _of_version(xarray.DataTree.from_dict(datasets))
+        tree = xarray.DataTree.from_dict(datasets)
+        if not is_arviz_0():
+            return tree
+        import arviz
 
-
-def _of_version(tree: Any) -> Any:
-    if not is_arviz_0():
-        return tree
-    import arviz
-
-    return arviz.from_datatree(tree)
+        return arviz.from_datatree(tree)
 
 
 def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
@@ -215,16 +212,3 @@ def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
                 (tree.to_datatree() if is_arviz_0() else tree).to_netcdf(file.name, engine="h5netcdf")
         except RuntimeError as error:  # what h5py may raise for a disk that is full
             raise OSError(errno.ENOSPC, first_line(error)) from error
-
-
-def load_netcdf(path: str | os.PathLike) -> Any:
-    """Read such a file back into memory, for the installed ArviZ. Raises UserError where it is absent or damaged."""
-    path = existing(path)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            import xarray
-
-            with xarray.open_datatree(path, engine="h5netcdf") as tree:
-                return _of_version(tree.load())
-    except (OSError, ValueError, KeyError, RuntimeError):
-        raise UserError(f"{path} is not a whole netCDF file; write it again") from None

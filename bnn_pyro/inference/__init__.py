@@ -12,9 +12,8 @@ from bnn_pyro.inference.chees import ChEES
 from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.laplace import Laplace
 from bnn_pyro.inference.mile import MILE
-from bnn_pyro.inference.point import MAP, MLE, Ensemble, MCDropout
 from bnn_pyro.inference.sghmc import SGHMC, SGLD
-from bnn_pyro.inference.svi import SVI
+from bnn_pyro.inference.svi import MAP, MLE, SVI, Ensemble, MCDropout
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Report
 

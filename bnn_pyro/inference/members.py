@@ -21,7 +21,7 @@ from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.mini_batches import Batches
 from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
-from bnn_pyro.inference.point import restarted
+from bnn_pyro.inference.svi import restarted
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.progress import Figures
 

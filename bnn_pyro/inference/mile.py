@@ -11,28 +11,49 @@ is off by at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 of itself; the minimal-norm in
 With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503.01707): u is drawn anew, a trajectory
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
 
-The warm-up of T transitions finds ε in its first 0.9 T, with L = √d; then L is √Σ Var zᵢ of positions, and at the end
-0.4 · way / n_eff by their effective draws. The adjusted sampler does that in 0.6 T; in the rest ε settles.
+Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
+warm-up of T transitions finds ε in its first 0.9 T, with L = √d; then L is √Σ Var zᵢ of positions, and at the end
+0.4 · way / n_eff by their effective draws. The adjusted sampler does that in 0.6 T; in the rest ε settles. Each chain
+has ε and L of its own, ε that of ``EnergyTuning``, of trajectories that of dual averaging.
 """
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+import bnn_pyro.inference.microcanonical as microcanonical
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
+from bnn_pyro.inference.adaptation import OFFSET, ChainLost, DualAveraging, check_steps
 from bnn_pyro.inference.hmc import SeparateChains
-from bnn_pyro.inference.microcanonical import GRADIENTS
-from bnn_pyro.inference.mile_kernel import Kernel
+from bnn_pyro.inference.microcanonical import GRADIENTS, EnergyTuning, Moments, State, direction, refresh, travel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sampler import STARTS, Drawn, Starts
+from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
+#: From and to where moments are taken, and to where effective draws are counted, as shares of the warm-up; L as a share
+#: of the way between two effective draws. Of the unadjusted sampler and of the adjusted one.
+WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
+LENGTH = {False: 0.4, True: 0.3}
+#: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.
+REACH = 3.0
+#: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
+POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
+#: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR.
+WIDE = 30.0
+#: How often a chain's step may be halved after the warm-up, because it diverged, before the chain is lost.
+HALVINGS = 10
+#: The first step, in units of √d.
+FIRST_STEP = 1e-3
 #: Members of a network whose weights are at most so many; four of a larger one.
 MEMBERS, SMALL = 8, 10_000
 #: Steps that a trajectory may be expected to take where adjusted.
@@ -120,10 +141,159 @@ class MILE(SeparateChains):
                 part.kept, stopped = 0, stopped or f"chain {c + 1} diverged"
         return parts, stopped
 
-    def kernel(self, potential: Potential, start: np.ndarray, *seeds: int) -> Kernel:
+    def kernel(self, potential: Potential, start: np.ndarray, *seeds: int) -> "Kernel":
         """At the start of its chains (G, P), or of one (P,); call inside ``isolated``."""
         return Kernel(self, potential, np.atleast_2d(start), seeds)
 
     def typical(self, whitened: bool) -> int:
         """See ``SeparateChains``."""
         return GRADIENTS * (TYPICAL if self.adjusted else 1)
+
+
+class Kernel:
+    """G chains (``start``: (G, P)) between two transitions, what their warm-up has learned, and their generators.
+
+    A chain does the same, bit for bit, whichever others move beside it.
+    """
+
+    def __init__(self, settings: Any, potential: Potential, start: np.ndarray, seeds: Sequence[int]) -> None:
+        self.settings, self.potential = settings, potential
+        chains, self.size = start.shape
+        self.rngs = [np.random.default_rng(seed) for seed in seeds]
+        self.start_at(start)
+        self.lost, self.halved = np.zeros(chains, dtype=bool), np.zeros(chains)
+        self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
+        self.most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
+        zeros = np.zeros(chains)
+        self.tuning = EnergyTuning(zeros + FIRST_STEP * math.sqrt(self.size), zeros + np.inf, zeros, zeros)
+        self.averages: list[DualAveraging] = []
+        self.step_size, self.length = self.tuning.step, np.full(chains, math.sqrt(self.size))
+        self.moments = Moments(zeros, np.zeros_like(start), np.zeros_like(start))
+        self.positions: list[np.ndarray] = []
+
+    def start_at(self, z: np.ndarray) -> None:
+        """Go on from z (G, P), in directions drawn anew, with densities as the potential now has them."""
+        z = np.atleast_2d(z)
+        self.point = State(z.copy(), direction(self._noise()), *evaluator(self.potential)(z))
+
+    def step(self) -> dict[str, np.ndarray]:
+        """One transition: what ``stats`` keeps of it. Raises UserError where all chains have diverged."""
+        step = self.step_size
+        adjusted = self.settings.adjusted and self.done >= self.ends[1]
+        with np.errstate(all="ignore"):
+            figures = self._trajectory() if adjusted else self._langevin()
+            self.done += 1
+            if self.done <= self.settings.warmup:
+                self._learn_length()
+        return {**figures, "lp": self.point.density, "step_size": step}
+
+    def _langevin(self) -> dict[str, np.ndarray]:
+        """A step of every chain; one that diverges is taken back, and after the warm-up its chain's step halved."""
+        settings, before = self.settings, self.point
+        state = before._replace(u=refresh(before.u, self._noise(), self.step_size / self.length))
+        state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)))
+        good = np.isfinite(error) & np.isfinite(state.gradient).all(1) & (np.abs(error) < self.most)
+        drawing = self.done >= settings.warmup
+        if drawing and not good.all():
+            self.step_size, self.halved = np.where(good, self.step_size, self.step_size / 2), self.halved + ~good
+            self.lost |= self.halved > HALVINGS
+            if self.lost.all():
+                chain = int(np.argmin(good))
+                who = "a chain" if len(error) == 1 else f"chain {chain + 1}"
+                finite = np.isfinite(error[chain])
+                what = f"its energy error is {error[chain]:,.0f} nats" if finite else "it stopped being finite"
+                raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: {what} in a step of "
+                                f"{self.step_size[chain]:.3g}; take a smaller energy_variance than "
+                                f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
+        moves = good & ~self.lost
+        if not moves.all():
+            state = State(*(np.where(_like(moves, new), new, old) for new, old in zip(state, before, strict=True)))
+        if self.done < self.ends[1] and self.done < settings.warmup:
+            share = self.done / self.ends[1]
+            target = (1 - share) * settings.first_energy_variance + share * settings.energy_variance
+            self.tuning.learn(error, good, self.size, target)
+            self.step_size = self.tuning.step
+            check_steps(self.step_size, self.done)
+        self.point = state
+        figures = {"energy_error": np.abs(error), "decoherence_length": self.length}
+        figures["diverging"] = (drawing & (~good | self.lost)) * 1.0
+        return {**figures, "n_steps": np.full(len(error), float(GRADIENTS))}
+
+    def _trajectory(self) -> dict[str, np.ndarray]:
+        """One trajectory of every chain, accepted or rejected as a whole; in the warm-up step sizes learn of it."""
+        settings, before = self.settings, self.point
+        if not self.averages:
+            steps = self.step_size.tolist()
+            self.averages = [DualAveraging(s, centre=math.log(s), log_step=math.log(s)) for s in steps]
+        shares = np.array([rng.random() for rng in self.rngs])
+        steps = np.clip(np.ceil(2 * shares * self.length / self.step_size), 1, settings.max_steps)
+        state = before._replace(u=direction(self._noise()))
+        state, lost = travel(self.potential, state, self.step_size, steps)
+        finite = np.isfinite(lost) & np.isfinite(state.gradient).all(1)
+        acceptance = np.where(finite, np.exp(np.minimum(0.0, -lost)), 0.0)
+        take = np.array([rng.random() for rng in self.rngs]) < acceptance
+        self.point = State(*(np.where(_like(take, new), new, old) for new, old in zip(state, before, strict=True)))
+        figures = {"trajectory_length": steps * self.step_size, "n_steps": steps * GRADIENTS}
+        if self.done < settings.warmup:
+            for average, rate in zip(self.averages, acceptance.tolist(), strict=True):
+                average.count += 1
+                average.learn_step((settings.target_accept - rate) / (average.count + OFFSET))
+            last = self.done == settings.warmup - 1
+            self.step_size = np.array([math.exp(a.log_step) if last else a.step for a in self.averages])
+            check_steps(self.step_size, self.done)
+        diverging = (~finite | (lost > MAX_ENERGY_ERROR)).astype(float)
+        return {"acceptance_rate": acceptance, "diverging": diverging, **figures}
+
+    def _learn_length(self) -> None:
+        """L from the moments of the second window, and from the effective draws of the third."""
+        (first, second, last), done, z = self.ends, self.done, self.point.z
+        if first < done <= second:
+            self.moments.add(z, self.step_size)
+        if done == second:
+            radius = self.moments.radius
+            self.length = np.where(np.isfinite(radius) & (radius > 0), radius, self.length)
+        every = max(1, -(-(last - second) // POSITIONS))
+        if second < done <= last and (done - second) % every == 0:
+            self.positions.append(z[:, :: -(-self.size // COORDINATES)].copy())
+        if done == last and len(self.positions) >= MIN_POSITIONS:
+            x = np.stack(self.positions, 1)
+            way = self.length if self.settings.adjusted else self.step_size
+            apart = np.array([np.mean(len(one) / microcanonical.effective_draws(one)) for one in x])
+            self.length = LENGTH[self.settings.adjusted] * way * every * apart
+            if self.settings.adjusted:  # where chains do not mix, effective draws ask for trajectories without end
+                radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
+                self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
+            self.positions = []
+
+    def _noise(self) -> np.ndarray:
+        """(G, d) standard Normal numbers, each chain's of its own generator."""
+        return np.stack([rng.standard_normal(self.size) for rng in self.rngs])
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
+        parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
+        parts["own"] = {"step_size": self.step_size, "length": self.length, "lost": self.lost, "halved": self.halved}
+        return {
+            **{name: {k: torch.from_numpy(v) for k, v in values.items()} for name, values in parts.items()},
+            "positions": [torch.from_numpy(z) for z in self.positions],
+            "averages": [dict(vars(average)) for average in self.averages],
+            "done": self.done,
+            "rngs": json.dumps([rng.bit_generator.state for rng in self.rngs]),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state, in a kernel that was made in the same way."""
+        names = ("point", "tuning", "moments", "own")
+        point, tuning, moments, own = ({k: v.numpy() for k, v in state[name].items()} for name in names)
+        self.point, self.tuning, self.moments = State(**point), EnergyTuning(**tuning), Moments(**moments)
+        self.step_size, self.length, self.done = own["step_size"], own["length"], state["done"]
+        self.lost, self.halved = own.get("lost", self.lost), own.get("halved", self.halved)
+        self.positions = [z.numpy() for z in state["positions"]]
+        self.averages = [DualAveraging(**values) for values in state["averages"]]
+        for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
+            rng.bit_generator.state = saved
+
+
+def _like(chosen: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(G,) so that it goes with (G,) or (G, d)."""
+    return chosen.reshape(-1, *(1,) * (values.ndim - 1))

@@ -1,24 +1,46 @@
-"""Stochastic variational inference.
+"""Stochastic variational inference; and point estimates, by a point mass for a guide: alone, in ensembles, by dropout.
 
-    argmax_φ ELBO(φ) = E_q[log p(y | x, w)] − KL(q_φ(w) ‖ p(w))
+    SVI: argmax_φ ELBO(φ) = E_q[log p(y | x, w)] − KL(q_φ(w) ‖ p(w))
+    MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
 
 The ELBO is estimated with N/B-scaled mini-batches and reparametrised draws (Blundell et al. 2015; Ranganath et al.
 2014). A mean-field q is narrower than the posterior wherever weights are correlated.
+
+The KL of a point mass to the prior is −log p(w); MLE gives it the weight 0. Training stops early (``early_stopping``).
+Where the network has dropout the likelihood is averaged over its masks, and the optimum is the network without
+(Srivastava et al. 2014, section 10).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Run
+from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.early_stopping import GUIDE_STEPS, GuideStopping
+from bnn_pyro.inference.cost import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
+from bnn_pyro.inference.early_stopping import GUIDE_STEPS, EarlyStopping, GuideStopping
 from bnn_pyro.inference.optimise import Optimisation
+from bnn_pyro.inference.training_loop import Trace
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parallel.executor import executor, on_cluster
+from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.parts.guides import DroppedInputs, PointMass
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
+
+#: ({site: weights}, trace, why it ended before its end) of a member.
+Member = tuple[dict[str, Tensor], Trace, str]
 
 
 @dataclass(frozen=True)
@@ -54,3 +76,174 @@ class SVI(Optimisation):
         if patience:
             about["early_stopping"] |= {"epoch": how["watch"].state["best_epoch"], "sd_factor": how["watch"].factor}
         return Posterior(model, data.schema, guide=guide, trace=trace, provenance=about)
+
+
+@dataclass(frozen=True)
+class MAP(Optimisation):
+    """Settings of the maximum a posteriori estimate. The prior is the weight decay.
+
+    Where a noise is learned, early stopping leaves it at that of the held-out rows' residuals.
+    """
+
+    converges_to: ClassVar[str] = "point"
+    needs: ClassVar[frozenset[str]] = frozenset({"weights"})
+    former: ClassVar[Mapping[str, Any]] = {**Optimisation.former, "max_norm": 0.0}
+    prior_weight: ClassVar[float] = 1.0
+    starts_at: ClassVar[str] = "point"
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
+        point, trace, over = self.find(model, data, Run(**how))
+        chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
+        about = self.chosen(model, data, trace, over)
+        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
+
+    def find(self, model: nn.Module, data: Dataset, run: Run) -> tuple[PointMass, Trace, str]:
+        """The point; the trace {epoch, log_likelihood, log_joint, log_prior}, and see ``minimise``."""
+        given = run.start is not None and len(next(iter(run.start.values()))) > 0
+        first = {site: value[0] for site, value in run.start.items()} if given else model.initial
+        point, how = PointMass(first).to(data.x_train.device), {}
+        data, patience = self.held_out(model, data, run.seed)
+        if patience:
+            how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
+        trace, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
+        trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
+        return point, trace, over
+
+
+@dataclass(frozen=True)
+class MLE(MAP):
+    """Settings of the maximum likelihood estimate: MAP with the prior left out."""
+
+    prior_weight: ClassVar[float] = 0.0
+    #: Without a prior, the way to the maximum is long.
+    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "epochs": 1200, "lr": 0.2}
+
+
+@dataclass(frozen=True)
+class MCDropout(MAP):
+    """Settings of MC dropout: train with dropout and predict with it, averaging over masks as over draws of w.
+
+        q(w): W_l = M_l · diag(z_l / (1 − p_l)),  z_l ~ Bernoulli(1 − p_l)          maximise over M
+        E_z[log p(y | x, w)] + log p(M)
+
+    Training is that of MAP with a mask for every row: an ELBO whose latent variables are the masks, with q(z) = p(z)
+    and so a KL of 0, plus the log prior of M as weight decay (Gal & Ghahramani 2016, arXiv:1506.02142, equation 7 up
+    to its scaling of the decay). The rates p are settings: the spread of the draws does not shrink with N.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the weights as MAP does, for the guide; see ``Method.run``. Raises UserError without dropout."""
+        if not isinstance(guide, DroppedInputs):
+            raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
+        point, trace, over = self.find(model, data, Run(**how))
+        with torch.no_grad():
+            guide.loc.copy_(point.loc)
+        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace, over))
+
+
+@dataclass(frozen=True)
+class Ensemble(MAP):
+    """Settings of a deep ensemble: those of MAP, which finds every member.
+
+        ŵ_m = argmax_w log p(y | x, w) + log p(w),  m = 1 … M          p(y | x, D) ≈ 1/M Σ_m p(y | x, ŵ_m)
+
+    Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474, without its adversarial examples. No posterior is
+    approximated around any of the M points: what they disagree on is how differently training can end. A member is a
+    function of a seed of its own, and is trained on one thread where there are several.
+
+    members  M, each with initial weights, an order of rows and dropout masks of its own, and where the data have no
+             validation rows also with rows of its own to stop by, so that all of them together have seen all rows
+    cores    members at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
+             cores, where training is long enough and the data are on the CPU. The members are the same
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
+    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "members": 2}
+    members: int = setting(5, low=1)
+    cores: int = setting(0, low=0)
+
+    #: Settings that no member depends on: a run may be resumed with others.
+    incidental: ClassVar[tuple[str, ...]] = ("cores", "workers")
+
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+        """Find the members and return each as a chain of one draw; see ``Method.run``.
+
+        The trace is the mean over the members, as far as all of them trained. The guide is not used. Each member has a
+        checkpoint of its own beside the run's.
+
+        Raises UserError for a network with batch normalisation.
+        """
+        if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for part in model.modules()):
+            raise UserError("each member of an ensemble would have batch statistics of its own, and draws hold weights "
+                            "only; take layer or group normalisation instead of batch normalisation")  # fmt: skip
+        run, numbers = Run(**how), range(self.members)
+        children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
+        states = [None if child is None else child.load() for child in children]
+        finished: dict[int, Member] = {  # those of an earlier version have no third part
+            m: (*state["found"], "")[:3] for m, state in enumerate(states) if state and "found" in state
+        }
+        todo = [m for m in numbers if m not in finished]
+        apart, before = self.held_out(model, data, run.seed)[0], len(finished)
+        rule, num = self.resolved(model, apart), len(apart.x_train)
+        steps = rule.epochs * math.ceil(num / (rule.batch_size or num))
+
+        def keep(index: int, member: Member) -> None:
+            finished[todo[index]] = member
+            if (child := children[todo[index]]) is not None:
+                child.save({"found": member})
+
+        def watch() -> None:
+            if run.stop:
+                raise Interrupted(f"stopped with {len(finished)} of {self.members} members found")
+
+        def progress(done: float, of: int, figures: Figures) -> None:
+            run.tell(round((before + done) * steps), self.members * steps, figures)
+
+        rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
+        work = rule.epochs * num * multiplications(model, data.x_train[:1])
+        seconds = self.members * (steps * PYRO_STEP + ARITHMETIC * work)
+        together = self.members == 1 or here().size > 1
+        cores = 1 if together else choose_cores(self.cores, self.members, data.x_train.device, seconds)
+        # Together: on all threads; processes that share a fit agree by themselves on when to stop.
+        where = dict(all_threads=True) if together else dict(cores=cores, watch=watch)
+        limit = run.max_minutes
+        if limit is not None:  # an equal share for every member
+            limit = max(0.0, limit - run.minutes) / max(1, math.ceil(len(todo) / cores))
+        places = [None] * self.members if on_cluster() else children
+        train = partial(_train, self, model, rows, replace(run, checkpoint=None, report=None), limit, places)
+        names = [f"member {m + 1} of {self.members}" for m in todo]
+        with executor("here") if together else nullcontext():
+            map_tasks(train, todo, names=names, report=progress, done=keep, **where)
+        members = [finished[m] for m in numbers]
+        chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
+        shared = min(len(trace["epoch"]) for _, trace, _ in members)
+        lines = {name: [trace[name][:shared] for _, trace, _ in members] for name in members[0][1]}
+        trace = {name: torch.tensor(line, dtype=torch.float64).mean(0).tolist() for name, line in lines.items()}
+        about = self.chosen(model, data, trace, next((why for *_, why in members if why), ""))
+        return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
+
+
+def _train(
+    method: Ensemble, model: nn.Module, data: Dataset, run: Run, minutes: float | None,
+    children: Sequence[Checkpoint | None], m: int,
+) -> Member:  # fmt: skip
+    """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
+    seed = run.seed if m == 0 else int(np.random.SeedSequence([run.seed, m]).generate_state(1)[0])
+    with isolated(seed):
+        model = restarted(model) if m else copy.deepcopy(model)  # the first starts where the model does, as MAP would
+        report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
+        own = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
+        point, trace, over = method.find(model, data, Run(seed, children[m], report, minutes, start=own))
+    return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
+
+
+def restarted(model: nn.Module) -> nn.Module:
+    """A copy with initial weights drawn anew; call inside ``isolated``."""
+    model = copy.deepcopy(model)
+    for part in model.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    return model

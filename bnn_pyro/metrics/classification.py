@@ -16,8 +16,8 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets, ties
 from bnn_pyro.predictive import Prediction
 
-#: Calibration bins, as in Guo et al. 2017.
-BINS = 15
+#: Calibration bins, as in Guo et al. 2017; simulated test sets of the floor of the ECE.
+BINS, REPLICATES = 15, 1000
 
 
 def mean_probs(prediction: Prediction) -> np.ndarray:
@@ -96,18 +96,16 @@ class Floor(NamedTuple):
     quantile_95: float
 
 
-def ece_floor(prediction: Prediction, *, replicates: int = 1000, seed: int = 0) -> Floor:
+def ece_floor(prediction: Prediction) -> Floor:
     """The noise floor of the ECE: what a perfectly calibrated model with these confidences shows at this test size.
 
     Simulated: each point's top label is right with a probability of exactly its confidence.
     """
-    if replicates < 1:
-        raise UserError(f"the floor is simulated with at least 1 replicate, got {replicates}; 1000 is usual")
-    rng, confidence = np.random.default_rng(seed), mean_probs(prediction).max(1)
+    rng, confidence = np.random.default_rng(0), mean_probs(prediction).max(1)
     columns = _in_bins(confidence, np.ones_like(confidence))
     sample = []
-    for start in range(0, replicates, rows := max(1, BLOCK // len(confidence))):
-        right = rng.random((min(rows, replicates - start), len(confidence))) < confidence
+    for start in range(0, REPLICATES, rows := max(1, BLOCK // len(confidence))):
+        right = rng.random((min(rows, REPLICATES - start), len(confidence))) < confidence
         sample.append(np.abs((confidence - right) @ columns).sum(1) / len(confidence))
     values = np.concatenate(sample)
     return Floor(float(values.mean()), float(np.quantile(values, 0.95)))

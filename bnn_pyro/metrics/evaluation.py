@@ -8,7 +8,6 @@ distance is 0, not even between two runs of one exact sampler: :func:`distance_f
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -176,58 +175,45 @@ def _transport(a: Prediction, b: Prediction) -> np.ndarray:
     return torch.cat(distances).numpy()
 
 
-@dataclass(frozen=True)
-class Distance:
-    """Call it with two predictions of the same points for its mean over the points, with its 95 % interval.
-
-    points: (a, b) -> (B,) float64.
-    Raises UserError for predictions of another task, of different numbers of points or classes, or not finite.
-    """
-
-    points: Callable[[Prediction, Prediction], np.ndarray]
-    name: str
-
-    def __call__(self, a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> Estimate:
-        """The mean over the points, and its interval over ``bootstrap`` resamples of them."""
-        reduction = partial(mean_of, self.summarise(a, b))
-        return intervals({self.name: reduction}, (len(a),), bootstrap=bootstrap, seed=seed)[self.name]
-
-    def summarise(self, a: Prediction, b: Prediction) -> np.ndarray:
-        """The distance at each point, (B,), all finite; the same errors as a call."""
-        if a.task != b.task:
-            raise UserError(f"cannot compare a {a.task} with a {b.task} prediction")
-        if len(a) != len(b):
-            raise UserError(f"the predictions are for {len(a)} and {len(b)} points; predict the same points with both")
-        if len(a) == 0:
-            raise UserError("there is nothing to compare: the predictions have 0 points")
-        if a.has_classes and a.mean.shape != b.mean.shape:
-            raise UserError(f"the predictions have {a.mean.shape[1]} and {b.mean.shape[1]} classes")
-        values = self.points(a, b)
-        if not np.isfinite(values).all():
-            raise UserError(f"a prediction is not finite at row {int(np.argmin(np.isfinite(values)))}")
-        return values
-
-
-#: Share of points whose most probable class is the same in both.
-agreement = Distance(lambda a, b: 1.0 * (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)), "agreement")
-#: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1.
-total_variation = Distance(lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1), "total_variation")
-#: ∫ |F − G| of the two predictive mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance
-#: of their means; exact to a thousandth of the predictive scale.
-wasserstein = Distance(_transport, "wasserstein")
-
-#: By task, those that :func:`distances` takes.
-DISTANCES: dict[str, dict[str, Distance]] = {
-    "classification": {"agreement": agreement, "total_variation": total_variation},
-    "ordinal": {"agreement": agreement, "total_variation": total_variation},
-    "regression": {"wasserstein": wasserstein},
-    "survival": {"wasserstein": wasserstein},
+_OF_CLASSES: dict[str, Callable[[Prediction, Prediction], np.ndarray]] = {
+    "agreement": lambda a, b: 1.0 * (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)),
+    "total_variation": lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1),
+}
+#: By task, {distance: (a, b) -> (B,) float64}. agreement: whether the most probable class is the same in both.
+#: total_variation: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1. wasserstein: ∫ |F − G| of the two predictive
+#: mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance of their means; exact to a
+#: thousandth of the predictive scale.
+DISTANCES = {
+    "classification": _OF_CLASSES,
+    "ordinal": _OF_CLASSES,
+    "regression": {"wasserstein": _transport},
+    "survival": {"wasserstein": _transport},
 }
 
 
+def _apart(a: Prediction, b: Prediction) -> dict[str, np.ndarray]:
+    """{distance: (B,)} at each point, all finite; the errors of :func:`distances`."""
+    if a.task != b.task:
+        raise UserError(f"cannot compare a {a.task} with a {b.task} prediction")
+    if len(a) != len(b):
+        raise UserError(f"the predictions are for {len(a)} and {len(b)} points; predict the same points with both")
+    if len(a) == 0:
+        raise UserError("there is nothing to compare: the predictions have 0 points")
+    if a.has_classes and a.mean.shape != b.mean.shape:
+        raise UserError(f"the predictions have {a.mean.shape[1]} and {b.mean.shape[1]} classes")
+    values = {name: distance(a, b) for name, distance in DISTANCES[a.task].items()}
+    if not (finite := np.isfinite([*values.values()]).all(0)).all():
+        raise UserError(f"a prediction is not finite at row {int(np.argmin(finite))}")
+    return values
+
+
 def distances(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> dict[str, Estimate]:
-    """Every distance of the task, from the same resampled points; the same errors as the single ones."""
-    return {name: distance(a, b, bootstrap=bootstrap, seed=seed) for name, distance in DISTANCES[a.task].items()}
+    """Every distance of the task, mean over the points, with its 95 % interval over ``bootstrap`` resamples of them.
+
+    Raises UserError for predictions of other tasks, of different numbers of points or classes, or not finite.
+    """
+    reductions = {name: partial(mean_of, points) for name, points in _apart(a, b).items()}
+    return intervals(reductions, (len(a),), bootstrap=bootstrap, seed=seed)
 
 
 def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, seed: int = 0) -> dict[str, Estimate]:
@@ -244,13 +230,11 @@ def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, 
     if block < 1 or blocks < 2 or splits < 1:
         raise UserError("the floor needs two blocks of draws and a split, got "
                         f"{prediction.num_draws} draws in blocks of {block} and {splits} splits")  # fmt: skip
-    rng, half, chosen = np.random.default_rng(seed), blocks // 2, DISTANCES[prediction.task]
-    means = []
+    rng, half, means = np.random.default_rng(seed), blocks // 2, []
     for _ in range(splits):
         order = rng.permutation(blocks)
         halves = order[:half], order[half : 2 * half]
         rows = [(np.sort(h)[:, None] * block + np.arange(block)).ravel() for h in halves]
-        pair = [prediction.of_draws(torch.from_numpy(r)) for r in rows]
-        means.append([distance.summarise(*pair).mean() for distance in chosen.values()])
-    columns = zip(chosen, np.transpose(means), strict=True)
+        means.append([v.mean() for v in _apart(*(prediction.of_draws(torch.from_numpy(r)) for r in rows)).values()])
+    columns = zip(DISTANCES[prediction.task], np.transpose(means), strict=True)
     return {name: Estimate(float(v.mean()), *map(float, np.quantile(v, [0.025, 0.975]))) for name, v in columns}

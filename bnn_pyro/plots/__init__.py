@@ -1,22 +1,20 @@
 """One function per picture: each takes a Prediction (or a trace) and returns the axes that it drew on.
 
-``ax=None`` (``axes=None`` where there are several panels) draws on pyplot's current figure where nothing is on it yet,
-else on a new one, so that ``plt.savefig`` and ``plt.show`` take it; reports draw outside of pyplot. A module is
+A picture is on pyplot's current figure where nothing is on it yet, else on a new one, so that ``plt.savefig`` and
+``plt.show`` take it; ``ax`` is another place for one of a single panel. Reports draw outside of pyplot. A module is
 imported when one of its names is used. Entropies are in nats, targets and inputs in the user's own units.
 """
 
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "chains": "chain_traces trace_ranks",
     "checks": "rank_ecdfs reference_outputs standard_errors",
     "classification": (
         "confidence_histogram confusion_matrix entropy_histograms reliability selective_risk threshold_curves"
     ),
-    "diagnostics": "convergence loo_pit pareto_k posterior_predictive",
-    "effects": "partial_dependence permutation_importance pixel_maps",
+    "diagnostics": "chain_traces convergence loo_pit pareto_k posterior_predictive trace_ranks",
+    "effects": "Grid decision_boundary epistemic_map grid line partial_dependence permutation_importance pixel_maps",
     "points": "method_predictions ood_bars uncertain_images",
-    "maps": "Grid decision_boundary epistemic_map grid line",
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
     "sweep": "Scores sweep_points",
     "training": "growing_ensemble sampler_trace training_curves",

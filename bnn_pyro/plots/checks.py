@@ -10,7 +10,7 @@ from scipy.stats import norm
 from bnn_pyro.checks.check import ALPHA, Finding
 from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
 from bnn_pyro.diagnostics.draws import even
-from bnn_pyro.plots.layout import Panel, Panels, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, REFERENCE, drawn, look, tint
 
 #: What a check leaves for its figures, by name.
@@ -55,7 +55,7 @@ def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
 
 
 @drawn
-def reference_outputs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
+def reference_outputs(evidence: Evidence) -> np.ndarray:
     """Mean against mean (left) and standard deviation against standard deviation (right) of every output; axes (2,).
 
     The reference is across, the method up; on the dashed diagonal they are the same, below it on the right the method
@@ -67,7 +67,7 @@ def reference_outputs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     arrays = [np.asarray(evidence[name], dtype=float) for name in names]
     picks = np.argsort(arrays[0], axis=None, kind="stable")[even(arrays[0].size, MAX_OUTPUTS)]
     arrays = [a.ravel()[picks] for a in arrays]
-    axes = panels(axes, 2, 2, (3.9, 3.7))
+    axes = panels(2, 2, (3.9, 3.7))
     style = dict(fmt="o", markersize=3.5, mfc=tint(BAYES, 0.35), ecolor=tint(BAYES, 0.45), capsize=0)
     sides = (("Means", "mean", *arrays[:3]), ("Spreads", "standard deviation", *arrays[3:]))
     for ax, (title, what, across, up, floor) in zip(axes, sides, strict=True):
@@ -82,7 +82,7 @@ def reference_outputs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
 
 
 @drawn
-def rank_ecdfs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
+def rank_ecdfs(evidence: Evidence) -> np.ndarray:
     """Empirical minus uniform distribution function of the ranks, with simultaneous bands; a panel a quantity.
 
     Uniform ranks leave the inner band anywhere at all in 5 % of such panels, the outer one with chance ``shown``.
@@ -93,7 +93,7 @@ def rank_ecdfs(evidence: Evidence, *, axes: Panels = None) -> np.ndarray:
     """
     ranks, level = evidence["ranks"][:MAX_PANELS], evidence["shown"]
     bands = {level: f"all but {level:.1g} of uniform ranks", CHANCE: "95 % of them"}
-    axes = panels(axes, len(ranks), ACROSS, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)
+    axes = panels(len(ranks), ACROSS, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)
     for ax, order, label, p in zip(axes, ranks, evidence["labels"], np.min(evidence["p"], 1), strict=False):
         draw_ecdf_difference(ax, order, evidence["draws"], bands)
         ax.set_title(f"{label}\np = {p:.2g}", size=8.5, loc="left")

@@ -1,6 +1,6 @@
 """Class probabilities: what is confused, how sure, whether the confidence is deserved, and when to abstain."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import seaborn
@@ -14,7 +14,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import Panel, Panels, class_names, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, MARKERS, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -74,7 +74,9 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Panel = None
 
 
 @drawn
-def reliability(prediction: Prediction, y: Targets, schema: Schema | None = None, *, axes: Panels = None) -> np.ndarray:
+def reliability(
+    prediction: Prediction, y: Targets, schema: Schema | None = None, *, axes: Sequence[Axes] | None = None
+) -> np.ndarray:
     """Accuracy per bin of confidence with its gap to the confidence (hatched), above the points per bin; axes (2,).
 
     Of two classes: the share of the second one per bin of its probability. Whiskers are 95 % Wilson intervals. The
@@ -88,7 +90,7 @@ def reliability(prediction: Prediction, y: Targets, schema: Schema | None = None
     count, accuracy, confidence = (v[filled] for v in (table.count, table.accuracy, table.confidence))
     left = table.edges[:-1][filled]
     colours = [tint(BAYES, 0.5) if num >= FEW else "0.88" for num in count]
-    axes = panels(axes, 2, 1, (4.4, 2.4), sharex=True, height_ratios=(3, 1))
+    axes = panels(2, 1, (4.4, 2.4), sharex=True, height_ratios=(3, 1)) if axes is None else axes
     axes[0].plot([0, 1], [0, 1], **DASHED, label="perfectly calibrated")
     interval = dict(color=DATA, linewidth=1, zorder=3, label="95% interval")
     axes[0].vlines(left + width / 2, *_wilson(accuracy * count, count), **interval)
@@ -139,9 +141,7 @@ def selective_risk(prediction: Prediction, y: Targets, *, baseline: Prediction |
 
 
 @drawn
-def threshold_curves(
-    prediction: Prediction, y: Targets, schema: Schema | None = None, *, axes: Panels = None
-) -> np.ndarray:
+def threshold_curves(prediction: Prediction, y: Targets, schema: Schema | None = None) -> np.ndarray:
     """Precision against recall, and the ROC curve, of the probability of the rarer of two classes; axes (2,).
 
     Dots are thresholds on that probability, at which so many rows are given that class: from the share of the class in
@@ -156,7 +156,7 @@ def threshold_curves(
     precision, recall, _ = sklearn_metrics.precision_recall_curve(positive, score)
     false, true, _ = sklearn_metrics.roc_curve(positive, score, drop_intermediate=False)
     base, area = positive.mean(), sklearn_metrics.roc_auc_score(positive, score)
-    axes = panels(axes, 2, 2, (3.8, 3.7))
+    axes = panels(2, 2, (3.8, 3.7))
     axes[0].plot(recall[:-1], precision[:-1], color=BAYES, drawstyle="steps-post")
     axes[0].axhline(base, **DASHED)
     axes[1].plot(false, true, color=BAYES, drawstyle="steps-post")

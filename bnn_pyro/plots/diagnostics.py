@@ -1,21 +1,25 @@
-"""Can this posterior be trusted? R-hat and effective draws, Pareto k, LOO-PIT, replicated data.
+"""Can this posterior be trusted? Traces and ranks of chains, R-hat, effective draws, Pareto k, LOO-PIT, new data.
 
-All from plain arrays; thresholds are drawn where a verdict rests on them.
+All from plain arrays, of C chains of D draws of M quantities; thresholds are drawn where a verdict rests on them. With
+hundreds of chains a few are drawn as lines, from the one with the lowest mean to that with the highest, over the range
+of all; every picture says how many it shows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
+from scipy.stats import rankdata
+from torch import Tensor
 
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.verdicts import ESS, RHAT
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots import layout
 from bnn_pyro.plots.checks import draw_ecdf_difference
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, REFERENCE, WRONG, drawn, look, tint
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, WRONG, drawn, look, readable, tint
 
 #: Pareto k from which on an estimate is less precise, and from which on it is unreliable (Vehtari et al. 2024).
 GOOD_K, BAD_K = 0.5, 0.7
@@ -25,6 +29,14 @@ NAMED, MANY = 6, 2000
 MAX_REPLICATED, MAX_CLASSES = 40, 20
 #: Places at which the band of the LOO-PIT holds.
 PLACES = 100
+#: Chains that are drawn as lines; of more, so many, evenly chosen by their means.
+MOST_CHAINS = 8
+#: Rows of a rank plot at most: with more chains, neighbours share a row.
+MOST_ROWS = 64
+#: Draws of a row and bin of a rank plot that are expected, so that a bin says something.
+PER_BIN = 8
+#: Quantities that a picture shows at most.
+MOST_TRACES = 6
 
 
 @drawn
@@ -35,7 +47,6 @@ def convergence(
     *,
     draws: int | None = None,
     nested: bool = False,
-    axes: layout.Panels = None,
 ) -> np.ndarray:
     """R-hat (left) and effective draws (right) of what the network computes at test points, as shares; axes (2,).
 
@@ -49,7 +60,7 @@ def convergence(
     rhat, *effective = (v[np.isfinite(v)] for v in arrays)
     if not len(rhat):
         raise UserError("no output varies between draws, so there is no R-hat to draw")
-    axes = layout.panels(axes, 2, 2, (3.9, 3.2))
+    axes = layout.panels(2, 2, (3.9, 3.2))
     name, worst, good = "nested R-hat" if nested else "R-hat", rhat.max(), (rhat < RHAT).mean()
     low, high = max(0.9, min(0.998, rhat.min() - 0.001)), max(1.02, 1.0 + 1.15 * (worst - 1))
     _threshold(axes[0], RHAT, high)
@@ -116,7 +127,7 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: layout.Panel = 
 
 
 @drawn
-def loo_pit(pit: ArrayLike, *, axes: layout.Panels = None) -> np.ndarray:
+def loo_pit(pit: ArrayLike) -> np.ndarray:
     """Where each target lies in the prediction that did not see it: histogram, and ECDF minus the uniform; axes (2,).
 
     Uniform if calibrated: a U is too narrow, a hill too wide, a slope off to one side. The curve leaves the band
@@ -125,7 +136,7 @@ def loo_pit(pit: ArrayLike, *, axes: layout.Panels = None) -> np.ndarray:
     pit = np.asarray(pit, dtype=float).ravel()
     if not len(pit) or not ((pit >= 0) & (pit <= 1)).all():
         raise UserError("the LOO-PIT takes numbers between 0 and 1, without gaps")
-    axes = layout.panels(axes, 2, 2, (3.9, 3.1))
+    axes = layout.panels(2, 2, (3.9, 3.1))
     layout.calibrated_histogram(axes[0], pit, xlabel="LOO-PIT: P(Y ≤ observed y)", ylabel="training rows")
     ranks = np.minimum((PLACES + 1) * pit, PLACES).astype(int)
     leaves = draw_ecdf_difference(axes[1], ranks, PLACES, {0.05: "95 % band, all places at once"})
@@ -136,12 +147,7 @@ def loo_pit(pit: ArrayLike, *, axes: layout.Panels = None) -> np.ndarray:
 
 @drawn
 def posterior_predictive(
-    replicated: ArrayLike,
-    observed: ArrayLike,
-    *,
-    classes: Sequence[str] = (),
-    label: str = "target",
-    axes: layout.Panels = None,
+    replicated: ArrayLike, observed: ArrayLike, *, classes: Sequence[str] = (), label: str = "target"
 ) -> np.ndarray:
     """Data that the posterior would have made beside the data that there are; axes (1,), or (2,) for a regression.
 
@@ -155,8 +161,8 @@ def posterior_predictive(
     if replicated.ndim != 2 or replicated.shape[1] != len(observed):
         raise UserError(f"replicated data must be (draws, {len(observed)} rows), got the shape {replicated.shape}")
     if len(classes):
-        return _class_counts(replicated.astype(int), observed.astype(int), classes, axes)
-    axes = layout.panels(axes, 2, 2, (3.9, 3.2), width_ratios=(3, 2))
+        return _class_counts(replicated.astype(int), observed.astype(int), classes)
+    axes = layout.panels(2, 2, (3.9, 3.2), width_ratios=(3, 2))
     few = replicated[even(len(replicated), MAX_REPLICATED)]
     low, high = np.quantile(np.concatenate([few.ravel(), observed]), (0.002, 0.998))
     low, high = min(low, observed.min()), max(high, observed.max())
@@ -174,14 +180,12 @@ def posterior_predictive(
     return layout.legend_below(axes, 2)
 
 
-def _class_counts(
-    replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str], axes: layout.Panels
-) -> np.ndarray:
+def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequence[str]) -> np.ndarray:
     num = len(classes)
     counts = np.stack([np.bincount(row, minlength=num)[:num] for row in [observed, *replicated]])
     picks = np.sort(np.argsort(-counts[0], kind="stable")[:MAX_CLASSES])
     own, (low, middle, high) = counts[0, picks], np.quantile(counts[1:, picks], (0.025, 0.5, 0.975), axis=0)
-    axes = layout.panels(axes, 1, 1, (max(4.4, 1.6 + 0.42 * len(picks)), 3.3))
+    axes = layout.panels(1, 1, (max(4.4, 1.6 + 0.42 * len(picks)), 3.3))
     ax, place = axes[0], np.arange(len(picks))
     ax.vlines(place, low, high, color=tint(BAYES, 0.55), linewidth=7, label="replicated, 95 %")
     ax.plot(place, middle, "_", color=BAYES, markersize=11, mew=1.8, label="replicated, median")
@@ -192,3 +196,93 @@ def _class_counts(
     more = f"{len(picks)} of {num} classes; " if len(picks) < num else ""
     ax.set_title(f"{more}{((own < low) | (own > high)).sum()} of {len(picks)} outside their 95 %")
     return layout.legend_below(axes, 3, below=60 if long else 34)
+
+
+# -- chains, draw by draw ----------------------------------------------------------------------------------------------
+@drawn
+def trace_ranks(
+    values: ArrayLike, labels: Sequence[str], *, diverging: ArrayLike | None = None, unit: str = "value"
+) -> np.ndarray:
+    """Trace (left) and ranks (right) of each quantity, axes (2·M,); Vehtari et al. 2021, arXiv:1903.08008, figure 5.
+
+    Ranks of all draws together, one row a chain (or a few neighbours of hundreds): a row of one colour says that the
+    chain visits low and high values as often as the others do. Crosses below mark divergent draws.
+
+    values: (C, D, M), the first 6 of M are shown.   diverging: (C, D), 0 or 1.   unit: of the values, for the axis.
+    """
+    values = np.asarray(values, dtype=float)
+    if values.ndim != 3 or values.shape[2] != len(labels):
+        raise UserError(f"values must be (chains, draws, {len(labels)} quantities), got the shape {values.shape}")
+    chains, _, every = values.shape
+    num = min(MOST_TRACES, every)
+    axes = layout.panels(2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
+    for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
+        _lines(left, one)
+        _mark(left, np.zeros((1, 1)) if diverging is None else np.asarray(diverging))
+        left.set_title(label if len(label) <= 44 else f"{label[:43]}…", size=8.5, loc="left")
+        left.yaxis.set_major_locator(MaxNLocator(3))
+        left.set_ylabel(unit, size=8)
+        _ranks(right, one)
+    for ax in axes[:-2]:
+        ax.tick_params(labelbottom=False)
+    few = "" if num == every else f"; {num} of {every} quantities"
+    axes[-2].set_xlabel(f"kept draw ({min(MOST_CHAINS, chains)} of {chains} chains{few})", size=8)
+    axes[-1].set_xlabel("rank of the draw, in % of all draws", size=8)
+    return axes
+
+
+@drawn
+def chain_traces(stats: Mapping[str, Tensor], *, ax: layout.Panel = None) -> Axes:
+    """Log joint density in nats of every kept draw, one line a chain; crosses below are divergent transitions.
+
+    stats: ``posterior.stats``, {name: (C, D)}.   Raises UserError where it has no log joint density ("lp").
+    """
+    if "lp" not in stats:
+        raise UserError("this posterior has no log joint density of its draws")
+    values, title = stats["lp"].double().cpu().numpy(), ""
+    ax = layout.panel(ax, 7.6, 2.9)
+    _lines(ax, values)
+    if "diverging" in stats:
+        title = f"{int(stats['diverging'].sum()):,} of {values.size:,} transitions divergent; "
+        _mark(ax, stats["diverging"].cpu().numpy())
+    ax.set(xlabel="kept draw", ylabel="log joint density, nats")
+    ax.set_title(f"{title}mean {readable(values.mean())}, sd {values.std():.1f}")
+    return layout.legend_below(ax, 5)
+
+
+def _lines(ax: Axes, values: np.ndarray) -> None:
+    """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
+    draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
+    picks = np.sort(values.mean(1).argsort(kind="stable")[even(chains, MOST_CHAINS)])
+    if chains > len(picks):
+        low, high = np.nanquantile(values, (0.05, 0.95), axis=0)
+        ax.fill_between(draw, low, high, color="0.85", linewidth=0, label=f"5–95 % of {chains} chains")
+    for k, c in enumerate(picks):
+        style = look(k, linestyle=LINES[k // 5], marker="o" if len(draw) == 1 else None)
+        ax.plot(draw, values[c], **style, linewidth=0.7, label=f"chain {c}")
+    ax.set_xlim(1, max(2, len(draw)))
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+
+
+def _mark(ax: Axes, diverging: np.ndarray) -> None:
+    at = np.flatnonzero(diverging.any(0)) + 1
+    if len(at):
+        ax.plot(at, np.full(len(at), 0.03), "x", color=DATA, transform=ax.get_xaxis_transform(), label="divergent")
+
+
+def _ranks(ax: Axes, values: np.ndarray) -> None:
+    """A map of how often each chain has ranks of all, in multiples of what is expected."""
+    chains = len(values)
+    share = (rankdata(values, axis=None).reshape(values.shape) - 0.5) / values.size
+    rows = np.array_split(share, min(chains, MOST_ROWS))
+    bins = int(np.clip(min(r.size for r in rows) // PER_BIN, 2, 20))
+    edges = np.linspace(0, 1, bins + 1)
+    counts = [np.histogram(r, edges)[0] / (r.size / bins) for r in rows]
+    mesh = ax.pcolormesh(100 * edges, np.arange(len(rows) + 1) - 0.5, counts, cmap="PuOr_r", vmin=0, vmax=2)
+    bar = ax.figure.colorbar(mesh, ax=ax, ticks=[0, 1, 2], pad=0.02, aspect=12)
+    bar.ax.set_yticklabels(["0", "1 ×", "2 ×"], size=7)
+    ax.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(chains) if chains <= MOST_CHAINS else [])
+    ax.xaxis.set_major_locator(MaxNLocator(4))
+    each = -(-chains // len(rows))
+    ax.set_ylabel("chain" if each == 1 else f"rows of ≤{each} chains", size=8)
+    ax.set_title("ranks, times the expected", size=8.5, loc="left")

@@ -1,16 +1,168 @@
-"""What predictions rest on: columns of a table and how the output changes with each of them; places of an image."""
+"""How predictions depend on inputs: maps over two features, and what the columns and the places of an image do to them.
+
+With where to predict for a picture: a line through one input feature, or a mesh over two.
+"""
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
+from matplotlib.colors import LinearSegmentedColormap
+from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.errors import UserError
 from bnn_pyro.explanation import Explanation, PixelMaps
-from bnn_pyro.plots.layout import Panel, Panels, figure, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, class_names, figure, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.points import show_image
-from bnn_pyro.plots.style import BAYES, DASHED, drawn, look, tint
+from bnn_pyro.plots.style import BAYES, DASHED, EPISTEMIC, MARKERS, drawn, look, tint
+from bnn_pyro.predictive import Prediction
 
+#: Neither end looks like one of cividis, to colour-blind eyes either.
+WHITE_TO_EPISTEMIC = LinearSegmentedColormap.from_list("epistemic", ["white", EPISTEMIC])
 #: Columns that are listed, and outputs that are drawn, at most.
 MOST_COLUMNS, MOST_OUTPUTS = 15, 5
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A mesh over the two input features of a table; predict at ``x``.
+
+    x       (rows·columns, 2) standardised inputs
+    first   (columns,) values of the horizontal feature, in its own units
+    second  (rows,) values of the vertical feature
+    schema  of the data
+    """
+
+    x: Tensor
+    first: np.ndarray
+    second: np.ndarray
+    schema: Schema
+
+    def shaped(self, values: Tensor) -> np.ndarray:
+        """(rows·columns, …) values at ``x`` as (rows, columns, …), for drawing."""
+        shape = (len(self.second), len(self.first))
+        if len(values) != shape[0] * shape[1]:
+            raise UserError(f"the prediction has {len(values)} points, but the grid {len(self.x)}; predict at grid.x")
+        return values.reshape(*shape, *values.shape[1:]).double().numpy()
+
+
+def grid(data: Dataset, *, num: int = 100, margin: float = 0.15) -> Grid:
+    """A mesh of num × num points over the two features of a table.
+
+    margin: how far it reaches beyond all the data, as a share of their range.
+
+    Raises UserError for data of more or fewer features.
+    """
+    if tuple(data.schema.input_shape) != (2,):
+        raise UserError(f"a map is of two features, and '{data.name}' has inputs of shape {data.schema.input_shape}")
+    x = torch.cat([data.x_train, data.x_val, data.x_test]).cpu()
+    low, high = x.amin(0), x.amax(0)
+    low, high = low - margin * (high - low), high + margin * (high - low)
+    steps = low + (high - low) * torch.linspace(0, 1, num)[:, None]  # (num, 2)
+    mesh = torch.stack(torch.meshgrid(*steps.T, indexing="xy"), -1)  # (rows, columns, 2)
+    return Grid(mesh.flatten(0, 1), *data.schema.unstandardise(steps).T.numpy(), data.schema)
+
+
+def line(data: Dataset, low: float | None = None, high: float | None = None, *, num: int = 400) -> Tensor:
+    """Standardised inputs (num, 1) from ``low`` to ``high``, in the feature's own units.
+
+    By default the range of the training data and half of it more on both sides.
+    Raises UserError where the data have not exactly one input feature.
+    """
+    one_feature(data.schema)
+    x = data.schema.unstandardise(data.x_train.cpu())
+    span = (x.amax() - x.amin()).item()
+    low = x.amin().item() - span / 2 if low is None else low
+    high = x.amax().item() + span / 2 if high is None else high
+    return data.schema.standardise(torch.linspace(low, high, num, dtype=torch.float64)[:, None])
+
+
+def one_feature(schema: Schema) -> None:
+    """Raises UserError unless the inputs are single numbers."""
+    if tuple(schema.input_shape) != (1,):
+        raise UserError(f"this picture is for one input feature; these inputs have shape {tuple(schema.input_shape)}")
+
+
+@drawn
+def decision_boundary(
+    prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Panel = None
+) -> Axes:
+    """Predictive probability over two features, with the data and the boundaries between classes.
+
+    Of two classes, that of the second; of more, that of the most probable one.
+
+    prediction: at ``grid.x``.
+    x, y: standardised inputs (B, *input_shape) and labels (B,) to draw, or neither.
+    """
+    names = class_names(prediction, grid.schema)
+    probs = grid.shaped(prediction.mean)
+    if len(names) == 2:
+        values, what = probs[..., 1], f"P({grid.schema.target} = {names[1]})"
+    else:
+        values, what = probs.max(-1), "probability of the most probable class"
+    ax = _coloured(ax, grid, values, title="predictive probability", label=what, cmap="cividis", vmin=0, vmax=1)
+    return _with_data(ax, prediction, grid, x, y)
+
+
+@drawn
+def epistemic_map(
+    prediction: Prediction, grid: Grid, x: Tensor | None = None, y: Tensor | None = None, *, ax: Panel = None
+) -> Axes:
+    """Epistemic uncertainty over two features, with the data and the 0.5 boundary (dashed).
+
+    Mutual information of label and weights in nats; of a regression, the standard deviation of the mean in target
+    units. Orange is where more data would help; it is not where classes overlap. All such maps in one figure have the
+    range of the largest.
+
+    prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
+    """
+    values, what = grid.shaped(prediction.epistemic), "mutual information, nats"
+    if not prediction.has_classes:
+        values, what = np.sqrt(values), f"epistemic standard deviation of {grid.schema.target}"
+    colours = dict(cmap=WHITE_TO_EPISTEMIC, vmin=0, vmax=max(values.max(), 1e-9), gid=what)
+    ax = _coloured(ax, grid, values, title="epistemic uncertainty", label=what, **colours)
+    maps = ax.figure.findobj(lambda artist: isinstance(artist, QuadMesh) and artist.get_gid() == what)
+    for one in maps:
+        one.set_clim(0, max(other.norm.vmax for other in maps))
+    return _with_data(ax, prediction, grid, x, y)
+
+
+def _coloured(ax: Panel, grid: Grid, values: np.ndarray, *, title: str, label: str, **colours: Any) -> Axes:
+    """Values (rows, columns) in colours."""
+    ax = panel(ax, 5.6, 4.3)
+    image = ax.pcolormesh(grid.first, grid.second, values, shading="gouraud", rasterized=True, **colours)
+    ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)
+    names = grid.schema.features or ("feature 0", "feature 1")
+    ax.set(title=title, xlabel=names[0], ylabel=names[1])
+    ax.set(xlim=(grid.first[0], grid.first[-1]), ylim=(grid.second[0], grid.second[-1]))
+    return ax
+
+
+def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y: Tensor | None) -> Axes:
+    """Where the most probable class changes, and the data with their labels."""
+    if prediction.has_classes:
+        names, probs = class_names(prediction, grid.schema), grid.shaped(prediction.mean)
+        for k in range(1, len(names)):
+            margin = probs[..., k] - np.delete(probs, k, axis=-1).max(-1)  # between two classes, 0 where both have 0.5
+            if margin.min() < 0 < margin.max():  # matplotlib warns of a contour that is nowhere
+                # Dark under white: seen on bright and on dark ground alike.
+                ax.contour(grid.first, grid.second, margin, [0], colors="black", linewidths=3)
+                ax.contour(grid.first, grid.second, margin, [0], colors="white", linewidths=1.4, linestyles="dashed")
+    else:
+        names, y = ["data"], None if x is None else np.zeros(len(x))
+    if x is None or y is None:
+        return ax
+    points, y = grid.schema.unstandardise(x.cpu()).numpy(), torch.as_tensor(y).cpu().numpy()
+    shades = np.linspace(1, 0, max(len(names), 2))
+    for k, (name, shade) in enumerate(zip(names, shades, strict=False)):
+        style = dict(marker=MARKERS[k % len(MARKERS)], linewidth=0.6, edgecolor="black" if shade > 0.5 else "white")
+        size = 18 if len(points) > 150 else 26
+        ax.scatter(*points[y == k].T, size, label=name, zorder=3, facecolor=str(shade), **style)
+    return legend_below(ax, min(len(names), 5), markerscale=1.3)
 
 
 @drawn
@@ -31,7 +183,7 @@ def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axe
 
 
 @drawn
-def partial_dependence(explanation: Explanation, *, axes: Panels = None) -> np.ndarray:
+def partial_dependence(explanation: Explanation) -> np.ndarray:
     """Mean output over the rows by the value of one column, a panel each: median and central 90 % of the draws.
 
     explanation: of ``bp.explain``; of many classes the five that are most probable on average are drawn.
@@ -39,7 +191,7 @@ def partial_dependence(explanation: Explanation, *, axes: Panels = None) -> np.n
     effects = explanation.dependence
     average = np.mean([outputs.mean((0, 1)) for _, outputs in effects.values()], axis=0)
     names = {k: explanation.outputs[k] for k in np.sort(np.argsort(-average, kind="stable")[:MOST_OUTPUTS])}
-    axes = panels(axes, len(effects), 3, (2.7, 2.4), (0.3, 0.3), least=4.4, sharey=True)
+    axes = panels(len(effects), 3, (2.7, 2.4), (0.3, 0.3), least=4.4, sharey=True)
     for ax, (column, (values, outputs)) in zip(axes, effects.items(), strict=True):
         categories = isinstance(values[0], str)
         at = np.arange(len(values)) if categories else np.asarray(values)

@@ -1,6 +1,5 @@
 """Axes of a picture, its legends, and what several pictures do with their numbers."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -12,14 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from matplotlib.transforms import ScaledTranslation
 
-from bnn_pyro.errors import UserError
 from bnn_pyro.plots.style import BAYES, DASHED, tint
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.progress import within
 
-#: What a picture of one panel, or of several, draws on; None makes a new figure.
+#: What a picture of one panel draws on; None makes a new figure.
 Panel = Axes | None
-Panels = Sequence[Axes] | None
 
 
 _outside: ContextVar[bool] = ContextVar("_outside", default=False)
@@ -49,7 +46,6 @@ def panel(ax: Panel, width: float = 5.2, height: float = 3.6) -> Axes:
 
 
 def panels(
-    axes: Panels,
     num: int,
     most: int,
     cell: tuple[float, float],
@@ -58,17 +54,10 @@ def panels(
     least: float = 0.0,
     **grid: Any,
 ) -> np.ndarray:
-    """(num,) axes: those given, or those of a new figure, in lines of equal length, at most ``most``.
+    """(num,) axes of a new figure, in lines of equal length, at most ``most``.
 
     cell, margin: inches of one panel, and of all that is beside them.   least: inches of the width at the least.
-
-    Raises UserError where another number was given.
     """
-    if axes is not None:
-        flat = np.ravel(np.asarray(axes, dtype=object))
-        if len(flat) != num:
-            raise UserError(f"this picture draws on {num} axes, but {len(flat)} were given; or pass axes=None")
-        return flat
     rows = -(-num // most)
     columns = -(-num // rows)
     page = figure(max(least, columns * cell[0] + margin[0]), rows * cell[1] + margin[1])

@@ -14,7 +14,7 @@ from torch import Tensor
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import Panels, class_names, figure, legend_outside, panels
+from bnn_pyro.plots.layout import class_names, figure, legend_outside, panels
 from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -33,7 +33,6 @@ def method_predictions(
     x: Tensor | None = None,
     y: Targets | None = None,
     schema: Schema | None = None,
-    axes: Panels = None,
 ) -> np.ndarray:
     """One input by several methods, the classes that are most probable over all of them; axes (methods,).
 
@@ -53,7 +52,7 @@ def method_predictions(
     y = None if y is None else targets(first, y)
     names, images = class_names(first, schema), int(x is not None and x.dim() == 4)
     classes = _most_probable(sum(p.mean[row] for p in predictions.values()))
-    axes = panels(axes, images + len(predictions), 5, (2.6, 2.5), least=3.6)
+    axes = panels(images + len(predictions), 5, (2.6, 2.5), least=3.6)
     for ax, (method, prediction) in zip(axes[images:], predictions.items(), strict=True):
         _boxes(ax, prediction, row, classes, names, y)
         ax.set_title(f"{method}\n{_split(prediction, row)}", size=7.5)

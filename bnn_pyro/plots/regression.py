@@ -1,6 +1,6 @@
 """A regression: the predictive band over one input, predicted against observed, and whether intervals are right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.parts.mixtures import BLOCK
-from bnn_pyro.plots.layout import Panels, calibrated_histogram, legend_below, panel, panels, plain_numbers
-from bnn_pyro.plots.maps import one_feature
+from bnn_pyro.plots.effects import one_feature
+from bnn_pyro.plots.layout import calibrated_histogram, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.style import BAYES, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -129,7 +129,7 @@ def predicted_observed(
 
 
 @drawn
-def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels = None) -> np.ndarray:
+def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
     """Observed against nominal coverage of central intervals, and the histogram of P(Y ≤ y); axes (2,).
 
     Grey: where 95 % of perfectly calibrated models would lie at this number of points, at each place by itself.
@@ -139,7 +139,7 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Panels =
     pit = metrics.pit(prediction, y, seed=0)
     nominal = np.linspace(0, 1, 41)
     observed = (np.abs(pit[:, None] - 0.5) <= nominal / 2).mean(0)
-    axes = panels(axes, 2, 2, (3.8, 3.5))
+    axes = panels(2, 2, (3.8, 3.5)) if axes is None else axes
     low, high = binom.ppf([[0.025], [0.975]], len(pit), nominal[1:-1]) / len(pit)
     axes[0].fill_between(nominal, [0, *low, 1], [0, *high, 1], color="0.88", linewidth=0, label="95% if calibrated")
     axes[0].plot([0, 1], [0, 1], **DASHED)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.plots.layout import Panels, panels
+from bnn_pyro.plots.layout import panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, GOOD, REFERENCE, drawn, tint
 
 #: How a mean is drawn by what is said of its recipe: marker, colour of its edge, filling, words.
@@ -58,11 +58,7 @@ class Scores(NamedTuple):
 
 @drawn
 def sweep_points(
-    scores: Mapping[str, Mapping[str, Scores]],
-    label: str | None = None,
-    *,
-    nominal: float | None = None,
-    axes: Panels = None,
+    scores: Mapping[str, Mapping[str, Scores]], label: str | None = None, *, nominal: float | None = None
 ) -> np.ndarray:
     """Recipes up, a metric across: a mark for every fit, each recipe's mean ± its standard error; a panel a data set.
 
@@ -77,7 +73,7 @@ def sweep_points(
     names = [textwrap.fill(name, WIDE) for name in recipes]
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
     cell = 2.9, 0.95 + 0.34 * max(len(names), 2)
-    axes = panels(axes, len(scores), 3, cell, (wide, 0.35), least=MIN_WIDTH, sharey=True)
+    axes = panels(len(scores), 3, cell, (wide, 0.35), least=MIN_WIDTH, sharey=True)
     for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
             row, (marker, colour, filling, words) = recipes.index(name), KINDS[one.kind]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets
-from bnn_pyro.plots.layout import Panel, Panels, legend_below, panel, panels, plain_numbers
+from bnn_pyro.plots.layout import Panel, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, POINT, REFERENCE, drawn, look, readable, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -33,7 +33,7 @@ NUMBERS = 2**24
 
 
 @drawn
-def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None) -> np.ndarray:
+def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     """Objective and each of its parts per epoch, in nats of the whole training set; axes (3,), or (4,).
 
     The last panel has the NLL of the validation rows, if there are any: marked is the lowest, whose weights early
@@ -50,7 +50,7 @@ def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None
     labels = {name: label for name, label in (_OBJECTIVES | _PARTS).items() if name in table}
     nll, order = table.get("validation_nll"), [name, *(part for part in _PARTS if part in table)]
     num = len(order) + (nll is not None)
-    axes = panels(axes, num, 2 if num == 4 else 3, (3.4, 2.7))
+    axes = panels(num, 2 if num == 4 else 3, (3.4, 2.7))
     for k, (ax, column) in enumerate(zip(axes, order, strict=False)):
         title = f"{labels[column]}{' (higher is better)' if k == 0 else ''}: {readable(table[column].iloc[-1])} at last"
         _curve(ax, table[column], "nats, all training rows", title, k)
@@ -65,7 +65,7 @@ def training_curves(trace: Mapping[str, Sequence[float]], *, axes: Panels = None
 
 
 @drawn
-def sampler_trace(trace: Mapping[str, Sequence[float]], *, axes: Panels = None) -> np.ndarray:
+def sampler_trace(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     """A stochastic-gradient sampler per epoch: one panel for each number that its trace holds; axes (panels,).
 
     Kinetic temperature, 1 in equilibrium (dashed): above it the step is too large or the noise estimate too small. Step
@@ -78,7 +78,7 @@ def sampler_trace(trace: Mapping[str, Sequence[float]], *, axes: Panels = None) 
         holds = ", ".join(trace) or "nothing"
         raise UserError(f"a sampler's trace has 'kinetic_temperature' or 'step_size'; this one holds {holds}")
     present = [name for name in _SAMPLER if name in table and np.isfinite(table[name]).any()]
-    axes = panels(axes, len(present), 2 if len(present) == 4 else 3, (3.5, 2.8), least=4.4)
+    axes = panels(len(present), 2 if len(present) == 4 else 3, (3.5, 2.8), least=4.4)
     stored = table.index[table.get("draws", np.zeros(len(table))) > 0]
     for ax, name in zip(axes, present, strict=True):
         values, (label, title) = table[name], _SAMPLER[name]

@@ -12,7 +12,7 @@ from torch import Tensor
 from bnn_pyro.diagnostics.draws import chosen_weights, even_weights
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.nets import weights_digest
-from bnn_pyro.plots.layout import Panel, Panels, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, look, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
@@ -22,19 +22,14 @@ _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units"}
 CANDIDATES = 1000
 #: A curve that rises by more than this is drawn on a log scale: its flat part is what matters.
 STEEP = 4
-#: dB, the left end of the densities of signal-to-noise ratios.
-FLOOR = -60.0
+#: Of densities of signal-to-noise ratios: dB of the left end, bins, and shares that are marked at their quantiles.
+FLOOR, BINS, MARKED = -60.0, 80, (0.5, 0.75, 0.95)
+#: Draws of a guide by which marginals are compared.
+DRAWS = 1000
 
 
 @drawn
-def weight_posteriors(
-    posteriors: Mapping[str, Posterior],
-    *,
-    num: int = 6,
-    num_draws: int = 1000,
-    seed: int = 0,
-    axes: Panels = None,
-) -> np.ndarray:
+def weight_posteriors(posteriors: Mapping[str, Posterior], *, num: int = 6) -> np.ndarray:
     """Marginal posterior densities of the weights on which methods differ most, on the same axes; axes (num,).
 
     That is the largest Wasserstein-2 distance of two methods' Normal approximations, √((μ − μ')² + (σ − σ')²), in units
@@ -50,9 +45,9 @@ def weight_posteriors(
     for label in rest:
         if reason := _unlike(posteriors[first], posteriors[label]):
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
-    picks = _disagreement(posteriors, num, num_draws, seed)
-    values = {label: chosen_weights(p, picks, num_draws, seed) for label, p in posteriors.items()}
-    axes = panels(axes, len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
+    picks = _disagreement(posteriors, num)
+    values = {label: chosen_weights(p, picks, DRAWS) for label, p in posteriors.items()}
+    axes = panels(len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
     for k, ax in enumerate(axes):
         for m, (label, (_, draws)) in enumerate(values.items()):
             v, style = draws[k].ravel(), look(m, marker=None, label=label)
@@ -77,12 +72,10 @@ def _unlike(a: Posterior, b: Posterior) -> str | None:
     return None if digests[0] == digests[1] else "they stand on different backbones"
 
 
-def _disagreement(
-    posteriors: Mapping[str, Posterior], num: int, num_draws: int, seed: int
-) -> list[tuple[str, tuple[int, ...]]]:
+def _disagreement(posteriors: Mapping[str, Posterior], num: int) -> list[tuple[str, tuple[int, ...]]]:
     """The ``num`` weights, of ``CANDIDATES``, whose marginals differ most between any two methods."""
     picks = even_weights(next(iter(posteriors.values())), CANDIDATES)
-    draws = [chosen_weights(posterior, picks, num_draws, seed)[1] for posterior in posteriors.values()]
+    draws = [chosen_weights(posterior, picks, DRAWS)[1] for posterior in posteriors.values()]
     draws = [d for d in draws if d[0].size > 1] or draws  # a point says nothing of the spread
     means, scales = (np.stack([f(d, axis=(1, 2)) for d in draws]) for f in (np.mean, np.std))
     apart = np.square(means[:, None] - means[None]) + np.square(scales[:, None] - scales[None])
@@ -91,7 +84,7 @@ def _disagreement(
 
 
 @drawn
-def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None, axes: Panels = None) -> np.ndarray:
+def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None) -> np.ndarray:
     """Loss (left) and NLL (right) against the share of weights removed, with 95 % bootstrap intervals; axes (2,).
 
     curve: of ``pruning.pruning_curve``.   removed: a share to mark, that beyond log α = 3.
@@ -101,7 +94,7 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None,
     curve = sorted(curve, key=lambda point: point.share)
     if len(curve) < 2 or curve[-1].share >= 1:
         raise UserError("a pruning curve needs two shares or more, each below 1")
-    axes = panels(axes, 2, 2, (3.8, 3.3))
+    axes = panels(2, 2, (3.8, 3.3))
     left = np.array([1 - point.share for point in curve])
     # The share at the threshold has a line of its own: a tick would run into its neighbour.
     ticks = [point.share for point in curve if removed is None or abs(point.share - removed) > 1e-9]
@@ -128,24 +121,21 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None,
 
 
 @drawn
-def signal_to_noise(
-    ratios: Mapping[str, Tensor], *, shares: Sequence[float] = (0.5, 0.75, 0.95), bins: int = 80, ax: Panel = None
-) -> Axes:
+def signal_to_noise(ratios: Mapping[str, Tensor], *, ax: Panel = None) -> Axes:
     """Density of |mean| / standard deviation of the weights in dB, 20 log₁₀, and where each share of them is removed.
 
     ratios: {site: array} of ``pruning.signal_to_noise``. What lies below −60 dB, a mean of a thousandth of its noise
-        (weights of pixels that are always black, say), is in the first bin.
-    shares: up to four, marked at their quantiles; log α = 3 is marked besides.
+        (weights of pixels that are always black, say), is in the first bin. log α = 3 is marked besides.
     """
     values = np.concatenate([np.asarray(ratio).ravel() for ratio in ratios.values()])
     db = 20 * np.log10(values.clip(1e-12, 1e12))
     threshold = -10 * LOG_ALPHA / math.log(10)
     low, high = max(np.quantile(db, 0.005), FLOOR), db.max()
-    edges = np.linspace(min(low, threshold - 3), max(high, threshold + 3) + 1e-9, bins + 1)
+    edges = np.linspace(min(low, threshold - 3), max(high, threshold + 3) + 1e-9, BINS + 1)
     density = np.histogram(db.clip(edges[0], edges[-1]), edges, density=True)[0]
     ax = panel(ax, 5.2, 3.6)
     ax.stairs(density, edges, fill=True, color=tint(BAYES, 0.55), label=f"{len(db):,} weights")
-    for share, colour, line in zip(shares, CONTRAST, LINES, strict=False):
+    for share, colour, line in zip(MARKED, CONTRAST, LINES, strict=False):
         ax.axvline(np.quantile(db, share), color=colour, linestyle=line, label=f"{share:.0%} removed")
     label = f"log α = {LOG_ALPHA:g}: {(db < threshold).mean():.1%} below"
     ax.axvline(threshold, color=REFERENCE, linewidth=2.4, label=label)

@@ -148,7 +148,7 @@ def _check(
     results["failed"].pop(name, None)
     try:
         with one_thread():  # what is checked is small, and threads would only wait for one another
-            subject = Subject(spec.recipe.variant, spec.entry, spec.recipe.inference, spec.data, spec.given)
+            subject = Subject(spec.entry, type(spec.recipe.method), spec.data, spec.given)
             if reason := check.refuses(subject):
                 results["refused"][name] = reason
                 return

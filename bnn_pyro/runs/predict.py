@@ -23,8 +23,7 @@ from bnn_pyro.diagnostics import failure
 from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.metrics import nll
 from bnn_pyro.metrics.metric import share_of
-from bnn_pyro.parts.decisions import check_level
-from bnn_pyro.parts.prediction_table import columns_of, intervals_of
+from bnn_pyro.parts.decisions import check_level, columns_of, intervals_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.runs.evaluate import labelled, predict_with_progress
