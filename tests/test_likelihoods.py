@@ -8,13 +8,13 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
-from conjugate import model_of
+from conjugate import dataset
 from refused import refuses
 from scipy import integrate, stats
 from test_parts import read
+from zoo_problems import check_log_joint
 
 import bnn_pyro as bp
-from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, LogNormalMixture, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.run import main
@@ -134,38 +134,29 @@ def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
     assert bp.metrics.crps(prediction, y) == pytest.approx(np.sum(crps) / 3, rel=3e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "priors"),
-    [
-        ("poisson", {}),
-        ("negative-binomial", {"log_dispersion": stats.norm(2, 1.5)}),
-        ("student-t", {"log_noise": stats.norm(-1, 1), "log_df": stats.norm(2, 1)}),
-        ("laplace", {"log_noise": stats.norm(-1, 1)}),
-        ("normal", {"log_noise": stats.norm(-1, 1)}),
-    ],
-)
-def test_log_joints_have_the_priors_of_own_sites(name, priors):
-    """Inputs are 0, and of the weights a bias alone counts, of prior Normal(0, 1)."""
-    y, task = np.array([3.0, 0, 4, 2, 6, 1, 2, 5]), LIKELIHOODS[name][1]
-    data = bp.dataset(np.zeros((8, 1)), y, task=task, split=0, validation=0)
-    model = model_of(bp.MeanField(hidden=(), prior="normal:1", likelihood=name), data.schema)
-    log_joint, shift, scale = LogJoint(model, data.x_train, data.y_train), data.schema.y_shift, data.schema.y_scale
-    u = 0.5 * torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    values = {site: value.double().reshape(3, -1).numpy() for site, value in log_joint.sites(u).items()}
-    assert priors.keys() <= values.keys() and len(values) == 2 + len(priors)
-    own, f = {site: np.exp(values[site]) for site in priors}, values["layers.0.bias"]
-    if task == "counts":
-        mean, r = shift * np.exp(f), own.get("log_dispersion")
-        reference = stats.poisson(mean) if r is None else stats.nbinom(r, r / (r + mean))
-        log_p = reference.logpmf(y).sum(1)
-    else:
-        where = dict(loc=shift + scale * f, scale=scale * own["log_noise"])
-        kind = stats.norm if name == "normal" else stats.laplace
-        reference = stats.t(2 + own["log_df"], **where) if "log_df" in own else kind(**where)
-        log_p = reference.logpdf(y).sum(1)
-    for site, value in values.items():
-        log_p = log_p + priors.get(site, stats.norm(0, 1)).logpdf(value)[:, 0]
-    np.testing.assert_allclose(log_joint.log_density(u), log_p, rtol=1e-5, atol=1e-3)
+def negative_binomial(f, w):
+    r = w["log_dispersion"].exp()
+    return dist.NegativeBinomial(r, logits=(5 * f.exp() / r).log())
+
+
+NOISE, DF = dist.Normal(-1.0, 1.0), dist.Normal(2.0, 1.0)
+#: Of y, given f and the likelihood's own sites, and the priors of these.
+LAWS = {
+    "poisson": (lambda f, w: dist.Poisson(5 * f.exp()), {}),
+    "negative-binomial": (negative_binomial, {"log_dispersion": dist.Normal(2.0, 1.5)}),
+    "student-t": (lambda f, w: dist.StudentT(2 + w["log_df"].exp(), 5 + 2 * f, 2 * w["log_noise"].exp()),
+                  {"log_noise": NOISE, "log_df": DF}),
+    "laplace": (lambda f, w: dist.Laplace(5 + 2 * f, 2 * w["log_noise"].exp()), {"log_noise": NOISE}),
+    "normal": (lambda f, w: dist.Normal(5 + 2 * f, 2 * w["log_noise"].exp()), {"log_noise": NOISE}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_log_joints_have_the_priors_of_own_sites(name):
+    law, priors = LAWS[name]
+    schema = COUNTS if LIKELIHOODS[name][1] == "counts" else NUMBERS
+    data = dataset(torch.linspace(-1, 1, 8)[:, None], torch.tensor([3.0, 0, 4, 2, 6, 1, 2, 5]), schema)
+    check_log_joint(data, lambda f, w: law(f[:, 0], w), priors, likelihood=name)
 
 
 def test_commands_take_ordered_classes(tmp_path, capsys):

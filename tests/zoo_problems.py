@@ -69,10 +69,10 @@ def own_network(outputs, schema):
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs))
 
 
-def check_log_joint(data, law, priors, **settings):
+def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
     """Three chains of a linear network: ``law(f, w)`` is that of y, and ``priors`` those of the likelihood's own sites.
 
-    Of all rows, of a mini-batch that stands for all, and of one of each chain's own.
+    Of all rows, of a mini-batch that stands for all, and of one of each chain's own. offset: what is added to f.
     """
     x, y, sites = data.x_train, data.y_train, ("layers.0.weight", "layers.0.bias")
     with bp.isolated(0):
@@ -85,7 +85,8 @@ def check_log_joint(data, law, priors, **settings):
     def expected(x, y, weight=1.0):
         total = []
         for w in [{site: value[s] for site, value in log_joint.sites(u).items()} for s in range(3)]:
-            likelihood = law(x @ w[sites[0]].T + w[sites[1]], w).log_prob(y).sum()
+            f = x[:, : w[sites[0]].shape[1]] @ w[sites[0]].T + w[sites[1]] + offset(x)
+            likelihood = law(f, w).log_prob(y).sum()
             total.append(weight * likelihood + sum(prior.log_prob(w[site]).sum() for site, prior in priors.items()))
         return torch.stack(total).double()
 
