@@ -61,7 +61,6 @@ def test_the_floor_of_independent_draws_and_of_chains():
 
 def test_refused():
     for metric, a, b, message in (
-        (agreement, gaussians([[0.0]], 1.0), gaussians([[0.0]], 1.0), "'probs' belongs to classification"),
         (wasserstein, A, B, "belongs to regression"),
         (distances, A, gaussians([[0.0, 1.0]], 1.0), "cannot compare a classification with a regression"),
         (total_variation, A, B[:1], "2 and 1 points"),

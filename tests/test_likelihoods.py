@@ -15,6 +15,7 @@ from test_parts import read
 from zoo_problems import check_log_joint
 
 import bnn_pyro as bp
+from bnn_pyro.parts import mixtures
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, LogNormalMixture, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.run import main
@@ -62,10 +63,12 @@ RATES = np.array([[1.5, 40.0, 0.01], [3.0, 55.0, 2.0]])
 DISPERSION = np.array([[0.7], [8.0]])
 DF, LOCS, SCALES = np.array([[2.1], [9.0]]), np.array([[0.0, 5.0, -2.0], [1.0, 8.0, -2.0]]), np.array([[1.0], [0.3]])
 SHAPES = LOCS**2 + 0.5
+FAR, WIDE = np.array([[0.0, 5, 1], [4, 5, 1.5], [-1, -60, 1]]), np.array([[1, 0.1, 0.5], [0.5, 2, 0.4], [3, 1, 1]])
 
 
 def tensors(*arrays):
-    return [torch.as_tensor(np.broadcast_to(a, LOCS.shape).copy(), dtype=torch.float32) for a in arrays]
+    shape = np.broadcast_shapes(LOCS.shape[1:], *(a.shape for a in arrays))
+    return [torch.as_tensor(np.broadcast_to(a, shape).copy(), dtype=torch.float32) for a in arrays]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,8 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
 @pytest.mark.parametrize(
     ("prediction", "reference", "y", "lowest"),
     [
+        (bp.Prediction(dist.Normal(*tensors(LOCS, SCALES))), stats.norm(LOCS, SCALES), [0.7, 6.0, -9.0], -400),
+        (bp.Prediction(dist.Normal(*tensors(FAR, WIDE))), stats.norm(FAR, WIDE), [0.3, 5.05, 2.0], -400),
         (Mixture(dist.StudentT(*tensors(DF, LOCS, SCALES))), stats.t(DF, LOCS, SCALES), [0.7, 6.0, -9.0], -400),
         (Mixture(dist.Laplace(*tensors(LOCS, SCALES))), stats.laplace(LOCS, SCALES + 0 * LOCS), [0.7, 6.0, -9.0], -400),
         (LogNormalMixture(dist.LogNormal(*tensors(LOCS / 4, SCALES))), stats.lognorm(SCALES, scale=np.exp(LOCS / 4)),
@@ -110,9 +115,9 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
         # Of which there is no class of its own, and whose cdf PyTorch has for positive numbers alone.
         (Mixture(dist.Gamma(*tensors(SHAPES, DISPERSION))), stats.gamma(SHAPES, scale=1 / DISPERSION), [2.0, 44, 1], 0),
     ],
-    ids=["student-t", "laplace", "log-normal", "gamma"],
+    ids=["normal", "three normals", "student-t", "laplace", "log-normal", "gamma"],
 )  # fmt: skip
-def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
+def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest, monkeypatch):
     y = np.array(y)
     np.testing.assert_allclose(prediction.mean, reference.mean().mean(0), rtol=1e-5)
     np.testing.assert_allclose(prediction.aleatoric, reference.var().mean(0), rtol=1e-4)
@@ -121,7 +126,10 @@ def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
     np.testing.assert_allclose(prediction.log_prob(at), np.log(reference.pdf(y).mean(0)), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(prediction.cdf(at), reference.cdf(y).mean(0), rtol=1e-5, atol=1e-9)
     assert lowest < 0 or (prediction.cdf(-at) == 0).all()
-    for level, values in zip((0.005, 0.5, 0.95), prediction.quantile((0.005, 0.5, 0.95)), strict=True):
+    quantiles = prediction.quantile((0.005, 0.5, 0.95))
+    monkeypatch.setattr(mixtures, "BLOCK", 1)  # one point at a time
+    assert torch.equal(prediction.quantile((0.005, 0.5, 0.95)), quantiles)
+    for level, values in zip((0.005, 0.5, 0.95), quantiles, strict=True):
         np.testing.assert_allclose(reference.cdf(values.double().numpy()).mean(0), level, rtol=1e-4)
 
     def squared(t, point):
@@ -129,7 +137,7 @@ def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
 
     crps = []
     for p in range(3):
-        ends = sorted((lowest, y[p], reference.mean()[0, p], 400.0))
+        ends = sorted((lowest, y[p], *reference.mean()[:, p], 400.0))
         crps += [integrate.quad(squared, a, b, args=(p,), limit=400)[0] for a, b in pairwise(ends)]
     assert bp.metrics.crps(prediction, y) == pytest.approx(np.sum(crps) / 3, rel=3e-3)
 
