@@ -248,7 +248,7 @@ def test_noise_that_grows_is_proposed_and_calibrated_intervals_are_judged_first(
 
 def test_few_rows_of_many_columns_that_tell_nothing(box, tmp_path):
     """Counts beside a Poisson of their mean: its NLL by hand."""
-    frame, _ = inputs(30, columns=2000)
+    frame, _ = inputs(30, columns=500)
     frame["y"] = RNG.poisson(2.0, size=30)
     sentences, scores = box(frame, "mean-field", "--task", "counts")
     num = int(sentences[0].split()[1])

@@ -138,7 +138,7 @@ def test_correlated_noise_is_learned_and_predicted(tmp_path):
     rng = np.random.default_rng(0)
     x, noise = rng.normal(size=(700, 2)), rng.multivariate_normal([0, 0], [[1, 0.9], [0.9, 1]], 700)
     data = bp.dataset(x, x @ [[2.0, 0.0], [0.0, 1.0]] + noise)
-    own, fit = (bp.fit(bp.MLP(hidden=(), noise=kind), data, bp.MAP(epochs=800), progress=False)
+    own, fit = (bp.fit(bp.MLP(hidden=(), noise=kind), data, bp.MAP(epochs=600, batch_size=0, lr=0.05), progress=False)
                 for kind in ("learned", "correlated"))  # fmt: skip
     apart, joint = bp.predict(own, data.x_test), bp.predict(fit, data.x_test)
     gain = (joint.log_prob(data.y_test) - apart.log_prob(data.y_test)).double()

@@ -172,7 +172,7 @@ def test_commands_take_ordered_classes(tmp_path, capsys):
     y = np.random.default_rng(1).negative_binomial(3, 3 / (3 + 4 * np.exp(x)))
     pd.DataFrame({"x": x, "y": np.array(sizes)[np.searchsorted([1, 3, 6], y)]}).to_csv(tmp_path / "t.csv", index=False)
     file, run, predictions = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
-    train = ["train", "hidden-layer", "--data", file, "--target", "y", "--task", "ordinal", "--epochs", "100"]
+    train = ["train", "hidden-layer", "--data", file, "--target", "y", "--task", "ordinal", "--epochs", "20"]
     train += ["--num-draws", "20", "--device", "cpu", "--quiet"]
     assert main([*train, "--classes", ",".join(sizes), "--out", run]) == 0
     assert main(["evaluate", run, "--data", file, "--quiet"]) == 0

@@ -138,7 +138,8 @@ def test_it_starts_where_the_earlier_one_ended(name):
 
 def test_the_optimum_is_that_of_the_new_rows(tmp_path):
     """Of a linear network with a convex log joint, from wherever it starts; and a start is part of what is resumed."""
-    linear, method = bp.MeanField(hidden=(), noise=0.3, prior="normal:1"), bp.MAP(epochs=1500, lr=0.05, patience=0)
+    linear = bp.MeanField(hidden=(), noise=0.3, prior="normal:1")
+    method = bp.MAP(epochs=800, batch_size=0, lr=0.05, patience=0)
     first = fit(method, entry=linear)
     cold, warm = fit(method, MORE, linear), fit(method, MORE, linear, start=first, out=tmp_path)
     for site, value in cold.chains.items():

@@ -179,7 +179,7 @@ def test_commands_take_times(tmp_path, capsys):
     table = pd.DataFrame({"x": x[:, 0], "z": x[::-1, 0], "time": time, "status": np.where(event, 2, 1)})
     table.to_csv(tmp_path / "t.csv", index=False)
     file, run, predictions = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
-    train = ["train", "hidden-layer", "--data", file, "--target", "time", "--epochs=300", "--device=cpu", "--quiet"]
+    train = ["train", "hidden-layer", "--data", file, "--target", "time", "--epochs=120", "--device=cpu", "--quiet"]
     assert main([*train, "--event", "status", "--out", run]) == 2 and "holds 1, 2" in capsys.readouterr().err
     assert main([*train, "--event", "status=2", "--num-draws", "20", "--out", run]) == 0
     said = " ".join(capsys.readouterr().out.split())
