@@ -8,12 +8,9 @@ from matplotlib import pyplot
 from pyro.distributions import Categorical
 
 import bnn_pyro as bp
-from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction
 
 DRAWS, POINTS, CLASSES = 20, 60, 4
-SCHEMA = Schema("classification", (2,), ("a", "b", "c"), ("first", "second"))
+SCHEMA = bp.Schema("classification", (2,), ("a", "b", "c"), ("first", "second"))
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +30,8 @@ def random(*shape, seed=0):
 
 
 #: Draws of logits around common ones, (S, B, K), and labels (B,), every fifth not the most probable one.
-CATEGORICAL = Prediction(Categorical(logits=2 * random(1, POINTS, CLASSES) + random(DRAWS, POINTS, CLASSES, seed=1)))
+CATEGORICAL = bp.Prediction(Categorical(logits=2 * random(1, POINTS, CLASSES) + random(DRAWS, POINTS, CLASSES, seed=1)))
 LABELS = torch.where(torch.arange(POINTS) % 5 == 0, 1, 0).add(CATEGORICAL.mean.argmax(1)) % CLASSES
-
-
-def stated(*probs):
-    """A prediction from probabilities (S, B, K)."""
-    return Prediction(Categorical(logits=torch.tensor(probs).log()))
 
 
 def chains(weight, bias=None):
@@ -47,7 +39,7 @@ def chains(weight, bias=None):
     bias = torch.zeros(*weight.shape[:2], 3) if bias is None else bias
     with bp.isolated(0):
         model = bp.MeanField(hidden=()).model(SCHEMA)
-    return Posterior(model, SCHEMA, chains={"layers.0.weight": weight, "layers.0.bias": bias})
+    return bp.Posterior(model, SCHEMA, chains={"layers.0.weight": weight, "layers.0.bias": bias})
 
 
 def guided(*hidden, schema=SCHEMA):
@@ -55,7 +47,7 @@ def guided(*hidden, schema=SCHEMA):
     entry = bp.MeanField(hidden=hidden)
     with bp.isolated(0):
         model = entry.model(schema)
-        return Posterior(model, schema, guide=entry.guide(model))
+        return bp.Posterior(model, schema, guide=entry.guide(model))
 
 
 def heights(container):

@@ -1,10 +1,8 @@
-"""Tasks of plain Python, whose processes import neither torch nor Pyro; programs, and what a terminal does to them."""
+"""Tasks of plain Python, whose processes import neither torch nor Pyro."""
 
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 from bnn_pyro.errors import UserError
@@ -65,27 +63,3 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
-
-
-def stopped_by_ctrl_c(code, folder):
-    """Run a program until it says "going", stop it: it ends by KeyboardInterrupt alone and leaves no process behind."""
-    path = folder / "long.py"
-    path.write_text(code)
-    started = subprocess.Popen(
-        [sys.executable, path], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert started.stdout.readline() == "going\n"
-    os.killpg(started.pid, signal.SIGINT)
-    _, errors = started.communicate(timeout=60)
-    if errors.startswith("Exception ignored in"):  # the signal came in a destructor: Python drops it
-        return stopped_by_ctrl_c(code, folder)
-    chained = errors.count("During handling of the above exception")  # the signal may arrive inside any "except"
-    assert errors.count("Traceback") == 1 + chained and errors.rstrip().endswith("KeyboardInterrupt"), errors
-    deadline = time.monotonic() + 20
-    try:
-        while time.monotonic() < deadline:
-            os.killpg(started.pid, 0)
-            time.sleep(0.1)
-    except ProcessLookupError:
-        return
-    raise AssertionError("a process of it was left behind")

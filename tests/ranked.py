@@ -16,17 +16,13 @@ from monte_carlo import tensors
 import bnn_pyro as bp
 from bnn_pyro import distributed as ranks
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
-from bnn_pyro.datasets import load_data
-from bnn_pyro.errors import UserError
 from bnn_pyro.inference import methods_for, optimise
 from bnn_pyro.inference.log_joint import Objective
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.runs.train import load_together
 
 #: 31 rows in batches of 8 at most: 4 steps an epoch, of 8, 8, 8 and 7 rows.
-PROBLEM = correlated(num=31, noise=0.5)
-DATA = PROBLEM.data
+DATA = correlated(num=31, noise=0.5).data
 ENTRY = bp.MeanField(hidden=(3,), activation="tanh")
 SVI = bp.SVI(epochs=6, batch_size=8, num_particles=2, accumulate=2)
 MAP = bp.MAP(epochs=15, batch_size=8, patience=4, lr=0.05)
@@ -45,7 +41,7 @@ def objective(kind, rows):
     """(ELBO, its gradient) of the first rows of the data at the start, with noise that ranks share."""
     here = ranks.here()
     entry = replace(ENTRY, noise="learned") if kind == "svi" else bp.MLP(hidden=(3,))
-    with isolated(5):
+    with bp.isolated(5):
         model = entry.model(DATA.schema)
         guide = entry.guide(model) if kind == "svi" else PointMass(model.initial)
         trained = here.averaged(Objective(model, guide, 1))
@@ -74,8 +70,8 @@ def contract():
     import zoo_problems as zoo
 
     done = {}
-    for name, method in [(n, m) for n, kind in zoo.ZOO.items() for m in methods_for(kind)]:
-        if getattr(zoo.METHODS[method], "divisible", False):
+    for name, method in [(n, m) for n, kind in bp.ZOO.items() for m in methods_for(kind)]:
+        if getattr(bp.METHODS[method], "divisible", False):
             entry, data = zoo.problem(name, "multiclass")
             few = replace(zoo.quick(method), batch_size=1, epochs=1)
             rows = replace(data, x_train=data.x_train[:4], y_train=data.y_train[:4])
@@ -124,7 +120,7 @@ def finished(folder):
 def drifted():
     """One rank's weights move a little on their own, as all of them do where a plain SVI.step runs on each."""
     here, problem = ranks.here(), {}
-    with isolated(0):
+    with bp.isolated(0):
         model = ENTRY.model(DATA.schema)
         guide = ENTRY.guide(model)
 
@@ -169,12 +165,12 @@ def loading(folder):
         def load(broken=broken, calls=calls):
             calls.append(here.rank)
             if here.rank in broken:
-                raise UserError(f"rank {here.rank} has no such file")
-            return load_data(folder / "rows.npz")
+                raise bp.UserError(f"rank {here.rank} has no such file")
+            return bp.load_data(folder / "rows.npz")
 
         try:
             found["data"] = load_together(here, load)
-        except UserError as error:
+        except bp.UserError as error:
             found["error"] = type(error).__name__, str(error)
         cases[case] = found | {"calls": len(calls)}
     return cases

@@ -2,12 +2,12 @@
 
 import pytest
 
-from bnn_pyro.errors import UserError
+import bnn_pyro as bp
 
 
 def refuses(words, call, *args, **options):
     """A call ends with one line that has these words, a regular expression."""
-    with pytest.raises(UserError, match=words) as error:
+    with pytest.raises(bp.UserError, match=words) as error:
         call(*args, **options)
     message = str(error.value)
     del error  # which holds all that the call held

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conjugate import correlated
-from properties import answer
 from torch import nn
 
 import bnn_pyro as bp
@@ -119,19 +118,6 @@ def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, t
     assert subject["failed"] == {} and set(subject["outcomes"]) == {"made", "stopped", "refused"}
 
 
-def test_bad_input_is_one_line(checks, tmp_path, monkeypatch):
-    checks(made=Made)
-    monkeypatch.chdir(tmp_path)
-    for args, message in (
-        (["mean-field", "--budget", "large"], "unknown budget 'large'. Valid: full, quick"),
-        (["mean-field", "--only", "mad"], "did you mean 'made'"),
-        (["--hidden", "3"], "--hidden needs a variant"),
-        (["mean-field", "--resume"], "nothing to resume"),
-    ):
-        told = answer(["check", *args, "--quiet"])
-        assert told.code == 2 and message in told.err and not CALLS
-
-
 def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
     out, mine = tmp_path / "out", tmp_path / "mine.txt"
     checks(made=Made)
@@ -140,7 +126,6 @@ def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
     before = (out / "check.json").read_bytes()
     for place, args, said in (
         (tmp_path, (), "is not a check"),
-        (mine, (), "is a file"),
         (out, (), "is a check already"),
         (out, ("--resume", "--budget", "full"), "are of budget quick"),
         (out, ("--resume", "--hidden", 9), "other variants, methods, data or settings"),

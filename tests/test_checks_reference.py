@@ -1,11 +1,10 @@
 """Reference posteriors: what is stored, that nothing else is taken for it, that the comparison sees what is off."""
 
 import dataclasses
-import io
-import shutil
 
 import numpy as np
 import pytest
+from refused import refuses
 from scipy.special import expit
 from scipy.stats import norm
 
@@ -13,7 +12,6 @@ import bnn_pyro as bp
 from bnn_pyro.checks import ALPHA, Subject, reference
 from bnn_pyro.checks.reference import Reference, compared, coverage
 from bnn_pyro.checks.reference_posterior import (
-    REFERENCES,
     Outputs,
     ReferencePosterior,
     bounded,
@@ -63,33 +61,6 @@ def test_the_density_knows_its_own_posterior_and_no_other(name):
     assert "of another kind" in stored.unlike(own, bp.load_data("diabetes"))
 
 
-def test_damaged_files_are_refused_and_nothing_is_executed(tmp_path):
-    arrays = dict(np.load(REFERENCES / "toy-curve.npz"))
-    npz, text = (tmp_path / f"toy-curve{end}" for end in (".npz", ".json"))
-    for path in (npz, text):
-        shutil.copy(REFERENCES / path.name, path)
-    blob, words = npz.read_bytes(), text.read_text()
-    with pytest.raises(bp.UserError, match=r"unknown reference 'toy'.*toy-curve"):
-        load_reference("toy", tmp_path)
-
-    def damaged(path, content):
-        path.write_bytes(content)
-        with pytest.raises(bp.UserError, match=r"toy-curve\.npz or the .json beside it is damaged"):
-            load_reference("toy-curve", tmp_path)
-
-    damaged(npz, blob[: len(blob) // 3])
-    damaged(npz, blob.replace(blob[5000:5001], bytes([blob[5000] ^ 1])))
-    for change in (
-        {"draws": arrays["draws"][:, :5]}, {"points": arrays["points"] + 80}, {"centre": arrays["centre"] * np.nan},
-        {"mean": np.array([print], dtype=object)}, {"extra": np.zeros(1)},
-    ):  # fmt: skip
-        np.savez(buffer := io.BytesIO(), **{**arrays, **change})
-        damaged(npz, buffer.getvalue())
-    npz.write_bytes(blob)
-    for wrong in ("[]", "{", words.replace('"title"', '"titel"'), words.replace('"format": 1', '"format": 2')):
-        damaged(text, wrong.encode())
-
-
 QUICK = build(Reference, Reference.quick)
 
 
@@ -121,6 +92,8 @@ def test_an_approximation_is_told_by_how_much():
 
 
 def test_which_reference_is_taken_and_what_is_refused():
+    refuses(r"unknown reference 'toy'.*toy-curve", load_reference, "toy")
+
     def taken(of):
         assert QUICK.refuses(of) == ""
         reference, entry, data = QUICK.pose(of)

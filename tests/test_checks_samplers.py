@@ -1,7 +1,9 @@
-"""Samplers by the joint distribution and by the step size's bias; estimators: right ones (see test_planted_faults)."""
+"""Samplers by the joint distribution and the bias of their steps; estimators; planted faults, which are caught."""
 
 import math
 import re
+from contextlib import ExitStack
+from copy import copy
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -9,15 +11,20 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated, dataset
+from test_checks_known_answers import LINEAR as CLOSED_FORM
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject
 from bnn_pyro.checks.check import Estimate
 from bnn_pyro.checks.estimators import Estimators, _alike
 from bnn_pyro.checks.joint_distribution import JointDistribution
+from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.step_size import StepSize, order_of
-from bnn_pyro.inference import chees
+from bnn_pyro.inference import chees, hmc, linear, log_joint, sghmc
+from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.inference.potential import Potential
+from bnn_pyro.parts import guides, weights
+from bnn_pyro.parts.mixtures import ClassMixture, Mixture
 
 SMALL, STEPS = JointDistribution(chains=600, sweeps=4, rows=6), StepSize(chains=200, times=12.0)
 LINEAR, NETWORK = dict(hidden=(), noise=0.7, prior="normal:1"), dict(hidden=(2,), activation="tanh", noise=0.7)
@@ -127,22 +134,114 @@ def test_right_ones_pass(variant, method, task, settings):
     assert outcome.level == "good", [f for f in outcome.findings if f.level != "good"]
 
 
-def test_a_point_estimate_is_held_to_the_log_joint_unless_masks_fall():
+def test_a_point_estimate_is_held_to_the_log_joint_unless_masks_fall_and_no_number_is_no_pass():
     for variant in ("mlp", "dropout-mlp"):
         abouts = [f.about for f in QUICK.run(estimated(variant, "map")).findings]
         assert any("log p(y, w)" in about for about in abouts) == (variant == "mlp")
     assert "all rows at once" in QUICK.refuses(estimated("last-layer", "laplace"))
-
-
-def test_a_wrong_gradient_is_seen(monkeypatch):
-    """By up to a tenth; and a reference that is no number is no pass."""
-    own = Potential._gradient
-
-    def wrong(self, z, *rest):
-        density, gradient = own(self, z, *rest)
-        return density, gradient * torch.linspace(1, 1.1, gradient.shape[1], dtype=gradient.dtype)
-
-    monkeypatch.setattr(Potential, "_gradient", wrong)
-    outcome = QUICK.run(estimated("mean-field", "nuts"))
-    assert outcome.level == "bad" and "finite differences" in outcome.sentence
     assert _alike(["a"], np.ones((5, 1)), np.full((5, 1), np.nan), 0.1)[0].level == "bad"
+
+
+# -- mistakes that people make, each a small patch of the package: a check calls every one bad -------------------------
+PREDICTIVE = PredictiveCheck(draws=200, effort=0.2)
+EXACT = replace(CLOSED_FORM, fits=8, effort=0.5)
+FEW_STEPS = StepSize(chains=100, times=6.0)
+
+own_nuts, move, gradient_of = hmc.nuts, chees.Chains.move, Potential._gradient
+kl, log_joints, FlatNormals = log_joint._kl, log_joint.log_joints, guides.FlatNormals
+log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
+
+
+def rescale_neither(likelihood=1.0, latent=1.0):
+    return Rescale(1.0, latent)
+
+
+def rescale_both(likelihood=1.0, latent=1.0):
+    """Latent sites are scaled with the likelihood: with it, all of the KL in each of the N/B batches of an epoch."""
+    return Rescale(likelihood, latent * likelihood)
+
+
+def unscaled(model, w, x, y, likelihood=1.0):
+    return log_joints(model, w, x, y, 1.0)
+
+
+def log_of_draws(self, y):
+    y = y.float() if self.task == "regression" or self.probs.shape[-1] == 2 else y
+    return self.components.log_prob(y).mean(0)
+
+
+def first_weight_stays(loc, *rest):
+    return FlatNormals(torch.cat([loc[:1].detach(), loc[1:]]), *rest)
+
+
+def newest_always(rng, start, dynamics, step, max_depth):
+    """NUTS that takes the proposal of every new half of the tree, whatever its weight."""
+
+    certain = copy(dynamics)
+    certain.subtree = lambda rng, depth, *rest: dynamics.subtree(rng, depth, *rest)._replace(weight=1e6 * (depth + 1))
+    return own_nuts(rng, start, certain, step, max_depth)
+
+
+def all_move(self, potential, *rest):
+    moved = move(self, potential, *rest)
+    self.z = moved.end
+    self.density, self.gradient = potential(moved.end)
+    return moved
+
+
+def wide(self, value):
+    """A prior of twice the width, but for a constant; its draws are as they were."""
+    return 0.25 * log_prob(self, value)
+
+
+def stretched(self, z, *rest):
+    """By up to a tenth."""
+    density, gradient = gradient_of(self, z, *rest)
+    return density, gradient * torch.linspace(1, 1.1, gradient.shape[1], dtype=gradient.dtype)
+
+
+def noisier(w, v, gradient, eta, friction):
+    """By a tenth."""
+    mean = (1 - friction) * v + eta * gradient
+    new = mean + 1.1 * (step(w, v, gradient, eta, friction)[1] - mean)
+    return w + new, new
+
+
+def old_momentum(w, v, *rest):
+    return w + v, step(w, v, *rest)[1]
+
+
+WIDE = [(weights.CentredNormal, "log_prob", wide), (linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
+PER_BATCH = [(log_joint, "Rescale", rescale_both), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
+UNSCALED = [(linear, "log_joints", unscaled), (log_joint, "log_joints", unscaled)]
+GEOMETRIC = property(lambda self: self.probs.log().mean(0).exp())
+AVERAGED = [(ClassMixture, "mean", GEOMETRIC), (Mixture, "log_prob", log_of_draws)]
+#: Name -> method that has the fault, the check that catches it, patches of the package.
+FAULTS = {
+    "wrong KL sign": ("svi", QUICK, [(log_joint, "_kl", lambda q, p: -kl(q, p))]),
+    "a constant beside the KL": ("svi", CLOSED_FORM, [(log_joint, "_kl", lambda q, p: kl(q, p) + 2.0)]),
+    "KL counted twice": ("svi", EXACT, [(log_joint, "_kl", lambda q, p: 2 * kl(q, p))]),
+    "KL counted once per batch": ("svi", QUICK, PER_BATCH),
+    "likelihood not rescaled": ("svi", QUICK, [(log_joint, "Rescale", rescale_neither)]),
+    "likelihood not rescaled, SGHMC": ("sghmc", QUICK, UNSCALED),
+    "averaged log-probabilities": ("svi", PREDICTIVE, AVERAGED),
+    "a guide that ignores a weight": ("svi", EXACT, [(guides, "FlatNormals", first_weight_stays)]),
+    "a wrong gradient, NUTS": ("nuts", QUICK, [(Potential, "_gradient", stretched)]),
+    "NUTS without acceptance": ("nuts", SMALL, [(hmc, "nuts", newest_always)]),
+    "ChEES without acceptance": ("chees", SMALL, [(chees.Chains, "move", all_move)]),
+    "another prior, ChEES": ("chees", SMALL, WIDE),
+    "another prior, SGHMC": ("sghmc", SMALL, WIDE),
+    "a tenth more noise, SGHMC": ("sghmc", FEW_STEPS, [(sghmc, "step", noisier)]),
+    "positions move with the old momentum, SGHMC": ("sghmc", FEW_STEPS, [(sghmc, "step", old_momentum)]),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_caught(name):
+    method, check, patches = FAULTS[name]
+    with ExitStack() as stack:
+        for target in patches:
+            stack.enter_context(patch.object(*target))
+        short = {} if check is not SMALL else {"lr": 0.01} if method.startswith("sg") else {"warmup": 40}
+        outcome = check.run(subject(method, LINEAR if check is SMALL else NETWORK, **short))
+    assert outcome.level == "bad", f"{name} passed: {outcome.sentence}"

@@ -21,9 +21,6 @@ from bnn_pyro.inference import methods_for
 from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.posterior import weight_space
 
-# Methods in which nothing is random: what differs with the seed is where the variant starts, if anything.
-DETERMINISTIC = ("laplace",)
-
 every_entry = pytest.mark.parametrize("name", bp.ZOO)
 every_task = pytest.mark.parametrize("task", TASKS)
 PAIRS = [(n, m) for n, kind in bp.ZOO.items() for m in methods_for(kind)]
@@ -114,7 +111,8 @@ def test_methods_fit_predict_save_and_load(name, method, task, tmp_path):
     assert {site: tuple(v.shape[1:]) for site, v in draws[0].items()} == shapes
     if thorough:
         assert all(torch.equal(draws[0][site], draws[1][site]) for site in shapes)
-        assert method in DETERMINISTIC or any(not torch.equal(draws[0][site], draws[2][site]) for site in shapes)
+        # In a Laplace approximation nothing is random: what differs with the seed is where the variant starts.
+        assert method == "laplace" or any(not torch.equal(draws[0][site], draws[2][site]) for site in shapes)
 
     module = getattr(entry, "module", None)  # a user's own is no part of an archive
     again = bp.load(tmp_path, module=module) if thorough else runs[0]
@@ -144,35 +142,11 @@ def test_what_is_no_variant_method_or_setting_is_refused_and_classes_are_made(tm
         (lambda: bp.fit(object(), data, "map"), "no class attribute 'has'"),
         (lambda: bp.MeanField(net), r"hidden must be at least 1, got Identity.*bp\.Bayesian\(module\)"),
         (lambda: bp.MeanField(noise=net.forward), "noise takes .* such as .learned., got <bound method"),
-        (lambda: bp.MeanField(activation=torch.relu), "activation takes .* such as .relu., got <built-in"),
         (lambda: bp.load(tmp_path, "mlp"), "entry is a variant"),
         (lambda: bp.checks.run(net), "data is missing"),
         (lambda: bp.checks.run("mlp", only=["bogus"]), "unknown check 'bogus'"),
     ):
         refuses(words, call)
-
-
-@every_entry
-def test_pyros_own_elbo_module_takes_the_model_and_trains_the_guide(name):
-    """With a torch optimiser: the pair of the variant, and its model in weight space with Pyro's own guide."""
-    (entry, data), (proper, _) = problem(name, "learned noise"), problem(name, "learned noise", proper=True)
-    batch = data.x_train, data.y_train
-    with bp.isolated(0), pyro.settings.context(module_local_params=True), pyro.validation_enabled(True):
-        pair, weights = entry.model(data.schema), weight_space(proper.model(data.schema))
-        for model, guide in ((weights, AutoNormal(weights)), (pair, entry.guide(pair))):
-            if guide is None:
-                continue
-            guide(*batch)
-            before = {name: p.detach().clone() for name, p in guide.named_parameters()}
-            loss, optimiser = Trace_ELBO(num_particles=2)(model, guide), torch.optim.Adam(guide.parameters(), lr=0.05)
-            losses = []
-            for _ in range(25):
-                optimiser.zero_grad()
-                losses.append(loss(*batch))
-                losses[-1].backward()
-                optimiser.step()
-            assert sum(losses[-8:]) < sum(losses[:8])
-            assert before and all(not torch.equal(p, before[name]) for name, p in guide.named_parameters())
 
 
 @every_entry
@@ -188,7 +162,7 @@ def test_guides_share_nothing_with_one_another_or_with_fits_even_in_the_global_s
         kept = {k: v.clone() for k, v in second.state_dict().items()}
         SVI(model, first, Adam({"lr": 0.05}), Trace_ELBO()).step(*batch)
         trained = {k: v.clone() for k, v in first.state_dict().items()}
-        assert any(not torch.equal(kept[k], v) for k, v in trained.items())
+        assert all(not torch.equal(kept[k], p) for k, p in first.named_parameters()), "Pyro's own SVI trains all of it"
         fitted = bp.fit(entry, data, quick(methods_for(bp.ZOO[name])[0]), progress=False, device="cpu")
         before = fitted.draw(2, seed=0)
         fitted.guide(data.x_test)

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated, dataset
-from scipy.stats import f_oneway
 from test_diagnostics_verdicts import arviz, classifier, exact, guided
 from torch.distributions import Normal
 
 import bnn_pyro as bp
 from bnn_pyro.diagnostics import bfmi, chain_statistics, importance, leave_one_out, nested_rhat
 from bnn_pyro.diagnostics import draws as draws_module
-from bnn_pyro.diagnostics.convergence import _chance, ess_mean
+from bnn_pyro.diagnostics.convergence import ess_mean
 from bnn_pyro.diagnostics.draws import sampler_statistics, stuck_chains
 from bnn_pyro.diagnostics.importance import NoWeights, importance_weights, proper_prior, psis, uniformity
 from bnn_pyro.diagnostics.verdicts import Findings, verdicts
@@ -137,14 +136,6 @@ def test_p_values_of_chains_that_agree_are_uniform(chains, draws, phi, groups):
     for level in (0.05, 0.3):  # doubled, as of two R-hats the larger counts, it is a little too large in the middle
         assert 0.6 * level < (p < level).mean() < 1.8 * level
     assert (p < 0.001).mean() < 0.008
-
-
-def test_superchains_are_compared_by_an_analysis_of_variance():
-    scores = np.random.default_rng(0).standard_normal((3, 64, 7))
-    scores[1] += 0.3 * SHARED[:, None]
-    means = scores.mean(2)
-    expected = [f_oneway(*(m[k == SHARED] for k in range(16))).pvalue for m in means]
-    assert _chance(scores, SHARED, 64) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.9])

@@ -2,24 +2,19 @@
 
 import itertools
 import math
-import signal
-import time
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import goes_on, run_method, same
+from monte_carlo import goes_on, interrupted, same
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.early_stopping import GuideStopping, hold_out
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
 DROPOUT = bp.DropoutMLP(hidden=(20,), prior="normal:3", hidden_dropout=0.3)
-LONG = dict(epochs=30, batch_size=10, lr=0.05, patience=0)
 
 
 def rows(classes=3, num=30, num_val=20, seed=0):
@@ -36,7 +31,7 @@ def rows(classes=3, num=30, num_val=20, seed=0):
 
 
 def fit(data, entry=ENTRY, out=None, resume=False, kind=bp.MAP, seed=3, **settings):
-    method = kind(**{**LONG, **settings})
+    method = kind(**{"epochs": 30, "batch_size": 10, "lr": 0.05, "patience": 0, **settings})
     return bp.fit(entry, data, method, seed=seed, out=out, resume=resume, progress=False, device="cpu")
 
 
@@ -140,13 +135,6 @@ def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num_val):
     assert validation_nll(posterior, apart) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
 
 
-def test_defaults_learn_from_few_pictures():
-    """Under a prior by fan-in the mode of this network is one of zeros (NLL log 10 = 2.30)."""
-    data = bp.load_data("digits", limit=300)
-    posterior = bp.fit(bp.ConvNet(hidden=(64,)), data, bp.MAP(epochs=25, batch_size=64, lr=0.003), progress=False)
-    assert validation_nll(posterior, data) < 1
-
-
 # -- ensembles ----------------------------------------------------------------------------------------------------
 PROBLEM = correlated(num=30, noise=0.5)
 SETTINGS = dict(entry=bp.MLP(hidden=(3,)), epochs=6, batch_size=8, lr=0.001)  # starts stay apart
@@ -164,28 +152,13 @@ def test_members_are_point_estimates_from_different_starts():
     assert not any(torch.equal(a, b) for a, b in zip(first, other.chains["layers.0.weight"], strict=True))
 
 
-def test_processes_are_stopped_and_this_one_has_the_rest_to_do(tmp_path):
-    plain, lines = bp.Ensemble(members=3, epochs=30, batch_size=8), []
-    run = partial(run_method, SETTINGS["entry"], PROBLEM.data, seed=2)
-
-    class Slow(bp.Ensemble):  # travels by value
-        def find(self, model, data, run):
-            def slow(*line):
-                time.sleep(0.02)
-                run.tell(*line)
-
-            return super().find(model, data, replace(run, report=slow))
-
-    def signalled(done, of, figures):
-        if done > 1 and not checkpoint.stop:  # of both, as a member has 120 steps
-            signal.raise_signal(signal.SIGTERM)
-
-    folder = tmp_path / "checkpoint"
-    with pytest.raises(Interrupted, match=r"stopped with . of 3 members found"), Checkpoint(folder) as checkpoint:
-        run(Slow(**{**vars(plain), "cores": 2}), checkpoint=checkpoint, report=signalled)
-    assert list(folder.glob("*.member-*.pt"))  # what they had when they were stopped
-    posterior = run(plain, checkpoint=Checkpoint(folder), report=lambda done, *_: lines.append(done))
-    assert lines[0] > 1 and same(posterior, run(plain))
+def test_an_ensemble_that_is_stopped_goes_on_where_its_members_were(tmp_path):
+    """Of 24 steps each: after 6 of the second member, and after 2 of the third."""
+    how = dict(kind=bp.Ensemble, members=3, cores=1, out=tmp_path, resume=True, **SETTINGS)
+    for step, own in ((30, 6), (20, 2)):
+        with interrupted(step, words=f"after step {own} of 24"):
+            fit(PROBLEM.data, **how)
+    assert same(fit(PROBLEM.data, **how), fit(PROBLEM.data, **{**how, "out": None}))
 
 
 @pytest.mark.parametrize("scale", [3.0, 0.02])

@@ -149,7 +149,7 @@ def test_a_density_is_no_bar_for_the_probability_of_rare_counts():
     assert failure(posterior, data) is None
 
 
-def test_an_outlier_among_the_validation_rows_is_named_and_the_run_is_kept(tmp_path, capsys):
+def test_an_outlier_among_the_validation_rows_is_named_and_the_run_is_kept(tmp_path):
     """On a log scale the exponential of what is predicted 300 sd away overflows: one row is no reason to lose a fit."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=200), "z": rng.normal(size=200)})
@@ -165,8 +165,3 @@ def test_an_outlier_among_the_validation_rows_is_named_and_the_run_is_kept(tmp_p
     failed = json.loads((out / "metrics.json").read_text())
     assert re.search(f"1 validation rows, such as row {row} of t, is not finite", failed["failed"])
     assert failed["nll"] < 9 and "not finite" in (out / "report.html").read_text()
-    capsys.readouterr()
-    frame.loc[row - 2, "x"], frame.loc[int(bp.load_data(file, target="y").index_train[0]) - 2, "z"] = 0.0, 900.0
-    frame.to_csv(file, index=False)
-    assert main([*command, *options[:-3], "--out", str(tmp_path / "other")]) in (0, 3)
-    assert re.search(r"z: 900 in row \d+ is .* standard deviations .*: correct it", capsys.readouterr().err)

@@ -117,7 +117,6 @@ class Output(nn.Module):
 REFUSED = {
     "nan": (lambda x: x / 0 - x / 0, "not finite"),
     "one-dimensional": (lambda x: x[:, 0], r"features of shape \(2, F\) for 2 rows, and gave \(2,\)"),
-    "no tensor": (lambda x: [x], "gave list"),
     "rows mixed up": (lambda x: x[:1], r"gave \(1, 4\)"),
     "all 0": (lambda x: x * 0, "all features of the backbone .* are 0"),
     "another shape": (lambda x: nn.functional.linear(x, torch.zeros(2, 3)), r"inputs of shape \(2, 4\): "),

@@ -181,8 +181,6 @@ BAD_TABLES = {
     "no target": ("a,b\n" + NUMBERED, {"target": "price"}, "unknown target column .*'price'.*Valid: a, b"),
     "target not told": ("a,b\n" + NUMBERED, {}, "which column is the target.*a, b"),
     "text": ("a,y\n1,2\n1,3\nx1,4\n3,5\n", {}, "column 'a', row 4: 'x1' is not a number"),
-    "text in target": ("a,y\n1,2.5\n1,3\n2,x\n3,5\n", {}, "column 'y', row 4: 'x' is not a number"),
-    "classes as numbers": ("a,y\n1,u\n2,v\n", {"task": "regression"}, "column 'y', row 2: 'u' is not a number"),
     "inf": ("a,y\n1,2\n2,3\ninf,4\n", {"drop_missing": True}, "column 'a', row 4: 'inf' is not finite"),
     "huge": ("a,y\n1,2\n2,1e39\n", {}, "column 'y', row 3: 1e\\+39 is too large"),
     "doubtful comma": ("a;y\n1,5;2\n2.5;3\n", {}, "'1,5' is not a number.*write 15 or 1.5, as it is meant"),
@@ -221,15 +219,12 @@ BAD_SPLITS = {
     "floats": ({"test_0": np.ones(3)}, 0, "a list of row numbers"),
     "everything": ({"test_0": np.arange(40)}, 0, "takes 40 of 40 rows .*two or more to train on"),
     "no file": (None, 0, r"s\.npz: no such file"),
-    "no archive": ("0 1 2", 0, "not an NPZ file"),
 }
 
 
 @pytest.mark.parametrize(("content", "split", "message"), BAD_SPLITS.values(), ids=BAD_SPLITS)
 def test_bad_splits_get_one_line(tmp_path, content, split, message):
-    if isinstance(content, str):
-        (tmp_path / "s.npz").write_text(content)
-    elif content is not None:
+    if content is not None:
         np.savez(tmp_path / "s.npz", **content)
     refuses(message, load_data, table(tmp_path / "t.csv"), target="price", splits=tmp_path / "s.npz", split=split)
 

@@ -129,7 +129,6 @@ def test_bad_inputs_get_one_clear_line(tmp_path):
         (tmp_path / "small.npz", schema, r"shape \(1, 5, 5\); this model takes \(1, 28, 28\)"),
         ("noise", table, "don't fit a model of 10 features"),
         ("nois", schema, "did you mean 'noise'"),
-        ("breast-cancer", table, r"shape \(30,\); this model takes \(10,\)"),
     ):
         refuses(message, load_inputs, what, to)
 
@@ -274,7 +273,6 @@ def test_loaders_that_are_refused():
         (dict(train=DataLoader(TensorDataset(INPUTS, TARGETS)), rows=50), "train has 60 rows, and rows=50"),
         (dict(train=Stream(width=2), rows=60), "train[10] is float32 (2,) and float64 (1,), and train[0]"),
         (dict(train=DataLoader(TensorDataset(INPUTS), 8, drop_last=True)), "must be a pair"),
-        (dict(x=INPUTS, y=TARGETS, rows=60), "rows= are of torch data sets and loaders"),
         (dict(x=INPUTS, train=TensorDataset(INPUTS, TARGETS)), "give X or train="),
     ):
         refuses(re.escape(message), bp.dataset, **options)

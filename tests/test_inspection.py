@@ -80,7 +80,6 @@ def test_columns_are_left_out_or_taken_for_codes(tmp_path):
     for name, how, words in (
         (path, dict(exclude=["idd"]), "unknown column of .*'idd'.*did you mean 'id'"),
         (path, dict(exclude=["y"]), "'y' is the target; do not"),
-        (path, dict(categorical=["zap"]), "'zap'"),
         (path, dict(exclude=["id", "zip"]), "no column is left"),
         ("breast-cancer", dict(categorical=["mean radius"]), "is for tables of text"),
     ):
@@ -117,8 +116,6 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
 
 #: A table, its target; the command that is printed ends with this, and a finding says this (and refuses the table).
 COMMANDS = {
-    "missing values": ("id,a,y", (str, lambda k: "" if k == 1 else k % 9, lambda k: k % 2), "y",
-                       "--target y --exclude id --missing indicator", ("a", True, "1 missing value")),
     "codes": ("zip,y", (lambda k: f"0{k % 3}", lambda k: k + 0.5), "y",
               "--target y --categorical zip", ("zip", False, "leading zeros")),
     "a code by its name": ("ZIP code,y", (lambda k: 8000 + k % 3, lambda k: k + 0.5), "y",
@@ -137,8 +134,6 @@ COMMANDS = {
               "--target y", ("w", False, "'0kg': leave the unit out of the cells; as they are, each is a category")),
     "blanks for thousands": ("w,y", (lambda k: f"{10 + k} 500", lambda k: k + 0.5), "y",
                              "--target y", ("w", True, "a blank or an apostrophe for thousands")),
-    "999 for missing": ("a,y", (lambda k: -999 if k in (4, 9) else k % 7, lambda k: k + 0.5), "y",
-                        "--target y", ("a", False, "-999 in row 6 is")),
     "numbers for dates": ("a,y", (lambda k: 20240101 + k % 28, lambda k: k + 0.5), "y",
                           "--target y", ("a", False, "may be dates, such as 20240101")),
     "the target again": ("a,b,y", (lambda k: k + 0.5, lambda k: k % 7, lambda k: k + 0.5), "y",

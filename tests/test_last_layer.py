@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from monte_carlo import stop_at
-from properties import answer
-from run_folders import same, snapshot
+from run_folders import same
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
@@ -167,19 +166,3 @@ def test_the_folder_of_a_run_is_a_backbone(run, tmp_path, monkeypatch):
     assert json.loads((out / "config.json").read_text())["variant_settings"]["backbone"] == str(run / "baseline")
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", str(out), "--quiet"]) == 0
-
-
-def test_bad_backbones_are_told_before_anything_is_written(run, tmp_path):
-    (tmp_path / "empty").mkdir()
-    before = snapshot(tmp_path), snapshot(run)
-    for extra, words in (
-        (["--set", "backbone=convnt"], "is none of: auto, convnet, mlp"),
-        (["--set", "backbone=DIR/empty"], "no posterior.json"),
-        (["--set", "backbone=RUN/baseline", "--data-seed", "1"], "another split of digits"),
-        (["--set", "backbone=RUN/baseline", "--data", "breast-cancer"], "inputs of shape (2, 30)"),
-        (["--set", "backbone=convnet", "--data", "breast-cancer"], "images"),
-    ):
-        argv = [a.replace("DIR", str(tmp_path)).replace("RUN", str(run)) for a in (*TRAIN, *SMALL, *extra)]
-        told = answer([*argv, "--out", str(tmp_path / "new")])
-        assert told.code == 2 and words in told.err
-        assert (snapshot(tmp_path), snapshot(run)) == before and not (tmp_path / "new").exists()

@@ -8,13 +8,14 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
-from conjugate import model_of
+from conjugate import dataset
 from refused import refuses
 from scipy import integrate, stats
 from test_parts import read
+from zoo_problems import check_log_joint
 
 import bnn_pyro as bp
-from bnn_pyro.inference.log_joint import LogJoint
+from bnn_pyro.parts import mixtures
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, LogNormalMixture, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.run import main
@@ -62,10 +63,12 @@ RATES = np.array([[1.5, 40.0, 0.01], [3.0, 55.0, 2.0]])
 DISPERSION = np.array([[0.7], [8.0]])
 DF, LOCS, SCALES = np.array([[2.1], [9.0]]), np.array([[0.0, 5.0, -2.0], [1.0, 8.0, -2.0]]), np.array([[1.0], [0.3]])
 SHAPES = LOCS**2 + 0.5
+FAR, WIDE = np.array([[0.0, 5, 1], [4, 5, 1.5], [-1, -60, 1]]), np.array([[1, 0.1, 0.5], [0.5, 2, 0.4], [3, 1, 1]])
 
 
 def tensors(*arrays):
-    return [torch.as_tensor(np.broadcast_to(a, LOCS.shape).copy(), dtype=torch.float32) for a in arrays]
+    shape = np.broadcast_shapes(LOCS.shape[1:], *(a.shape for a in arrays))
+    return [torch.as_tensor(np.broadcast_to(a, shape).copy(), dtype=torch.float32) for a in arrays]
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,8 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
 @pytest.mark.parametrize(
     ("prediction", "reference", "y", "lowest"),
     [
+        (bp.Prediction(dist.Normal(*tensors(LOCS, SCALES))), stats.norm(LOCS, SCALES), [0.7, 6.0, -9.0], -400),
+        (bp.Prediction(dist.Normal(*tensors(FAR, WIDE))), stats.norm(FAR, WIDE), [0.3, 5.05, 2.0], -400),
         (Mixture(dist.StudentT(*tensors(DF, LOCS, SCALES))), stats.t(DF, LOCS, SCALES), [0.7, 6.0, -9.0], -400),
         (Mixture(dist.Laplace(*tensors(LOCS, SCALES))), stats.laplace(LOCS, SCALES + 0 * LOCS), [0.7, 6.0, -9.0], -400),
         (LogNormalMixture(dist.LogNormal(*tensors(LOCS / 4, SCALES))), stats.lognorm(SCALES, scale=np.exp(LOCS / 4)),
@@ -110,9 +115,9 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
         # Of which there is no class of its own, and whose cdf PyTorch has for positive numbers alone.
         (Mixture(dist.Gamma(*tensors(SHAPES, DISPERSION))), stats.gamma(SHAPES, scale=1 / DISPERSION), [2.0, 44, 1], 0),
     ],
-    ids=["student-t", "laplace", "log-normal", "gamma"],
+    ids=["normal", "three normals", "student-t", "laplace", "log-normal", "gamma"],
 )  # fmt: skip
-def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
+def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest, monkeypatch):
     y = np.array(y)
     np.testing.assert_allclose(prediction.mean, reference.mean().mean(0), rtol=1e-5)
     np.testing.assert_allclose(prediction.aleatoric, reference.var().mean(0), rtol=1e-4)
@@ -121,7 +126,10 @@ def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
     np.testing.assert_allclose(prediction.log_prob(at), np.log(reference.pdf(y).mean(0)), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(prediction.cdf(at), reference.cdf(y).mean(0), rtol=1e-5, atol=1e-9)
     assert lowest < 0 or (prediction.cdf(-at) == 0).all()
-    for level, values in zip((0.005, 0.5, 0.95), prediction.quantile((0.005, 0.5, 0.95)), strict=True):
+    quantiles = prediction.quantile((0.005, 0.5, 0.95))
+    monkeypatch.setattr(mixtures, "BLOCK", 1)  # one point at a time
+    assert torch.equal(prediction.quantile((0.005, 0.5, 0.95)), quantiles)
+    for level, values in zip((0.005, 0.5, 0.95), quantiles, strict=True):
         np.testing.assert_allclose(reference.cdf(values.double().numpy()).mean(0), level, rtol=1e-4)
 
     def squared(t, point):
@@ -129,43 +137,34 @@ def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest):
 
     crps = []
     for p in range(3):
-        ends = sorted((lowest, y[p], reference.mean()[0, p], 400.0))
+        ends = sorted((lowest, y[p], *reference.mean()[:, p], 400.0))
         crps += [integrate.quad(squared, a, b, args=(p,), limit=400)[0] for a, b in pairwise(ends)]
     assert bp.metrics.crps(prediction, y) == pytest.approx(np.sum(crps) / 3, rel=3e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "priors"),
-    [
-        ("poisson", {}),
-        ("negative-binomial", {"log_dispersion": stats.norm(2, 1.5)}),
-        ("student-t", {"log_noise": stats.norm(-1, 1), "log_df": stats.norm(2, 1)}),
-        ("laplace", {"log_noise": stats.norm(-1, 1)}),
-        ("normal", {"log_noise": stats.norm(-1, 1)}),
-    ],
-)
-def test_log_joints_have_the_priors_of_own_sites(name, priors):
-    """Inputs are 0, and of the weights a bias alone counts, of prior Normal(0, 1)."""
-    y, task = np.array([3.0, 0, 4, 2, 6, 1, 2, 5]), LIKELIHOODS[name][1]
-    data = bp.dataset(np.zeros((8, 1)), y, task=task, split=0, validation=0)
-    model = model_of(bp.MeanField(hidden=(), prior="normal:1", likelihood=name), data.schema)
-    log_joint, shift, scale = LogJoint(model, data.x_train, data.y_train), data.schema.y_shift, data.schema.y_scale
-    u = 0.5 * torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    values = {site: value.double().reshape(3, -1).numpy() for site, value in log_joint.sites(u).items()}
-    assert priors.keys() <= values.keys() and len(values) == 2 + len(priors)
-    own, f = {site: np.exp(values[site]) for site in priors}, values["layers.0.bias"]
-    if task == "counts":
-        mean, r = shift * np.exp(f), own.get("log_dispersion")
-        reference = stats.poisson(mean) if r is None else stats.nbinom(r, r / (r + mean))
-        log_p = reference.logpmf(y).sum(1)
-    else:
-        where = dict(loc=shift + scale * f, scale=scale * own["log_noise"])
-        kind = stats.norm if name == "normal" else stats.laplace
-        reference = stats.t(2 + own["log_df"], **where) if "log_df" in own else kind(**where)
-        log_p = reference.logpdf(y).sum(1)
-    for site, value in values.items():
-        log_p = log_p + priors.get(site, stats.norm(0, 1)).logpdf(value)[:, 0]
-    np.testing.assert_allclose(log_joint.log_density(u), log_p, rtol=1e-5, atol=1e-3)
+def negative_binomial(f, w):
+    r = w["log_dispersion"].exp()
+    return dist.NegativeBinomial(r, logits=(5 * f.exp() / r).log())
+
+
+NOISE, DF = dist.Normal(-1.0, 1.0), dist.Normal(2.0, 1.0)
+#: Of y, given f and the likelihood's own sites, and the priors of these.
+LAWS = {
+    "poisson": (lambda f, w: dist.Poisson(5 * f.exp()), {}),
+    "negative-binomial": (negative_binomial, {"log_dispersion": dist.Normal(2.0, 1.5)}),
+    "student-t": (lambda f, w: dist.StudentT(2 + w["log_df"].exp(), 5 + 2 * f, 2 * w["log_noise"].exp()),
+                  {"log_noise": NOISE, "log_df": DF}),
+    "laplace": (lambda f, w: dist.Laplace(5 + 2 * f, 2 * w["log_noise"].exp()), {"log_noise": NOISE}),
+    "normal": (lambda f, w: dist.Normal(5 + 2 * f, 2 * w["log_noise"].exp()), {"log_noise": NOISE}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_log_joints_have_the_priors_of_own_sites(name):
+    law, priors = LAWS[name]
+    schema = COUNTS if LIKELIHOODS[name][1] == "counts" else NUMBERS
+    data = dataset(torch.linspace(-1, 1, 8)[:, None], torch.tensor([3.0, 0, 4, 2, 6, 1, 2, 5]), schema)
+    check_log_joint(data, lambda f, w: law(f[:, 0], w), priors, likelihood=name)
 
 
 def test_commands_take_ordered_classes(tmp_path, capsys):
@@ -173,7 +172,7 @@ def test_commands_take_ordered_classes(tmp_path, capsys):
     y = np.random.default_rng(1).negative_binomial(3, 3 / (3 + 4 * np.exp(x)))
     pd.DataFrame({"x": x, "y": np.array(sizes)[np.searchsorted([1, 3, 6], y)]}).to_csv(tmp_path / "t.csv", index=False)
     file, run, predictions = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
-    train = ["train", "hidden-layer", "--data", file, "--target", "y", "--task", "ordinal", "--epochs", "100"]
+    train = ["train", "hidden-layer", "--data", file, "--target", "y", "--task", "ordinal", "--epochs", "20"]
     train += ["--num-draws", "20", "--device", "cpu", "--quiet"]
     assert main([*train, "--classes", ",".join(sizes), "--out", run]) == 0
     assert main(["evaluate", run, "--data", file, "--quiet"]) == 0

@@ -11,8 +11,8 @@ from pyro.infer import TraceMeanField_ELBO
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
+import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import elbo_of
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import FreeLinear, local_conv2d, local_linear
 from bnn_pyro.parts.local_layer import Conv2dLayer, HiddenLayer
 from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, NormalWeights
@@ -68,7 +68,7 @@ def prior_scale(column, rows, dtype=torch.float64):
 
 def check_gradient(function, inputs):
     def call(*inputs):
-        with isolated(1):  # the same noise in every call
+        with bp.isolated(1):  # the same noise in every call
             return function(*inputs)
 
     assert torch.autograd.gradcheck(call, inputs)
@@ -87,7 +87,7 @@ def same_moments(local, weights):
 @pytest.mark.parametrize(("non_linearity", "bias"), [(None, True), (F.relu, False), (torch.tanh, True)])
 def test_moments_are_those_of_sampled_weights(non_linearity, bias, draws=50_000):
     kwargs = dict(non_linearity=non_linearity, include_hidden_bias=bias)
-    with isolated(0):
+    with bp.isolated(0):
         local = layer(**kwargs).rsample((draws,))
         same_moments(local, layer(**kwargs, weight_space_sampling=True).rsample((draws,)))
     assert local.shape == (draws, 2, 4 + bias)
@@ -99,7 +99,7 @@ def test_moments_are_those_of_sampled_weights(non_linearity, bias, draws=50_000)
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_moments_of_every_position_are_those_of_sampled_weights(geometry, draws=10_000):
     one = conv_layer(*geometry)
-    with isolated(0):
+    with bp.isolated(0):
         same_moments(one.rsample((draws,)), sampled(one, draws, geometry[-1]))
 
 
@@ -135,7 +135,7 @@ def test_black_images_have_finite_gradients_and_add_nothing():
          conv.weights.variance),
     ):  # fmt: skip
         inputs = [t.detach().clone().requires_grad_() for t in (X, *parameters)]
-        with isolated(0):
+        with bp.isolated(0):
             output = draw(*inputs)
         d_X, *others = torch.autograd.grad(output.square().sum() + output.sum(), inputs)
         assert (output == 0).all() and d_X.isfinite().all() and all((d == 0).all() for d in others)
@@ -170,7 +170,7 @@ def test_a_layer_in_the_guide_alone_is_refused(elbo):
         with pyro.plate("data", 4):
             pyro.sample("h", layer(B=4, H=3, non_linearity=None, include_hidden_bias=False))
 
-    with isolated(0), pytest.raises(ValueError, match="make the model's site a HiddenLayer as well"):
+    with bp.isolated(0), pytest.raises(ValueError, match="make the model's site a HiddenLayer as well"):
         elbo(model, guide)
 
 
@@ -180,10 +180,10 @@ def test_another_prior_than_the_one_told_is_never_charged_in_its_place(bias):
     known, q = prior_scale(True, 3 + bias), FreeWeights(M, L)
     q.prior_scale = known
     own, prior = Normal(M, (L / 2).exp()), CentredNormal(known, M.shape)
-    with isolated(0), torch.no_grad():
+    with bp.isolated(0), torch.no_grad():
         q.linear(X, bias, NO_DRAWS)
     assert not q.known_kl.requires_grad and kl_divergence(q, prior).requires_grad  # one without gradients is not taken
-    with isolated(0):
+    with bp.isolated(0):
         q.linear(X, bias, NO_DRAWS)
     assert kl_divergence(q, prior) is q.known_kl
     torch.testing.assert_close(q.known_kl, kl_divergence(own, Normal(0.0, known)).sum())

@@ -12,7 +12,6 @@ from torch.distributions import Independent, Normal, kl_divergence
 from torch.func import functional_call
 
 import bnn_pyro as bp
-from bnn_pyro.isolation import isolated
 from bnn_pyro.parts import gradients, weights
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
@@ -51,7 +50,7 @@ def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece):
     mean, sd = (weights.cut(flat, shapes) for flat in (loc, F.softplus(rho)))
     slopes, scale = weights.cut(randn(20, seed=3).double(), shapes), torch.tensor(0.7, dtype=torch.float64)
     mine = dict(FlatNormals(loc, rho, shapes, [torch.full((20,), math.nan).double()]).arrays())
-    with isolated(0):
+    with bp.isolated(0):
         draws, again = ({name: q.rsample() for name, q in mine.items()} for _ in range(2))
     assert all((draws[name] != again[name]).any() for name in shapes)
     totals = [0.0, 0.0]
@@ -74,15 +73,12 @@ def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece):
 MIXTURE = ScaleMixture(torch.tensor(1.3), torch.tensor(0.04), 0.3, torch.Size())
 
 
-def test_scale_mixture_density():
+def test_scale_mixture_density_and_samples():
     w = torch.cat([torch.linspace(-4, 4, 41), torch.linspace(-0.1, 0.1, 21), torch.tensor([30.0, -200.0])])
     parts = [math.log(p) + Normal(0.0, scale).log_prob(w.double()) for p, scale in ((0.3, 1.3), (0.7, 0.04))]
     by_hand = torch.logsumexp(torch.stack(parts), 0)
     torch.testing.assert_close(MIXTURE.log_prob(w).double(), by_hand, rtol=1e-4, atol=1e-4)
-
-
-def test_scale_mixture_samples_have_its_density():
-    with isolated(3):
+    with bp.isolated(3):
         draws = MIXTURE.sample((5000,)).numpy()
     assert kstest(draws, lambda w: 0.3 * norm.cdf(w, scale=1.3) + 0.7 * norm.cdf(w, scale=0.04)).pvalue > 1e-3
     assert kstest(draws, norm(scale=draws.std()).cdf).pvalue < 1e-6  # the test can tell it from one Normal
@@ -90,7 +86,7 @@ def test_scale_mixture_samples_have_its_density():
 
 @pytest.mark.parametrize(("activation", "bias"), [("tanh", True), ("relu", False)])
 def test_a_network_by_hand_for_one_draw_and_for_many(activation, bias):
-    with isolated(0):
+    with bp.isolated(0):
         net = MLP((2, 3), (5, 4), 2, activation, bias)
     x = randn(7, 2, 3)
     draws = {name: randn(6, *p.shape, seed=i) for i, (name, p) in enumerate(net.named_parameters())}
@@ -126,7 +122,7 @@ def test_classification_likelihoods():
     torch.testing.assert_close(read(three, f).log_prob(y), f.log_softmax(-1)[torch.arange(6), y])
     two = make_likelihood(bp.Schema("classification", (1,), classes=tuple("ab")))
     assert (three.outputs, two.outputs) == (3, 1)
-    with isolated(0):
+    with bp.isolated(0):
         observed = poutine.trace(two).get_trace(f[:, :1], (y > 0).long())  # integer labels
         observed.compute_log_prob()
     torch.testing.assert_close(observed.nodes["y"]["log_prob"], F.logsigmoid(f[:, 0] * (2.0 * (y > 0) - 1)))
@@ -135,7 +131,7 @@ def test_classification_likelihoods():
 def test_mean_field_normal_starts_where_it_is_told():
     initial = {"a": randn(2, 3), "b": torch.tensor(0.5)}
     guide = MeanFieldNormal(initial, init_scale=0.02)
-    with isolated(0):
+    with bp.isolated(0):
         nodes = poutine.trace(guide).get_trace(None).nodes
     for name, value in initial.items():
         d = nodes[name]["fn"]
@@ -149,10 +145,7 @@ def test_mean_field_normal_starts_where_it_is_told():
 def test_variant_settings_that_are_refused():
     for settings, message in (
         ({"prior": "normla:1"}, "unknown prior 'normla'; did you mean 'normal'"),
-        ({"prior": ""}, "unknown prior ''"),
         ({"prior": "normal:0"}, "form normal:SCALE .*SCALE > 0"),
-        ({"prior": "normal:nan"}, "form normal:SCALE"),
-        ({"prior": "fan-in:1,"}, "form fan-in:SCALE"),
         ({"prior": "gamma:0,1"}, "form gamma:SHAPE,RATE"),
         ({"prior": "scale-mixture:1,2,3,4"}, "form scale-mixture:WIDE,NARROW,WEIGHT"),
         ({"prior": "scale-mixture:1,0.1,1.5"}, "wide component must lie between 0 and 1, got 1.5"),
@@ -163,7 +156,7 @@ def test_variant_settings_that_are_refused():
         ({"activation": "rleu"}, "unknown activation 'rleu'; did you mean 'relu'"),
         *[({"noise": noise}, "'learned', 'heteroscedastic', .* positive") for noise in ("leanred", "0", -2.0, "nan")],
     ):
-        with pytest.raises(bp.UserError, match=message), isolated(0):
+        with pytest.raises(bp.UserError, match=message), bp.isolated(0):
             bp.MeanField(**settings).model(SCHEMA)
 
 
@@ -187,7 +180,7 @@ def test_one_parametrisation_is_like_another(kind, draws=50_000):
         torch.testing.assert_close(getattr(q, name), expected)
     value = torch.randn(7, 3, 5, generator=G, dtype=torch.float64)
     torch.testing.assert_close(q.log_prob(value), Normal(LOC, scale).log_prob(value).sum((-1, -2)))
-    with isolated(0):
+    with bp.isolated(0):
         assert q.expand(torch.Size((2,))).sample().shape == (2, 3, 5)
         drawn = q.sample((draws,))
     assert ((drawn.mean(0) - LOC).abs() < 5 * scale / math.sqrt(draws)).all()
@@ -261,7 +254,7 @@ def joint(t, w):
     return gamma.pdf(t, SHAPE, scale=1 / RATE) * math.exp(norm.logpdf(w, scale=t**-0.5).sum())
 
 
-def test_density_and_precision_are_integrals_over_the_precision():
+def test_density_and_precision_are_integrals_over_the_precision_and_draws_have_the_density():
     prior, w = parse_prior(f"gamma:{SHAPE},{RATE}")(W), W.double().numpy()
     zeroth, first = (quad(lambda t, k=k: t**k * joint(t, w), 0, 60)[0] for k in (0, 1))
     assert prior.log_prob(W).item() == pytest.approx(math.log(zeroth), rel=1e-5)
@@ -270,12 +263,9 @@ def test_density_and_precision_are_integrals_over_the_precision():
     for own in (prior.log_prob, prior.expand([3]).log_prob, prior.precision_given):
         one = prior.precision_given if own == prior.precision_given else prior.log_prob
         torch.testing.assert_close(own(several), torch.stack([one(v) for v in several]))
-    with isolated(0):
+    with bp.isolated(0):
         assert prior.expand([3]).sample().shape == (3, 2, 3)
-
-
-def test_draws_have_the_density():
     prior = GammaNormal(torch.tensor(SHAPE), torch.tensor(RATE), torch.Size([2]))
-    with isolated(0):
+    with bp.isolated(0):
         w = prior.sample((20_000,))
     assert kstest((w.square().sum(1) * SHAPE / RATE / 2).numpy(), "f", args=(2, 2 * SHAPE)).pvalue > 1e-3

@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from conjugate import correlated, dataset
+from conjugate import correlated, dataset, model_of
 from monte_carlo import fit
 from properties import Planted, planted
 from refused import refuses
 from run_folders import reseal
 
 import bnn_pyro as bp
-from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import Posterior
 
 PROBLEM = correlated(num=20, y_shift=3.0, y_scale=2.0)
 METHODS = {"guide": bp.SVI(epochs=10), "chains": bp.MAP(epochs=10)}
@@ -52,9 +49,8 @@ def test_draws_of_a_guide(trained, monkeypatch):
     assert ((flat.std(0) / scale - 1).abs() < 5 / 1000**0.5).all()
     again, other = posterior.draw(500, seed=1), posterior.draw(500, seed=2)
     assert all(torch.equal(draws[site], again[site]) and not torch.equal(draws[site], other[site]) for site in draws)
-    refuses("at least 1, got 0", posterior.draw, 0)
     monkeypatch.setattr("bnn_pyro.posterior.BLOCK_BYTES", 4 * 20 * 3)  # 20 weights: three draws a block
-    with isolated(3):
+    with bp.isolated(3):
         sizes = [next(iter(block.values())).shape[0] for block in posterior.blocks(8)]
     assert sizes == [3, 3, 2]
 
@@ -62,10 +58,9 @@ def test_draws_of_a_guide(trained, monkeypatch):
 def test_thinning_is_even():
     """Draw d of chain c is the number 25 c + d."""
     schema = bp.Schema("regression", (1,))
-    with isolated(0):
-        model = bp.MeanField(hidden=(), bias=False, noise=1.0).model(schema)
+    model = model_of(bp.MeanField(hidden=(), bias=False, noise=1.0), schema)
     value = torch.arange(100.0).view(4, 25, 1, 1)
-    posterior = Posterior(model, schema, chains={"layers.0.weight": value})
+    posterior = bp.Posterior(model, schema, chains={"layers.0.weight": value})
     for num in (1, 2, 3, 7, 10, 33, 99, 100):
         kept = posterior.draw(num)["layers.0.weight"].flatten()
         assert len(kept) == len(kept.unique()) == num
@@ -126,11 +121,9 @@ DAMAGE = [
     ("posterior.pt", lambda blob: blob[:-1]),
     ("posterior.pt", lambda blob: blob[:999] + bytes([blob[999] ^ 1]) + blob[1000:]),
     ("posterior.json", lambda blob: blob[:-20]),
-    ("posterior.json", lambda blob: b""),
     ("posterior.json", lambda blob: b"[]"),
     ("posterior.json", lambda blob: blob.replace(b'"schema"', b'"scheme"')),
     ("posterior.json", lambda blob: blob.replace(b'"y_scale": 2.0', b'"y_scale": 1.0')),
-    ("posterior.json", lambda blob: b"\xff"),
 ]
 
 
@@ -184,7 +177,7 @@ def test_code_in_a_file_is_not_executed(saved, tmp_path, writer):
 def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
     """Var y = σ² + scale² τ² (|x|² + 1) of a linear network."""
     x = torch.tensor([[0.0, 0.0], [1.0, -2.0]])
-    schema = Schema("regression", (2,), y_shift=40.0, y_scale=8.0)
+    schema = bp.Schema("regression", (2,), y_shift=40.0, y_scale=8.0)
     data, variant = dataset(x[:0], x[:0, 0], schema, x, x[:, 0]), bp.MeanField(hidden=(), prior="normal:1.5", noise=5.0)
     posterior = bp.prior(variant, data, num_draws=4000)
     prediction = bp.predict(posterior, x, num_draws=4000)
@@ -197,5 +190,6 @@ def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
     assert torch.equal(prediction.log_prob(x[:, 0].numpy()), prediction.log_prob(x[:, 0]))
     posterior.save(tmp_path)
     assert torch.allclose(bp.predict(bp.load(tmp_path), x, num_draws=4000).mean, prediction.mean)
-    with pytest.raises(bp.UserError, match="other settings, seed or data"):  # it is no fit to go on with
-        bp.fit(variant, PROBLEM.data, out=tmp_path, resume=True, progress=False)
+    refuses(
+        "other settings, seed or data", fit, variant, PROBLEM.data, "svi", out=tmp_path, resume=True
+    )  # it is no fit

@@ -11,15 +11,9 @@ import pytest
 import torch
 from pyro.distributions import Bernoulli, Categorical, Normal
 from refused import refuses
-from scipy.optimize import brentq
-from scipy.special import logsumexp
-from scipy.stats import norm
 from zoo_problems import problem
 
 import bnn_pyro as bp
-from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
 
 KINDS = ("fixed noise", "learned noise", "heteroscedastic", "binary", "multiclass")
 
@@ -28,19 +22,19 @@ def wide(kind):
     """An untrained posterior with a q of appreciable width, and 12 inputs."""
     entry, data = problem("mean-field", kind)
     entry = replace(entry, hidden=(5, 4), init_scale=0.4)
-    with isolated(3):
+    with bp.isolated(3):
         model = entry.model(data.schema)
-        return Posterior(model, data.schema, guide=entry.guide(model), provenance={"data": "by-hand"}), data.x_train
+        return bp.Posterior(model, data.schema, guide=entry.guide(model), provenance={"data": "by-hand"}), data.x_train
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_vectorised_draws_equal_a_loop_over_draws(kind):
     posterior, x = wide(kind)
-    prediction = predict(posterior, x, num_draws=6, seed=5)
+    prediction = bp.predict(posterior, x, num_draws=6, seed=5)
     draws = posterior.draw(6, seed=5)
     for s in range(6):
         one = {site: value[s] for site, value in draws.items()}
-        with isolated(0):
+        with bp.isolated(0):
             node = poutine.trace(poutine.condition(posterior.model, data=one)).get_trace(x).nodes["y"]
         y = node["value"]
         mine = prediction.components.log_prob(y)[s]
@@ -51,7 +45,7 @@ def test_vectorised_draws_equal_a_loop_over_draws(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
     posterior, x = wide(kind)
-    default, asked = predict(posterior, x, num_draws=7, seed=1), []
+    default, asked = bp.predict(posterior, x, num_draws=7, seed=1), []
 
     def record(layer, inputs, output):
         assert not output.requires_grad, "the activations of all layers are kept"
@@ -61,7 +55,7 @@ def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
         layer.register_forward_hook(record)
     for max_memory in (20, 4 * 5 * 4, 4 * 5 * 12 * 3):
         asked.clear()
-        bounded = predict(posterior, x, num_draws=7, seed=1, max_memory=max_memory)
+        bounded = bp.predict(posterior, x, num_draws=7, seed=1, max_memory=max_memory)
         assert max(asked) <= max_memory
         for name in default.components.arg_constraints:
             a, b = (getattr(prediction.components, name) for prediction in (default, bounded))
@@ -76,68 +70,39 @@ def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
 
 def test_seeds_and_stored_draws_which_are_not_repeated():
     posterior, x = wide("fixed noise")
-    first, again, other = (predict(posterior, x, num_draws=5, seed=s).locs for s in (4, 4, 5))
+    first, again, other = (bp.predict(posterior, x, num_draws=5, seed=s).locs for s in (4, 4, 5))
     assert torch.equal(first, again) and not torch.equal(first, other)
     draws = posterior.draw(6, seed=0)
     chains = {site: value.unflatten(0, (2, 3)) for site, value in draws.items()}
-    stored = Posterior(posterior.model, posterior.schema, chains=chains)
-    prediction = predict(stored, x, num_draws=100)
-    assert prediction.num_draws == 6 and predict(stored, x, num_draws=1).num_draws == 1
-    torch.testing.assert_close(prediction.locs, predict(posterior, x, num_draws=6, seed=0).locs)
-
-
-LOCS = torch.tensor([[0.0, 5.0], [4.0, 5.0], [-1.0, -300.0]])
-SCALES = torch.tensor([[1.0, 0.1], [0.5, 2.0], [3.0, 1.0]])
-
-
-def test_mixture_moments_quantiles_and_densities():
-    prediction = Prediction(Normal(LOCS, SCALES))
-    assert prediction.mean.tolist() == pytest.approx([1.0, -290 / 3])
-    assert prediction.aleatoric.tolist() == pytest.approx([(1 + 0.25 + 9) / 3, (0.01 + 4 + 1) / 3])
-    assert prediction.epistemic[0].item() == pytest.approx((1 + 9 + 4) / 3)  # about the mean 1, by 1/S
-    levels = [0.001, 0.1, 0.5, 2 / 3, 0.999]
-    quantiles = prediction.quantile(levels)
-    assert quantiles.shape == (5, 2)
-    for b in range(2):
-        loc, scale = LOCS[:, b].double().numpy(), SCALES[:, b].double().numpy()
-
-        def cdf(y, loc=loc, scale=scale):
-            return norm.cdf(y, loc, scale).mean()
-
-        for q, found in zip(levels, quantiles[:, b].tolist(), strict=True):
-            assert found == pytest.approx(brentq(lambda y, q=q, cdf=cdf: cdf(y) - q, -400, 100, xtol=1e-12), rel=1e-5)
-        for y in (-299.0, 0.3, 5.05):
-            assert prediction.cdf(torch.tensor(y).expand(2))[b].item() == pytest.approx(cdf(y), rel=1e-6)
-            log_prob = prediction.log_prob(torch.tensor([y, y]))[b].item()
-            assert log_prob == pytest.approx(logsumexp(norm.logpdf(y, loc, scale)) - math.log(3), rel=1e-5)
-    assert prediction.cdf(torch.zeros(4, 2)).shape == (4, 2) and prediction.quantile(0.5).shape == (1, 2)
-    for wrong in (0.0, 1.0, [0.5, -1], math.nan):
-        refuses("strictly between 0 and 1", prediction.quantile, wrong)
+    stored = bp.Posterior(posterior.model, posterior.schema, chains=chains)
+    prediction = bp.predict(stored, x, num_draws=100)
+    assert prediction.num_draws == 6 and bp.predict(stored, x, num_draws=1).num_draws == 1
+    torch.testing.assert_close(prediction.locs, bp.predict(posterior, x, num_draws=6, seed=0).locs)
 
 
 def test_log_prob_is_the_log_of_the_mean_density_even_where_that_underflows():
     logits = torch.tensor([[[0.0, 1.0, -200.0]], [[3.0, 0.0, -250.0]]])
-    prediction = Prediction(Categorical(logits=logits))
+    prediction = bp.Prediction(Categorical(logits=logits))
     terms = logits.double().log_softmax(-1)[:, 0]
     for label in range(3):
         wanted = torch.logsumexp(terms[:, label], 0).item() - math.log(2)
         assert prediction.log_prob(torch.tensor([label])).item() == pytest.approx(wanted, rel=1e-6)
     assert prediction.mean[0].tolist() == pytest.approx(terms.exp().mean(0).tolist(), rel=1e-5)
     f = torch.linspace(-6, 6, 8).view(2, 4)
-    one = Prediction(Bernoulli(logits=f))
-    two = Prediction(Categorical(logits=torch.stack([torch.zeros_like(f), f], -1)))
+    one = bp.Prediction(Bernoulli(logits=f))
+    two = bp.Prediction(Categorical(logits=torch.stack([torch.zeros_like(f), f], -1)))
     for what in ("mean", "total", "aleatoric", "epistemic", "probs"):
         torch.testing.assert_close(getattr(one, what), getattr(two, what), atol=1e-6, rtol=1e-5)
     y = torch.tensor([0, 1, 1, 0])
     torch.testing.assert_close(one.log_prob(y), two.log_prob(y))
-    binary = Prediction(Bernoulli(logits=torch.tensor([[150.0], [150.0]])))
+    binary = bp.Prediction(Bernoulli(logits=torch.tensor([[150.0], [150.0]])))
     assert binary.log_prob(torch.tensor([0])).item() == pytest.approx(-150.0)
 
 
 def test_entropy_decomposition():
     """total = H[E p] = E H[p] + I(y; w): two draws that are sure of opposite classes are all epistemic."""
     logits = torch.tensor([[[60.0, 0.0], [0.0, 0.0], [1.0, 0.0]], [[0.0, 60.0], [0.0, 0.0], [0.0, 0.0]]])
-    prediction = Prediction(Categorical(logits=logits))
+    prediction = bp.Prediction(Categorical(logits=logits))
     p = np.array([1 / (1 + math.exp(-1)), 0.5])
 
     def h(p):
@@ -151,18 +116,19 @@ def test_entropy_decomposition():
 
 def test_mistakes_are_told(monkeypatch):
     posterior, x = wide("fixed noise")
-    regression, classes = predict(posterior, x, num_draws=2), predict(*wide("binary"), num_draws=2)
+    regression, classes = bp.predict(posterior, x, num_draws=2), bp.predict(*wide("binary"), num_draws=2)
     for call, words in (
-        (lambda: predict(posterior, torch.zeros(2, 4)), r"inputs have shape \(4,\).*trained on \(3,\)"),
-        (lambda: predict(posterior, torch.zeros(3)), r"inputs have shape \(\)"),
-        (lambda: predict(posterior, x[:0]), "0 rows"),
-        (lambda: predict(posterior, x, num_draws=0), "at least 1"),
+        (lambda: bp.predict(posterior, torch.zeros(2, 4)), r"inputs have shape \(4,\).*trained on \(3,\)"),
+        (lambda: bp.predict(posterior, torch.zeros(3)), r"inputs have shape \(\)"),
+        (lambda: bp.predict(posterior, x[:0]), "0 rows"),
+        (lambda: bp.predict(posterior, x, num_draws=0), "at least 1"),
         (lambda: regression.probs, "'probs' belongs to classification"),
         (lambda: classes.quantile(0.5), "'quantile' belongs to regression"),
+        *[(lambda q=q: regression.quantile(q), "strictly between 0 and 1") for q in (0.0, 1.0, [0.5, -1], math.nan)],
     ):
         refuses(words, call)
     monkeypatch.setattr(posterior.model.net, "forward", Mock(side_effect=MemoryError))
-    refuses(r"not enough memory .*max_memory", predict, posterior, x, num_draws=2)
+    refuses(r"not enough memory .*max_memory", bp.predict, posterior, x, num_draws=2)
 
 
 def test_tables_and_introductions_of_predictions_and_posteriors():
@@ -172,11 +138,11 @@ def test_tables_and_introductions_of_predictions_and_posteriors():
     data = bp.dataset(frame, (2 * frame.a).rename("<price>"))
     posterior = bp.fit("mean-field", data, bp.SVI(epochs=2), progress=False)
     for fitted in (posterior, bp.calibrate(posterior, data.x_val, data.y_val)):
-        prediction = predict(fitted, frame)
+        prediction = bp.predict(fitted, frame)
         table = prediction[[7, 3]].to_frame()
         assert list(table.index) == ["r7", "r3"]
         np.testing.assert_allclose(table["mean"], prediction.mean[[7, 3]], rtol=1e-5)
-    assert list(predict(posterior, frame.to_numpy())[:2].to_frame(index=["u", "v"]).index) == ["u", "v"]
-    refuses("to_frame .* bp.predict", Prediction(Normal(torch.zeros(2, 3), 1.0)).to_frame)
+    assert list(bp.predict(posterior, frame.to_numpy())[:2].to_frame(index=["u", "v"]).index) == ["u", "v"]
+    refuses("to_frame .* bp.predict", bp.Prediction(Normal(torch.zeros(2, 3), 1.0)).to_frame)
     for shown, words in ((data, "&lt;price&gt;"), (posterior, "epochs=2"), (prediction, "<li><code>prediction")):
         assert words in shown._repr_html_() and "<price>" not in shown._repr_html_()

@@ -185,8 +185,6 @@ QUICK = {
     "epochs": 2, "draws": 3, "warmup": 3, "chains": 2, "cycles": 1, "max_tree_depth": 2, "max_steps": 3, "members": 2,
     "map_epochs": 2, "start_epochs": 2, "samples": 2,
 }  # fmt: skip
-#: Values that are not tried: they ask for more than a test has, and rightly get it.
-COSTLY = 200
 VALUES = st.one_of(
     st.sampled_from(["0", "1", "2", "3", "-1", "0.5", "1e-3", "nan", "inf", "-inf", "1e30", "1e-30", "", ",", "3,2",
                      "3,,2", "true", "no", "None", "normal:1", "normal:0", "normal:nan", "normal", "fan-in:-1",
@@ -203,9 +201,10 @@ NAMES = sorted({f.name for table in (bp.ZOO, bp.METHODS) for kind in table.value
 
 
 def costly(text: str) -> bool:
+    """Whether a value asks for more than a test has, and rightly gets it."""
     for part in text.replace(":", ",").split(","):
         with contextlib.suppress(ValueError):
-            if float(part) > COSTLY:
+            if float(part) > 200:
                 return True
     return False
 

@@ -47,8 +47,7 @@ def test_a_folder_in_use_is_refused_until_its_holder_has_ended_in_whatever_way(t
     for argv in (["train", "--overwrite", *DATA, "--out"], ["evaluate", "--quiet"], ["train", "--resume", "--out"]):
         told = answer([*argv, str(out)])
         assert told.code == 2 and f"process {holder.pid} on a test" in told.err and "stop it" in told.err
-    with pytest.raises(bp.UserError, match="is being written to by process"):
-        bp.fit(bp.MeanField(hidden=(3,)), bp.load_data("toy-curve"), bp.SVI(epochs=2), out=out, progress=False)
+    refuses("is being written to by process", bp.fit, NET, bp.load_data("toy-curve"), SVI, out=out)
     assert {k: v for k, v in contents(out).items() if k != LOCK} == before
     holder.kill()
     holder.communicate()
@@ -143,28 +142,19 @@ def test_a_run_that_was_killed_goes_on_to_the_same_result(tmp_path, name):
     assert contents(out).keys() == contents(whole).keys()
 
 
-METHODS = {
-    "svi": bp.SVI(epochs=30),
-    "nuts": bp.NUTS(draws=8, warmup=10, chains=2, compiled="no", cores=1, max_tree_depth=3),
-    "sghmc": bp.SGHMC(epochs=20, chains=2, start="jitter"),
-}
-NET = bp.MeanField(hidden=(4,))
-
-#: Between one thread and two, in probabilities: sums that are split are rounded otherwise, over some hundred steps.
-TOLERANCE = 1e-5
+NET, SVI = bp.MeanField(hidden=(4,)), bp.SVI(epochs=30)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_the_same_seed_gives_the_same_again_and_with_two_threads(name):
-    """Again: to the last bit. With two threads: within the tolerance; chains have one each, so to the last bit."""
+def test_the_same_seed_gives_the_same_again_and_with_two_threads():
+    """Again: to the last bit. With two threads: within the tolerance."""
     former, fits = torch.get_num_threads(), []
     data = bp.load_data("breast-cancer", features=["mean radius", "mean texture"], limit=60)
     try:
         for threads in (1, 1, 2):
             torch.set_num_threads(threads)
-            fits.append(bp.fit(NET, data, METHODS[name], seed=3, progress=False, device="cpu"))
+            fits.append(bp.fit(NET, data, SVI, seed=3, progress=False, device="cpu"))
     finally:
         torch.set_num_threads(former)
-    assert all(monte_carlo.same(fits[0], again) for again in fits[1 : 3 if name == "nuts" else 2])
+    assert monte_carlo.same(*fits[:2])
     one, _, two = (bp.predict(posterior, data.x_test).mean for posterior in fits)
-    assert (one - two).abs().max() <= TOLERANCE
+    assert (one - two).abs().max() <= 1e-5  # sums that are split are rounded otherwise, over some hundred steps

@@ -1,4 +1,4 @@
-"""The estimators: scikit-learn's own checks, pickles, frames; the same as ``predict``."""
+"""The estimators: scikit-learn's own checks, pickles, frames; the same as ``predict``. Its gradient boosting."""
 
 import pickle
 
@@ -6,11 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from conjugate import dataset
 from refused import refuses
 from sklearn.base import clone
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bnn_pyro as bp
+from bnn_pyro.runs.baselines import boosted
 from bnn_pyro.sklearn import BayesianClassifier, BayesianRegressor
 
 QUICK = dict(hidden=(8,), epochs=50, lr=0.05, batch_size=0, num_draws=2, device="cpu")
@@ -80,6 +84,40 @@ def test_what_is_wrong_with_parameters_is_said():
         (BayesianRegressor("hidden-layer", "nuts"), "nuts needs"),
         (BayesianRegressor(settings={"epoch": 3}), "hidden-layer or svi 'epoch'; did you mean 'epochs'"),
         (BayesianRegressor(task="survival"), r"is for bp.fit\(.*task='survival'\)\), of times with event="),
-        (BayesianRegressor(task="ranking"), "unknown task of a regressor 'ranking'"),
     ):
         refuses(message, estimator.fit, X, Y)
+
+
+# -- gradient boosting, which runs are compared with -------------------------------------------------------------------
+G = torch.Generator().manual_seed(0)
+INPUTS, NOISE = torch.randn(550, 3, generator=G), torch.randn(550, generator=G)
+SMOOTH, PLAIN = INPUTS[:, 0] + INPUTS[:, 1].abs(), INPUTS.double().numpy()
+
+
+def boosted_by(y, **schema):
+    """By 150 rows, of 400 others."""
+    schema = bp.Schema(**{"task": "regression", "input_shape": (3,), **schema})
+    return boosted(dataset(INPUTS[:150], y[:150], schema, INPUTS[150:], y[150:]))
+
+
+def test_a_number_has_scikit_learns_prediction_and_its_cross_validated_error():
+    """On a log scale it is the logarithm that is modelled."""
+    y = SMOOTH + 0.5 * NOISE
+    prediction, about = boosted_by(y)
+    model, own = HistGradientBoostingRegressor(min_samples_leaf=7, random_state=0), y[:150].double().numpy()
+    np.testing.assert_allclose(prediction.mean, model.fit(PLAIN[:150], own).predict(PLAIN[150:]), rtol=1e-5, atol=1e-6)
+    left_out = cross_val_predict(model, PLAIN[:150], own, cv=KFold(5, shuffle=True, random_state=0))
+    assert prediction.scales[0, 0].item() == pytest.approx(np.sqrt(np.mean((own - left_out) ** 2)), rel=1e-5)
+    assert "150 training rows, 100 iterations" in about["about"] and "error on training rows left out" in about["about"]
+    scaled, about = boosted_by(y.exp(), target_scale="log")
+    torch.testing.assert_close(scaled.untransformed.mean, prediction.mean, atol=1e-4, rtol=0)
+    assert "log y" in about["about"]
+
+
+def test_classes_have_scikit_learns_probabilities_and_a_missing_one_is_not_impossible():
+    y = torch.bucketize(SMOOTH + NOISE, torch.tensor([0.0, 1.5]))
+    prediction, _ = boosted_by(y, task="classification", classes=("a", "b", "c", "never"))
+    model = HistGradientBoostingClassifier(min_samples_leaf=7, random_state=0)
+    own = model.fit(PLAIN[:150], y[:150].numpy()).predict_proba(PLAIN[150:])
+    np.testing.assert_allclose(prediction.mean[:, :3], own, atol=1e-5)
+    assert (prediction.log_prob(torch.full((400,), 3)) > -20).all()

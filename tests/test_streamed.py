@@ -1,7 +1,10 @@
-"""Rows that stay in their file give what rows in memory give, bit for bit; Parquet files are the tables they hold."""
+"""Rows in files, of arrays or Parquet, give what rows in memory give, bit for bit; so do processes that read ahead."""
 
+import os
 import pickle
+import signal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,8 +16,8 @@ from refused import refuses
 from torchvision.datasets import ImageFolder
 
 import bnn_pyro as bp
-from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.rows import Rows
+from bnn_pyro.inference.mini_batches import MiniBatches
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +56,12 @@ def alike(data, streamed):
 
 
 def test_files_of_arrays_stream_the_rows_that_they_hold(files, both):
-    data, streamed = both(lambda: load_data(files / "x.npy"))
+    data, streamed = both(lambda: bp.load_data(files / "x.npy"))
     alike(data, streamed)
     again = pickle.loads(pickle.dumps(streamed.x_train))
     assert len(pickle.dumps(streamed.x_train.source)) < 1000 and torch.equal(again[:5], data.x_train[:5])
     alike(data, bp.dataset(np.load(files / "x.npy", mmap_mode="r"), np.load(files / "y.npy")))
-    table, streamed = both(lambda: load_data(files / "table.npy", target="x3", features=["x5", "x1"]))
+    table, streamed = both(lambda: bp.load_data(files / "table.npy", target="x3", features=["x5", "x1"]))
     alike(table, streamed)
     assert table.schema.features == ("x5", "x1") and table.schema.target == "x3"
     assert torch.equal(table.x_test, data.x_test[:, [3, 0]]) and torch.equal(table.y_test, data.y_test)
@@ -87,7 +90,7 @@ def test_streamed_rows_give_the_same_posterior(name, files, both):
 
 def test_a_streamed_fit_goes_on_at_the_row_where_it_stopped(files, both, tmp_path):
     """Also where its rows are then in memory."""
-    data, streamed = both(lambda: load_data(files / "x.npy"))
+    data, streamed = both(lambda: bp.load_data(files / "x.npy"))
     fit = dict(seed=1, device="cpu", progress=False)
     method = bp.SVI(epochs=3, batch_size=32)
     whole = bp.fit("mean-field", data, method, **fit)
@@ -109,8 +112,8 @@ def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, m
     assert list((tmp_path / "cache").iterdir())
     floats = [(torch.from_numpy(generator.random((1, 4, 4), np.float32)), k % 2) for k in range(40)]
     alike(*both(lambda: bp.dataset(torch.utils.data.Subset(floats, range(40)))))
-    with pytest.raises(bp.UserError, match=r"X\[40\] is float32 \(1, 4, 5\).*resize"):
-        bp.dataset(torch.utils.data.Subset([*floats, (torch.zeros(1, 4, 5), 0)], range(41)))
+    larger = torch.utils.data.Subset([*floats, (torch.zeros(1, 4, 5), 0)], range(41))
+    refuses(r"X\[40\] is float32 \(1, 4, 5\).*resize", bp.dataset, larger)
 
 
 BAD = [
@@ -124,7 +127,7 @@ BAD = [
 
 
 def test_what_takes_all_rows_says_how_much_memory_that_is(files, both):
-    data = both(lambda: load_data(files / "x.npy"))[1]
+    data = both(lambda: bp.load_data(files / "x.npy"))[1]
     for variant, method, what in (
         ("mean-field", "nuts", "nuts takes all 210 training rows at once, 3.13e-06 GiB"),
         ("mean-field", bp.SGHMC(batch_size=0), "batch_size=0 takes all"),
@@ -142,9 +145,9 @@ def test_bad_files_of_arrays_get_one_line(files, tmp_path, monkeypatch):
         np.save(tmp_path / f"{name}.npy", values)
     (tmp_path / "broken.npy").write_bytes(b"no array")
     for name, how, message in BAD:
-        refuses(message, load_data, tmp_path / name, **how)
+        refuses(message, bp.load_data, tmp_path / name, **how)
     monkeypatch.setenv("BNN_PYRO_MEMORY", "much")
-    refuses("BNN_PYRO_MEMORY is a number of GiB", load_data, files / "x.npy")
+    refuses("BNN_PYRO_MEMORY is a number of GiB", bp.load_data, files / "x.npy")
 
 
 @pytest.fixture
@@ -187,3 +190,48 @@ def test_what_is_wrong_with_parquet_names_the_way_out(table, monkeypatch):
     for name in ("pyarrow", "fastparquet"):
         monkeypatch.setitem(sys.modules, name, None)
     refuses(r'pip install "bnn_pyro\[parquet\]"', bp.load_data, path, target="price")
+
+
+# -- augmentation drawn anew in every step, and processes that read ahead ------------------------------------------
+RNG = np.random.default_rng(0)
+DATA = bp.dataset(RNG.integers(0, 255, (60, 6, 6), dtype=np.uint8), np.arange(60) % 2, split=0, validation=12)
+METHOD = bp.SVI(epochs=5, batch_size=16, patience=3)
+KILL = {"process": 0}
+
+
+def noisy(x):
+    """Draws from two generators; of pixels between 0 and 1, of one image."""
+    assert x.shape == (1, 6, 6) and x.min() >= 0 and x.max() <= 1
+    return x + 0.3 * torch.rand(()) + 0.1 * np.random.rand()  # noqa: NPY002 (the generator that Pyro seeds)
+
+
+def killed(x):
+    """Ends the process that reads, once."""
+    if KILL["process"] not in (0, os.getpid()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def loc(method, **how):
+    return bp.fit(bp.MeanField(hidden=(4,)), DATA, method, progress=False, device="cpu", **how).guide.loc
+
+
+def test_it_is_drawn_anew_and_the_same_by_any_number_of_processes():
+    batches = MiniBatches(DATA, 0, METHOD.__class__(augment=noisy).augment)
+    (first, y), (again, _), (other, _) = (batches[step, slice(4)] for step in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other) and torch.equal(y, DATA.y_train[:4])
+    difference = (DATA.schema.unstandardise(first) - DATA.schema.unstandardise(DATA.x_train[:4])).flatten(1)
+    assert (difference.std(1) < 1e-5).all() and difference.mean(1).unique().numel() == 4
+    augmented = replace(METHOD, augment=noisy)
+    expected = loc(augmented)
+    assert not torch.equal(expected, loc(METHOD))
+    assert torch.equal(expected, loc(replace(augmented, workers=2)))
+    assert torch.equal(loc(METHOD), loc(replace(METHOD, workers=1)))
+
+
+def test_a_process_that_dies_is_said_and_a_bad_function_is_named():
+    KILL["process"] = os.getpid()
+    refuses("reads mini-batches died .* set workers to 0", loc, replace(METHOD, augment=killed, workers=1))
+    refuses("augment: .* makes .1, 3, 6. of .1, 6, 6.", loc, replace(METHOD, augment=lambda x: x[:, :3]))
+    refuses("augment: .* failed: .*division", loc, replace(METHOD, augment=lambda x: x / (1 // 0)))
+    refuses("there is no nowhere:flip", loc, replace(METHOD, augment="nowhere:flip"))

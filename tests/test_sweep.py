@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from monte_carlo import stop_at
-from run_folders import same, small_table
+from run_folders import small_table
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.files import lock_folder
@@ -150,15 +150,6 @@ def test_changed_data_are_noticed(copied, tmp_path, capsys):
     assert write(MLP, **own) == 1 and "other settings, seed or data" in results(own["out"])["fits"][0]["error"]
 
 
-def test_processes_make_the_same_fits_as_this_one(copied, tmp_path):
-    write, spec, here = copied
-    assert write(MEAN_FIELD) == 0
-    there = tmp_path / "two"
-    assert main(["sweep", str(spec), "--out", str(there), "--executor", "processes:2", "--quiet"]) == 0
-    assert len(scores(there)) == 2 and scores(there).items() < scores(here).items()
-    assert all(same(here / name, there / name) for name in scores(there))
-
-
 def test_a_signal_stops_with_the_command_that_goes_on_to_the_very_same_results(copied, tmp_path, monkeypatch, capsys):
     write, _, whole = copied
     out = tmp_path / "new"
@@ -172,10 +163,8 @@ def test_a_signal_stops_with_the_command_that_goes_on_to_the_very_same_results(c
     assert write(MLP, MEAN_FIELD, out=out) == 0 and len(scores(out)) == 4 and scores(out) == scores(whole)
 
 
-def test_options_and_folders_in_use_are_refused(made, tmp_path, capsys):
+def test_folders_in_use_are_refused(made, tmp_path, capsys):
     spec, out, _ = made
-    assert main(["sweep", str(spec), "--out", str(tmp_path / "new"), "--quiet", "--cores", "-1"]) == 2
-    assert "cores must be a number of processes" in capsys.readouterr().err
     (mine := tmp_path / "mine").mkdir()
     (mine / "thesis.tex").write_text("mine")
     assert sweep(spec, mine) == 2 and "exists and is not a sweep" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from scipy import stats
 from test_parts import read
 
 import bnn_pyro as bp
-from bnn_pyro.isolation import isolated
 from bnn_pyro.metrics.metric import concordant
 from bnn_pyro.parts.components import LogNormalTimes, WeibullTimes, without_inputs
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
@@ -58,7 +57,7 @@ def test_densities_and_tails_are_scipys(name):
     one = TimeMixture(type(d)(d.loc[None], d.scale[None]))
     np.testing.assert_allclose(one.quantile([0.1, 0.9]), reference.ppf([[0.1], [0.9]]), rtol=1e-5)
     np.testing.assert_allclose(one.cdf(t), reference.cdf(t.numpy()), atol=1e-6)
-    with isolated(0):
+    with bp.isolated(0):
         draws = d.sample((2000,))[:, 1].double().numpy()
     assert stats.kstest(draws, lambda t: reference.cdf(t[:, None])[:, 1]).pvalue > 0.001
     far = (90 * f).requires_grad_()
@@ -164,7 +163,6 @@ def test_times_that_are_refused():
         ({"time": 0.0}, {"event": "died"}, "target 'time', row 7: 0 is no time, which is positive"),
         ({"died": 3}, {"event": "died"}, r"event 'died' holds 0, 1, 3; give 1 .* event='died=VALUE'"),
         ({}, {"event": "died=5"}, "training times of 'time' are censored: .* is 'died' right, and 5 an event"),
-        ({}, {"event": "dead"}, "unknown column of X .event, or --event. 'dead'; did you mean 'died'"),
         ({}, {"event": "died", "task": "regression"}, "event= .--event. is for task='survival', and the task is"),
         ({}, {"task": "survival"}, "takes a time and an event, and there are 1 columns; give event="),
         ({}, {"event": np.ones(3)}, "event 'event' has 3 values, and the times time 60"),
@@ -181,7 +179,7 @@ def test_commands_take_times(tmp_path, capsys):
     table = pd.DataFrame({"x": x[:, 0], "z": x[::-1, 0], "time": time, "status": np.where(event, 2, 1)})
     table.to_csv(tmp_path / "t.csv", index=False)
     file, run, predictions = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
-    train = ["train", "hidden-layer", "--data", file, "--target", "time", "--epochs=300", "--device=cpu", "--quiet"]
+    train = ["train", "hidden-layer", "--data", file, "--target", "time", "--epochs=120", "--device=cpu", "--quiet"]
     assert main([*train, "--event", "status", "--out", run]) == 2 and "holds 1, 2" in capsys.readouterr().err
     assert main([*train, "--event", "status=2", "--num-draws", "20", "--out", run]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -19,7 +19,6 @@ from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.run import main
 from bnn_pyro.settings import Settings, setting
-from bnn_pyro.zoo import ZOO, MeanField
 
 
 class PoissonMixture(Mixture):
@@ -39,7 +38,7 @@ class Poisson(Likelihood):
 
 
 @dataclass(frozen=True)
-class Counts(MeanField):
+class Counts(bp.MeanField):
     hidden: tuple[int, ...] = field(default=(4,))
     summary: ClassVar[str] = "Counts by a Poisson regression"
 
@@ -49,7 +48,7 @@ class Counts(MeanField):
 
 @pytest.mark.filterwarnings("ignore:the gradient was not compiled")
 def test_every_command_takes_a_likelihood_of_the_users_own(tmp_path, monkeypatch):
-    monkeypatch.setitem(ZOO, "counts", Counts)
+    monkeypatch.setitem(bp.ZOO, "counts", Counts)
     x = np.random.default_rng(0).uniform(-1, 1, 90)
     table = pd.DataFrame({"x": x, "count": np.random.default_rng(1).poisson(np.exp(1 + x))})
     table.to_csv(tmp_path / "counts.csv", index=False)

@@ -9,9 +9,7 @@ from torch import nn
 from torch.distributions import Normal
 
 import bnn_pyro as bp
-from bnn_pyro.inference import METHODS
 from bnn_pyro.inference.log_joint import LogJoint
-from bnn_pyro.zoo import ZOO
 
 NUM, FEATURES = 12, 3
 # Settings that make a method quick, whichever of them it has.
@@ -35,7 +33,7 @@ def fields(kind):
 
 def quick(method):
     settings = QUICK | ({"lr": 1e-3} if method in ("sghmc", "sgld") else {})  # the noise of 5 rows is large
-    return METHODS[method](**{k: v for k, v in settings.items() if k in fields(METHODS[method])})
+    return bp.METHODS[method](**{k: v for k, v in settings.items() if k in fields(bp.METHODS[method])})
 
 
 @lru_cache
@@ -44,12 +42,12 @@ def problem(name, task, proper=False):
     kind, settings = TASKS[task]
     settings = dict(settings)
     classes = tuple("abc"[: settings.pop("classes", 0)])
-    if not all(k in fields(ZOO[name]) for k in settings):
+    if not all(k in fields(bp.ZOO[name]) for k in settings):
         pytest.skip(f"{name} has no {task}")
-    small = {k: v for k, v in dict(hidden=(4,), channels=(2,), init_scale=0.01).items() if k in fields(ZOO[name])}
-    if proper and "prior" in fields(ZOO[name]) and ZOO[name]().prior == "log-uniform":
+    small = {k: v for k, v in dict(hidden=(4,), channels=(2,), init_scale=0.01).items() if k in fields(bp.ZOO[name])}
+    if proper and "prior" in fields(bp.ZOO[name]) and bp.ZOO[name]().prior == "log-uniform":
         small["prior"] = "fan-in:1"
-    shape = (1, 4, 4) if getattr(ZOO[name], "images_only", False) else (FEATURES,)
+    shape = (1, 4, 4) if getattr(bp.ZOO[name], "images_only", False) else (FEATURES,)
     schema = bp.Schema(kind, shape, classes=classes, y_shift=0.0 if classes else 5.0, y_scale=1.0 if classes else 2.0)
     g = torch.Generator().manual_seed(8)
     x = torch.randn(NUM, *shape, generator=g)
@@ -57,11 +55,11 @@ def problem(name, task, proper=False):
     y = y.round() if kind == "counts" else y
     y = y.abs().add(0.1) * torch.tensor([1, 1, -1]).repeat(NUM // 3) if kind == "survival" else y  # some are censored
     data = dataset(x, y, schema, x[:7] + 0.1, y[:7])
-    if "backbone" in fields(ZOO[name]):  # its backbone, trained for a moment
+    if "backbone" in fields(bp.ZOO[name]):  # its backbone, trained for a moment
         small["backbone"] = bp.fit(bp.MLP(hidden=(4,)), data, quick("map"), seed=8, progress=False, device="cpu")
-    if "module" in fields(ZOO[name]):  # a function that makes one
+    if "module" in fields(bp.ZOO[name]):  # a function that makes one
         small["module"] = partial(own_network, 2 if settings.get("noise") == "heteroscedastic" else 1)
-    return ZOO[name](**small, **settings), data
+    return bp.ZOO[name](**small, **settings), data
 
 
 def own_network(outputs, schema):
@@ -69,10 +67,10 @@ def own_network(outputs, schema):
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs))
 
 
-def check_log_joint(data, law, priors, **settings):
+def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
     """Three chains of a linear network: ``law(f, w)`` is that of y, and ``priors`` those of the likelihood's own sites.
 
-    Of all rows, of a mini-batch that stands for all, and of one of each chain's own.
+    Of all rows, of a mini-batch that stands for all, and of one of each chain's own. offset: what is added to f.
     """
     x, y, sites = data.x_train, data.y_train, ("layers.0.weight", "layers.0.bias")
     with bp.isolated(0):
@@ -85,7 +83,8 @@ def check_log_joint(data, law, priors, **settings):
     def expected(x, y, weight=1.0):
         total = []
         for w in [{site: value[s] for site, value in log_joint.sites(u).items()} for s in range(3)]:
-            likelihood = law(x @ w[sites[0]].T + w[sites[1]], w).log_prob(y).sum()
+            f = x[:, : w[sites[0]].shape[1]] @ w[sites[0]].T + w[sites[1]] + offset(x)
+            likelihood = law(f, w).log_prob(y).sum()
             total.append(weight * likelihood + sum(prior.log_prob(w[site]).sum() for site, prior in priors.items()))
         return torch.stack(total).double()
 
