@@ -33,6 +33,8 @@ FILE, FORMAT = "calibration.json", 1
 AS_THEY_ARE = ("column", "epistemic", "borders", "num_draws", "seed")
 #: Every method: the task that it is for.
 METHODS = {name: task for name, (*_, task) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
+#: The task in ``DEFAULTS`` that another one is a kind of.
+KINDS = {"ordinal": "classification", "counts": "regression"}
 DEFAULTS = {"regression": "normalised", "classification": "lac", "targets": "joint"}
 #: In place of a column's name: thirds of the rows by their predicted uncertainty.
 UNCERTAINTY = "uncertainty"
@@ -74,7 +76,7 @@ def calibrate(
     posterior.schema.need_uncensored("calibrate")
     made = posterior if isinstance(posterior, Calibrated) else Calibrated(posterior, num_draws=num_draws, seed=seed)
     schema, classes = made.schema, len(made.schema.classes)
-    task = {"ordinal": "classification", "counts": "regression"}.get(schema.task, schema.task)
+    task = KINDS.get(schema.task, schema.task)
     method = DEFAULTS[task] if method is None else method
     names = [name for name, of in METHODS.items() if of == task or (of == "two classes" and classes == 2)]
     if method not in names:
@@ -269,21 +271,26 @@ class Adaptive:
 # -- rows --------------------------------------------------------------------------------------------------------------
 def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
     """Digests of the calibration rows. Raises UserError where some calibrated before, or trained (duplicates may)."""
-    digests, trained = row_digests(x, y), made.posterior.rows
+    digests = row_digests(x, y)
     if bool(torch.isin(digests, made.rows).any()):
         raise UserError("some of these rows calibrated this posterior before; a second step takes other rows")
-    if trained is None:
+    if made.posterior.rows is None:
         warnings.warn("this posterior was saved without fingerprints of its training rows, so it is up to you that "
                       "none of them calibrates it", stacklevel=3)  # fmt: skip
         return digests
-    used = int(torch.isin(digests, trained).sum())
-    _, times = trained.unique(return_counts=True)
-    twice = (int(times[times > 1].sum()) + 0.5) / (len(trained) + 1)
-    if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES:
+    if used := fitted_rows(made.posterior, digests):
         raise UserError(f"{used:,} of {len(digests):,} calibration rows trained this posterior or stopped its "
                         "training: it fits them better than new ones; hold other rows back (--data FILE), or "
                         "train with --conformal 0.9, which sets some aside")  # fmt: skip
     return digests
+
+
+def fitted_rows(posterior: Posterior, digests: Tensor) -> int:
+    """How many of these rows trained a posterior or stopped its training; 0 where duplicates explain them."""
+    used = int(torch.isin(digests, posterior.rows).sum())
+    _, times = posterior.rows.unique(return_counts=True)
+    twice = (int(times[times > 1].sum()) + 0.5) / (len(posterior.rows) + 1)
+    return used if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES else 0
 
 
 def one_number(values: Tensor) -> np.ndarray:
