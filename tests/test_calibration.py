@@ -10,7 +10,7 @@ import torch
 from pyro.distributions import Normal, Poisson
 from refused import refuses
 from scipy.optimize import brentq
-from scipy.stats import binom, kstest
+from scipy.stats import beta, binom, kstest
 from sklearn.isotonic import isotonic_regression
 from sklearn.linear_model import LogisticRegression
 from test_conformal import simulated
@@ -236,6 +236,12 @@ def test_groups_are_columns_or_labels(tmp_path):
     ):
         refuses(words, bp.calibrate, posterior, x[:100], y[:100], **how)
     refuses("exactly where calibration had labels", bp.predict, labelled, x)
+    few = min(calibrated.conformal.groups.count(town) for town in ("north", "south"))
+    k = math.ceil(0.9 * (few + 1))
+    low, high = beta.ppf([0.05, 0.95], k, few + 1 - k)
+    assert f"of the smallest group ({few}), 9 give a coverage between {low:.3f} and {high:.3f}" in by_column.note
+    named = replace(posterior.schema, columns=(Column("uncertainty"), posterior.schema.columns[1]))
+    refuses("rename the column", bp.calibrate, replace(posterior, schema=named), x, y, groups="uncertainty")
 
 
 def test_p_values_of_what_is_exchangeable_and_bets_on_others():

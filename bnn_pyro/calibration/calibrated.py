@@ -60,7 +60,7 @@ def calibrate(
 ) -> "Calibrated":
     """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
 
-    x, y: (n, *input_shape), of ``predict``, and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``.
+    x, y: (n, *input_shape) and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
         of classes, beta, isotonic-classes of two; isotonic, distribution, variance of numbers. Conformal prediction
         changes intervals and sets alone: normalised (default), local, cqr, pit, absolute of numbers; joint of several
@@ -88,14 +88,15 @@ def calibrate(
     if per_class and (groups is not None or task != "classification"):
         raise UserError("per_class is for class labels, and takes no other groups")
     check_level(level)
+    column = groups if isinstance(groups, str) else None
+    if column == UNCERTAINTY in {known.name for known, _ in schema.column_places}:
+        raise UserError(f"'{column}' means thirds by predicted uncertainty, and is a column here: rename the column")
     x = x if isinstance(x, Tensor) else inputs(x, schema)
     prediction = made.predict(x)
     targets(prediction, y)  # refuses bad ones
-    y = torch.as_tensor(y).detach().cpu()
-    y = y.long() if classes else y
+    y = torch.as_tensor(y).detach().cpu().to(torch.int64 if classes else None)
     digests = _unused(made, x, y)
     if method in SCORES:
-        column = groups if isinstance(groups, str) else None
         borders = np.quantile(one_number(prediction.total), [1 / 3, 2 / 3]).tolist() if column == UNCERTAINTY else []
         made = replace(made, column=column, borders=borders)
         groups = made.groups_of(x, prediction, groups)

@@ -7,6 +7,7 @@ Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -273,16 +274,20 @@ class Rows:
     def _words(self, level: float, infinite: np.ndarray) -> tuple[str, str]:
         """(kind, note) of intervals or sets."""
         num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
-        whom = "calibration rows" if self.conformal.groups is None else "calibration rows of its group"
-        rows = f"{num:,} {whom}" if self.conformal.groups is None else f"{whom} ({num:,} in all groups)"
+        whom, rows, least = "calibration rows", f"{num:,} calibration rows", num
+        if self.conformal.groups is not None:
+            whom, least = "calibration rows of its group", min(Counter(self.conformal.groups).values())
+            rows = f"{whom} ({num:,} in all groups)"
         what = "all targets of " * (SCORES[self.conformal.method].task == "targets")
         parts = [f"covers {what}{level:.4g} of new rows that are exchangeable with the {rows}"]
         if self.ratios is not None:
             parts = [f"covers {level:.4g} of new rows if the weights are the likelihood ratios of the covariate shift"]
-        elif self.conformal.groups is None and need <= num:
-            k = math.ceil((num + 1) * level * (1 - ROUNDING))
-            low, high = beta.ppf([0.05, 0.95], k, num + 1 - k)
-            parts.append(f"of 10 such sets of calibration rows, 9 give a coverage between {low:.3f} and {high:.3f}")
+        elif need <= least:
+            k = math.ceil((least + 1) * level * (1 - ROUNDING))
+            low, high = beta.ppf([0.05, 0.95], k, least + 1 - k)
+            smallest = "" if self.conformal.groups is None else f" of the smallest group ({least:,})"
+            words = f"of 10 such sets of calibration rows{smallest}, 9 give a coverage"
+            parts.append(f"{words} between {low:.3f} and {high:.3f}")
         if infinite.any():
             parts.append(f"{infinite.sum():,} of {len(infinite):,} exclude nothing: a level of {level:.4g} needs "
                          f"{need:,} {whom} at least")  # fmt: skip
