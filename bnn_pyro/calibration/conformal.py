@@ -187,10 +187,10 @@ class Conformal:
         """
         from sklearn.neighbors import KNeighborsRegressor
 
-        if not self.errors:
+        if not self.errors or not len(x):
             return torch.ones(len(x), dtype=torch.float64)
         near = KNeighborsRegressor(min(NEAREST, len(self.errors))).fit(self.inputs, self.errors)
-        return torch.from_numpy(near.predict(x.cpu().flatten(1)) + DRAWN * np.mean(self.errors))
+        return torch.from_numpy(near.predict(x[:].cpu().flatten(1)) + DRAWN * np.mean(self.errors))
 
     def at(
         self,
@@ -208,9 +208,10 @@ class Conformal:
         groups = np.full(num, "") if groups is None else np.asarray(groups)
         ratios, new = (None, np.ones(num)) if weights is None else (np.asarray(w, float) for w in weights)
         both = np.concatenate([np.ones(len(self.scores)) if ratios is None else ratios, new])
-        if both.shape != (len(self.scores) + num,) or len(new) != num or not ((both >= 0) & np.isfinite(both)).all():
-            raise UserError(f"weights must be likelihood ratios, finite and not negative, ({len(self.scores)},) of the "
-                            f"calibration rows and ({num},) of the new ones")  # fmt: skip
+        right = both.shape == (len(self.scores) + num,) and len(new) == num
+        if not right or not both.any() or not ((both >= 0) & (both < np.inf)).all():
+            raise UserError("weights must be likelihood ratios, finite, not negative and not all 0, "
+                            f"({len(self.scores)},) of the calibration rows and ({num},) of the new ones")  # fmt: skip
         scale = torch.ones(num, dtype=torch.float64) if x is None else self.difficulty(x)
         return Rows(self, groups, ratios, new, scale, level)
 
