@@ -51,6 +51,7 @@ def summary(run: tables.RunFacts) -> list[str]:
     if change := run.metrics.get("if_calibrated"):
         before, after = change["table"][:2]
         what, mean = ("sets", "classes a set") if run.metrics.get("class_rows") else ("intervals", "wide")
+        what = "boxes" if run.task == "targets" else what
         other, rows = "other " * run.scores_halves, f"{change['calibration_rows']} {change['data']}"
         sentences.append(
             f"{100 * change['level']:g} % {what} calibrated by {rows}, would hold {100 * after['covered']:.0f} % of "
