@@ -293,7 +293,8 @@ def test_targets_over_time_and_inputs_are_checked_and_what_has_no_effect_is_refu
         refuses("are for conformal intervals", recalibrated.predict, x, **how)
     refuses("not all 0", conformal.predict, x, weights=(np.zeros(100), np.zeros(200)))
     refuses("calibrate with such a method first", Adaptive, posterior)
-    assert bp.calibrate(posterior, x[:1], y[:1], "local").predict(x).interval(0.9).high.isinf().all()
+    few = [bp.calibrate(posterior, x[:n], y[:n], "local").predict(x).interval(0.9) for n in (1, 17, 18)]
+    assert few[0].high.isinf().all() and few[2].high.isfinite().all() and "needs 18 calibration rows" in few[1].note
 
 
 def test_rows_in_a_file_are_predicted_as_in_memory(tmp_path):

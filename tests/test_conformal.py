@@ -256,6 +256,7 @@ def test_each_row_is_scored_by_the_fit_without_its_fold():
         mean = bp.predict(alone, rest.schema.standardise(x[out])).mean
         np.testing.assert_allclose(made.scores[out], (y[out] - mean).abs(), rtol=0, atol=2e-3)
     interval, short = made.interval(data.x_train, 0.8), made.interval(data.x_train, 0.99)
+    assert "at least 43.3% of the time" in interval.note  # 0.6 − (1 − 4/24) / 5
     assert interval.kind == "conformal (cv+)" and (interval.low < interval.high).all()
     assert torch.isinf(short.low).all() and "takes 99" in short.note
     for folds, rows, entry, words in (

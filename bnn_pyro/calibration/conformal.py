@@ -291,5 +291,5 @@ class Rows:
             parts.append(f"{words} between {low:.3f} and {high:.3f}")
         if infinite.any():
             parts.append(f"{infinite.sum():,} of {len(infinite):,} exclude nothing: a level of {level:.4g} needs "
-                         f"{need:,} {whom} at least")  # fmt: skip
+                         f"{need * (1 + bool(self.conformal.errors)):,} {whom} at least")  # fmt: skip
         return f"conformal: {self.conformal.method}", "; ".join(parts)
