@@ -72,7 +72,7 @@ def test_intervals_and_sets_are_where_the_score_is_up_to_the_threshold(method):
     prediction, y = simulated(SCORES[method].task, 400)
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     conformal = Conformal.fit(method, prediction[:100], y[:100], x[:100])
-    new, y, limit = prediction[100:], y[100:], threshold(np.array(conformal.scores), 0.8)
+    new, y_own, y, limit = prediction[100:], y[:100], y[100:], threshold(np.array(conformal.scores), 0.8)
     new.guarantee = conformal.at(300, x=x[100:])
     part = new[torch.arange(300) % 2 == 0]
     if SCORES[method].task != "classification":
@@ -87,6 +87,10 @@ def test_intervals_and_sets_are_where_the_score_is_up_to_the_threshold(method):
         members, _, kind, note = new.set(0.8)
         inside, same = members.gather(1, y[:, None])[:, 0], torch.equal(part.set(0.8).members, members[::2])
     assert same and torch.equal(inside, new.guarantee.covers(new, y, 0.8))
+    own = prediction[:100]  # the row whose score is the threshold is covered
+    own.guarantee, half = conformal.at(100, x=x[:100]), slice(1, None, 2) if method == "local" else slice(None)
+    covered = own.guarantee.covers(own, y_own, 0.8)[half]
+    assert covered.sum() == math.ceil(0.8 * (len(covered) + 1))
     assert kind == f"conformal: {method}" and f"exchangeable with the {len(conformal.scores)} calibration rows" in note
 
 
