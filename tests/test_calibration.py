@@ -297,6 +297,14 @@ def test_targets_over_time_and_inputs_are_checked_and_what_has_no_effect_is_refu
     assert few[0].high.isinf().all() and few[2].high.isfinite().all() and "needs 18 calibration rows" in few[1].note
 
 
+def test_classes_are_given_by_number_or_by_name():
+    posterior, x, y = untrained("classification", rows=torch.zeros(1, dtype=torch.int64))
+    names = np.array(posterior.schema.classes)[y]
+    a, b = (bp.calibrate(posterior, x, labels, num_draws=5).conformal.scores for labels in (y, names))
+    assert a == b
+    refuses("unknown class 'z'", bp.calibrate, posterior, x, ["z", *names[1:]])
+
+
 def test_rows_in_a_file_are_predicted_as_in_memory(tmp_path):
     posterior, x, y = untrained(rows=torch.zeros(1, dtype=torch.int64))
     posterior = replace(posterior, schema=replace(posterior.schema, x_shift=(3.0, 0.0, 0.0), x_scale=(5.0, 1.0, 1.0)))

@@ -60,7 +60,7 @@ def calibrate(
 ) -> "Calibrated":
     """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
 
-    x, y: (n, *input_shape) and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``.
+    x, y: (n, *input_shape) and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``; names of classes too.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
         of classes, beta, isotonic-classes of two; isotonic, distribution, variance of numbers. Conformal prediction
         changes intervals and sets alone: normalised (default), local, cqr, pit, absolute of numbers; joint of several
@@ -93,6 +93,10 @@ def calibrate(
         raise UserError(f"'{column}' means thirds by predicted uncertainty, and is a column here: rename the column")
     x = as_inputs(x, schema)
     prediction = made.predict(x)
+    if schema.classes and not isinstance(y, Tensor) and np.asarray(y).dtype.kind in "OU":
+        if wrong := sorted({*map(str, y)} - {*schema.classes}):
+            raise unknown("class", wrong[0], schema.classes)
+        y = [schema.classes.index(str(name)) for name in y]
     checked = torch.as_tensor(targets(prediction, y))
     y = y.detach().cpu() if isinstance(y, Tensor) and not classes else checked
     digests = _unused(made, x, y)
