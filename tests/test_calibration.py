@@ -10,18 +10,18 @@ import torch
 from pyro.distributions import Normal, Poisson
 from refused import refuses
 from scipy.optimize import brentq
-from scipy.stats import binom, kstest
+from scipy.stats import beta, binom, kstest
 from sklearn.isotonic import isotonic_regression
 from sklearn.linear_model import LogisticRegression
 from test_conformal import simulated
 
 import bnn_pyro as bp
-from bnn_pyro.calibration import RECALIBRATIONS, load, martingale, monitor
+from bnn_pyro.calibration import RECALIBRATIONS, Adaptive, load, martingale, monitor
 from bnn_pyro.calibration.calibrated import METHODS
 from bnn_pyro.calibration.recalibration import CdfMap, LogitMap, log_mean_probs
 from bnn_pyro.calibration.shift import classifier_p, conformal_p, epistemic_p
 from bnn_pyro.datasets.dataset import Column
-from bnn_pyro.datasets.rows import row_digests
+from bnn_pyro.datasets.rows import OnDisk, Rows, row_digests
 from bnn_pyro.loading import load as load_plain
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.settings import plain
@@ -236,6 +236,12 @@ def test_groups_are_columns_or_labels(tmp_path):
     ):
         refuses(words, bp.calibrate, posterior, x[:100], y[:100], **how)
     refuses("exactly where calibration had labels", bp.predict, labelled, x)
+    few = min(calibrated.conformal.groups.count(town) for town in ("north", "south"))
+    k = math.ceil(0.9 * (few + 1))
+    low, high = beta.ppf([0.05, 0.95], k, few + 1 - k)
+    assert f"of the smallest group ({few}), 9 give a coverage between {low:.3f} and {high:.3f}" in by_column.note
+    named = replace(posterior.schema, columns=(Column("uncertainty"), posterior.schema.columns[1]))
+    refuses("rename the column", bp.calibrate, replace(posterior, schema=named), x, y, groups="uncertainty")
 
 
 def test_p_values_of_what_is_exchangeable_and_bets_on_others():
@@ -263,3 +269,50 @@ def test_monitor_speaks_of_what_changed():
         assert [(v.test, v.alarm) for v in found] == [(name, alarm) for name in ("inputs", "epistemic", "targets")]
     assert "a chance of 0.01 if nothing changed" in found[2].sentence
     refuses("the 100 calibration rows", monitor, calibrated, x, x)
+    refuses("y is nan at row 0", monitor, calibrated, x[:100], x[100:], y[100:] * math.nan)
+    labelled = bp.calibrate(posterior, x[:100], y[:100], groups=["a"] * 100, num_draws=20)  # its scores have no groups
+    found = [monitor(one, x[:100], x[100:], y[100:]) for one in (calibrated, labelled)]
+    assert found[0] == found[1]
+
+
+def test_targets_over_time_and_inputs_are_checked_and_what_has_no_effect_is_refused():
+    posterior, x, y = untrained(rows=torch.zeros(1, dtype=torch.int64))
+    conformal, recalibrated = (bp.calibrate(posterior, x[:100], y[:100], name) for name in ("normalised", "isotonic"))
+    adaptive = Adaptive(conformal)
+    covered = []
+    for given in (y[100:103], y[100:103].numpy(), y[100:103].tolist()):
+        adaptive.predict(x[100:103])
+        refuses("y is nan at row 0", adaptive.update, y[100:103] * math.nan)
+        refuses("pass one value each", adaptive.update, y[100])
+        covered.append(adaptive.update(given).tolist())
+    assert covered[0] == covered[1] == covered[2]
+    bad = torch.cat([x[:1] * math.nan, x])
+    refuses("x is not finite at row 0", conformal.predict, bad)
+    refuses("x is not finite at row 0", bp.calibrate, posterior, bad[:50], y[:50])
+    for how in ({"level": 0.5}, {"groups": ["a"] * 200}, {"weights": (np.ones(100), np.ones(200))}):
+        refuses("are for conformal intervals", recalibrated.predict, x, **how)
+    refuses("not all 0", conformal.predict, x, weights=(np.zeros(100), np.zeros(200)))
+    refuses("calibrate with such a method first", Adaptive, posterior)
+    few = [bp.calibrate(posterior, x[:n], y[:n], "local").predict(x).interval(0.9) for n in (1, 17, 18)]
+    assert few[0].high.isinf().all() and few[2].high.isfinite().all() and "needs 18 calibration rows" in few[1].note
+
+
+def test_classes_are_given_by_number_or_by_name():
+    posterior, x, y = untrained("classification", rows=torch.zeros(1, dtype=torch.int64))
+    names = np.array(posterior.schema.classes)[y]
+    a, b = (bp.calibrate(posterior, x, labels, num_draws=5).conformal.scores for labels in (y, names))
+    assert a == b
+    refuses("unknown class 'z'", bp.calibrate, posterior, x, ["z", *names[1:]])
+
+
+def test_rows_in_a_file_are_predicted_as_in_memory(tmp_path):
+    posterior, x, y = untrained(rows=torch.zeros(1, dtype=torch.int64))
+    posterior = replace(posterior, schema=replace(posterior.schema, x_shift=(3.0, 0.0, 0.0), x_scale=(5.0, 1.0, 1.0)))
+    raw = posterior.schema.unstandardise(x.double()).numpy()
+    raw.tofile(tmp_path / "rows")
+    rows = Rows(OnDisk(tmp_path / "rows", raw.dtype, raw.shape), posterior.schema, 1.0, torch.arange(len(x)))
+    x = rows[:]
+    for how in ({"method": "local"}, {"method": "cqr", "groups": "town"}, {"method": "isotonic"}):
+        memory, file = (bp.calibrate(posterior, part, y, num_draws=5, **how) for part in (x, rows))
+        assert torch.equal(memory.predict(x).interval(0.9).low, file.predict(rows).interval(0.9).low)
+    monitor(file, rows, rows)

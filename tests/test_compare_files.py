@@ -8,6 +8,7 @@ from html import unescape
 import numpy as np
 import pandas as pd
 import pytest
+from refused import refuses
 from run_folders import MEAN_FIELD, SMALL, small_table
 from scipy import stats
 from scipy.stats import poisson
@@ -107,6 +108,36 @@ def test_train_sets_half_of_the_validation_rows_aside(houses, capsys):
     assert "<h2>Guarantees</h2>" in page and "exchangeable with the 15 calibration rows" in page
 
 
+@pytest.mark.parametrize(("variant", "way"), [("mean-field", "calibrate"), ("mlp", "train … --conformal 0.9")])
+def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_path):
+    """By validation rows, or where these stopped the training by every second test row."""
+    table, run = small_table(tmp_path / "houses.csv", rows=200), tmp_path / "run"
+    code, text = said(
+        capsys, "train", variant, "--data", table, "--target", "price", "--no-baseline", "--out", run, *SMALL
+    )
+    data, posterior = RunFolder(run).recipe.load(), bp.load(run)
+    known, shown, other = (data.x_val, data.y_val), (data.x_test, data.y_test), ""
+    if variant == "mlp":
+        refuses("stopped its training", bp.calibrate, posterior, *known)
+        known, shown, other = (data.x_test[::2], data.y_test[::2]), (data.x_test[1::2], data.y_test[1::2]), "other "
+    calibrated = bp.calibrate(posterior, *known, num_draws=5)
+    content = json.loads((run / "metrics.json").read_text())["if_calibrated"]
+    assert content["calibration_rows"] == len(known[1]) and (f"`{way}" in text) and code == 0
+    for line, made in zip(content["table"], (posterior, calibrated), strict=False):
+        low, high, *_ = bp.predict(made, shown[0], num_draws=5).interval(0.9)
+        assert line["covered"] == pytest.approx(((low <= shown[1]) & (shown[1] <= high)).double().mean().item())
+        assert line["size"] == pytest.approx((high - low).mean().item(), rel=1e-5)
+    page = (run / "report.html").read_text()
+    assert "<h2>What calibration would change</h2>" in page and f"Coverage on the {other}test rows" in page
+    assert not (run / "calibration.json").exists()
+    few = small_table(tmp_path / "few.csv", rows=50)  # 8 validation and 8 test rows, and 0.9 takes 9
+    run = tmp_path / "few"
+    assert not main(
+        ["train", variant, "--data", str(few), "--target", "price", "--no-baseline", "--out", str(run), *SMALL]
+    )
+    assert "if_calibrated" not in json.loads((run / "metrics.json").read_text())
+
+
 def test_predictions_have_intervals_and_rows_are_monitored(houses, capsys):
     for name, shift in (("same", 0), ("other", 500)):
         frame = pd.read_csv(small_table(houses / f"{name}.csv", rows=120))
@@ -141,7 +172,9 @@ def test_calibrate_for_each_value_of_a_column(houses, capsys, tmp_path):
     data, calibrated = RunFolder(run).recipe.load(), bp.load(run)
     low, high, *_ = bp.predict(calibrated, data.x_test).interval(0.8)
     inside = ((low <= data.y_test) & (data.y_test <= high)).numpy()
-    done = {row["rows"]: row for row in json.loads((run / "guarantees.json").read_text())["table"][1::2]}
+    content = json.loads((run / "guarantees.json").read_text())
+    assert content["data"] == str(table)  # which `predict --monitor` reads again
+    done = {row["rows"]: row for row in content["table"][1::2]}
     for name, rows in zip(("north", "south"), data.x_test[:, 1:].T > 0, strict=True):
         held, num = inside[rows].sum(), int(rows.sum())
         ends = stats.beta.ppf(0.025, held, num - held + 1), stats.beta.ppf(0.975, held + 1, num - held)

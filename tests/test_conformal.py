@@ -72,7 +72,7 @@ def test_intervals_and_sets_are_where_the_score_is_up_to_the_threshold(method):
     prediction, y = simulated(SCORES[method].task, 400)
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
     conformal = Conformal.fit(method, prediction[:100], y[:100], x[:100])
-    new, y, limit = prediction[100:], y[100:], threshold(np.array(conformal.scores), 0.8)
+    new, y_own, y, limit = prediction[100:], y[:100], y[100:], threshold(np.array(conformal.scores), 0.8)
     new.guarantee = conformal.at(300, x=x[100:])
     part = new[torch.arange(300) % 2 == 0]
     if SCORES[method].task != "classification":
@@ -87,6 +87,10 @@ def test_intervals_and_sets_are_where_the_score_is_up_to_the_threshold(method):
         members, _, kind, note = new.set(0.8)
         inside, same = members.gather(1, y[:, None])[:, 0], torch.equal(part.set(0.8).members, members[::2])
     assert same and torch.equal(inside, new.guarantee.covers(new, y, 0.8))
+    own = prediction[:100]  # the row whose score is the threshold is covered
+    own.guarantee, half = conformal.at(100, x=x[:100]), slice(1, None, 2) if method == "local" else slice(None)
+    covered = own.guarantee.covers(own, y_own, 0.8)[half]
+    assert covered.sum() == math.ceil(0.8 * (len(covered) + 1))
     assert kind == f"conformal: {method}" and f"exchangeable with the {len(conformal.scores)} calibration rows" in note
 
 
@@ -256,6 +260,7 @@ def test_each_row_is_scored_by_the_fit_without_its_fold():
         mean = bp.predict(alone, rest.schema.standardise(x[out])).mean
         np.testing.assert_allclose(made.scores[out], (y[out] - mean).abs(), rtol=0, atol=2e-3)
     interval, short = made.interval(data.x_train, 0.8), made.interval(data.x_train, 0.99)
+    assert "at least 43.3% of the time" in interval.note  # 0.6 − (1 − 4/24) / 5
     assert interval.kind == "conformal (cv+)" and (interval.low < interval.high).all()
     assert torch.isinf(short.low).all() and "takes 99" in short.note
     for folds, rows, entry, words in (

@@ -1,6 +1,6 @@
 """Coverage and width of intervals on tables, beside MAPIE's CQR over gradient boosting.
 
-    python -m benchmarks.accuracy.guarantees uci/energy tabular/airfoil --splits 2     # prints Markdown
+    python -m benchmarks.accuracy.guarantees uci/energy --splits 20 --times 1 --models auto     # prints Markdown
 
 Four fifths of a given split's training rows train. The others and the test rows, 2,000 at most, are divided at random
 again and again into rows that calibrate and rows that test. All is at its defaults, but ``auto`` has one minute. Prints
@@ -24,12 +24,12 @@ from benchmarks.provenance import provenance, table
 from bnn_pyro.datasets import data_root
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
-#: Of the first model, (method of ``bp.calibrate``, groups); of the others the method alone.
+#: Of hidden-layer, (method of ``bp.calibrate``, groups); of the others the method alone.
 WAYS = (None, ("absolute", None), ("normalised", None), ("cqr", None), ("local", None), ("normalised", "uncertainty"))
 #: Rows that calibrate and test, at most.
 MAX_ROWS = 2000
-MODELS = (("hidden-layer", "svi"), ("mean-field", "svi"), ("mlp", "ensemble"), ("dropout-mlp", "mc-dropout"),
-          ("last-layer", "laplace"), ("auto", None))  # fmt: skip
+MODELS = {"hidden-layer": "svi", "mean-field": "svi", "mlp": "ensemble", "dropout-mlp": "mc-dropout",
+          "last-layer": "laplace", "auto": None}  # fmt: skip
 
 
 @dataclass
@@ -51,13 +51,13 @@ class Mapie:
         return {level: m.predict_interval(new.numpy())[1][..., 0].T for level, m in made.items()}
 
 
-def fits(data: bp.Dataset, x: Tensor, seed: int) -> dict[str, tuple[Any, np.ndarray]]:
+def fits(data: bp.Dataset, x: Tensor, seed: int, models: list[str]) -> dict[str, tuple[Any, np.ndarray]]:
     """{row of the table: ((x, y, new) -> intervals by level, as of :class:`Mapie`; predicted variances of rows x)}."""
     ways: dict[str, Any] = {}
-    for variant, method in MODELS:
+    for variant, method in {name: MODELS[name] for name in models}.items():
         posterior = bp.fit(variant, data, method, seed=seed, progress=False, minutes=1)
         scale = bp.predict(posterior, x).total.numpy()
-        for way in WAYS if variant == MODELS[0][0] else WAYS[2:3]:
+        for way in WAYS if variant == "hidden-layer" else WAYS[2:3]:
             words = f"`{way[0]}`" + (", thirds" if way[1] else "") if way else "not conformal"
             ways[f"{', '.join(filter(None, (variant, method)))}: {words}"] = partial(intervals, posterior, way), scale
     return ways | {"MAPIE's CQR, HistGradientBoosting": (Mapie.fit(data).intervals, scale)}
@@ -69,15 +69,14 @@ def intervals(posterior: Any, way: tuple | None, x: Tensor, y: Tensor, new: Tens
     return {level: np.stack([np.asarray(end) for end in predicted.interval(level)[:2]]) for level in LEVELS}
 
 
-def of_split(path: str, split: int, times: int) -> tuple[dict[str, np.ndarray], tuple[int, int, int]]:
+def of_split(path: str, split: int, times: int, models: list[str]) -> tuple[dict[str, np.ndarray], tuple[int, ...]]:
     """{row of the table: coverage by level, in thirds at 90 %, width in sd of y}; rows that calibrate, test, all."""
     rows = dict(splits=f"{path}.splits.npz", split=split, seed=split, task="regression")
     size = len(bp.load_data(f"{path}.csv", **rows).y_train)
     data = bp.load_data(f"{path}.csv", **rows, validation=size // 5)
     train = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])  # what calibrates stops no training
     x, y = torch.cat([data.x_val, data.x_test]), torch.cat([data.y_val, data.y_test])
-    ways = fits(train, x, split)
-    few = min(len(data.x_val), len(x[:MAX_ROWS]) // 2)
+    ways, few = fits(train, x, split, models), min(len(data.x_val), len(x[:MAX_ROWS]) // 2)
     lines: dict[str, list[list[float]]] = {row: [] for row in ways}
     for order in divisions(len(x), times, split):
         cal, test = order[:few], order[few:MAX_ROWS]
@@ -98,7 +97,7 @@ def divisions(rows: int, times: int, seed: int) -> list[np.ndarray]:
     return [random.permutation(rows) for _ in range(times)]
 
 
-def bands(rows: list[tuple[int, int, int]], times: int) -> list[str]:
+def bands(rows: list[tuple[int, ...]], times: int) -> list[str]:
     """Between which 95 % of the means lie, of scores that are independent of one another."""
     random, means = np.random.default_rng(0), []
     for _ in range(1000):
@@ -120,14 +119,15 @@ def main() -> None:
     parser.add_argument("sets", nargs="+", help="files below BNN_PYRO_DATA, without .csv; FILE.splits.npz beside them")
     parser.add_argument("--splits", type=int, default=2)
     parser.add_argument("--times", type=int, default=20, help="divisions of a split's rows that do not train")
-    options = parser.parse_args()
-    for name in options.sets:
+    parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS])
+    args = parser.parse_args()
+    for name in args.sets:
         path, lines = str(data_root() / name), []
-        every, rows = zip(*(of_split(path, split, options.times) for split in range(options.splits)), strict=True)
+        every, rows = zip(*(of_split(path, k, args.times, args.models) for k in range(args.splits)), strict=True)
         for row in every[0]:
             mean = np.mean([one[row] for one in every], 0)
             lines.append([row, *(f"{s:.1%}" for s in mean[:4]), f"{mean[4:7].min():.1%}", f"{mean[7]:.3f}"])
-        head = [f"{name}, {rows[0][0]} calibrate", *bands(rows, options.times), "worst third at 90%", "width at 90%"]
+        head = [f"{name}, {rows[0][0]} calibrate", *bands(rows, args.times), "worst third at 90%", "width at 90%"]
         print(table(head, lines))
         of = provenance()
         print(f"\n`{of['command']}`, commit {of['commit']}; {of['machine']}, {of['date'][:10]}.\n", flush=True)

@@ -6,7 +6,8 @@
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "calibrated": "METHODS Adaptive Calibrated calibrate load",
+    "calibrated": "METHODS Calibrated calibrate load",
+    "adaptive": "Adaptive",
     "conformal": "SCORES Conformal rows_needed threshold",
     "recalibration": "RECALIBRATIONS",
     "cross": "CrossConformal cross_conformal cv_plus",

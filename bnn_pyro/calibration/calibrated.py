@@ -18,7 +18,7 @@ from bnn_pyro.calibration.conformal import SCORES, Conformal
 from bnn_pyro.calibration.recalibration import RECALIBRATIONS
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.in_memory import inputs
-from bnn_pyro.datasets.rows import row_digests
+from bnn_pyro.datasets.rows import Rows, row_digests
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import write_whole
 from bnn_pyro.loading import load as load_posterior
@@ -33,6 +33,8 @@ FILE, FORMAT = "calibration.json", 1
 AS_THEY_ARE = ("column", "epistemic", "borders", "num_draws", "seed")
 #: Every method: the task that it is for.
 METHODS = {name: task for name, (*_, task) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
+#: The task in ``DEFAULTS`` that another one is a kind of.
+KINDS = {"ordinal": "classification", "counts": "regression"}
 DEFAULTS = {"regression": "normalised", "classification": "lac", "targets": "joint"}
 #: In place of a column's name: thirds of the rows by their predicted uncertainty.
 UNCERTAINTY = "uncertainty"
@@ -58,7 +60,7 @@ def calibrate(
 ) -> "Calibrated":
     """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
 
-    x, y: (n, *input_shape), of ``predict``, and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``.
+    x, y: (n, *input_shape) and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``; names of classes too.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
         of classes, beta, isotonic-classes of two; isotonic, distribution, variance of numbers. Conformal prediction
         changes intervals and sets alone: normalised (default), local, cqr, pit, absolute of numbers; joint of several
@@ -74,7 +76,7 @@ def calibrate(
     posterior.schema.need_uncensored("calibrate")
     made = posterior if isinstance(posterior, Calibrated) else Calibrated(posterior, num_draws=num_draws, seed=seed)
     schema, classes = made.schema, len(made.schema.classes)
-    task = {"ordinal": "classification", "counts": "regression"}.get(schema.task, schema.task)
+    task = KINDS.get(schema.task, schema.task)
     method = DEFAULTS[task] if method is None else method
     names = [name for name, of in METHODS.items() if of == task or (of == "two classes" and classes == 2)]
     if method not in names:
@@ -86,14 +88,19 @@ def calibrate(
     if per_class and (groups is not None or task != "classification"):
         raise UserError("per_class is for class labels, and takes no other groups")
     check_level(level)
-    x = x if isinstance(x, Tensor) else inputs(x, schema)
+    column = groups if isinstance(groups, str) else None
+    if column == UNCERTAINTY in {known.name for known, _ in schema.column_places}:
+        raise UserError(f"'{column}' means thirds by predicted uncertainty, and is a column here: rename the column")
+    x = as_inputs(x, schema)
     prediction = made.predict(x)
-    targets(prediction, y)  # refuses bad ones
-    y = torch.as_tensor(y).detach().cpu()
-    y = y.long() if classes else y
+    if schema.classes and not isinstance(y, Tensor) and np.asarray(y).dtype.kind in "OU":
+        if wrong := sorted({*map(str, y)} - {*schema.classes}):
+            raise unknown("class", wrong[0], schema.classes)
+        y = [schema.classes.index(str(name)) for name in y]
+    checked = torch.as_tensor(targets(prediction, y))
+    y = y.detach().cpu() if isinstance(y, Tensor) and not classes else checked
     digests = _unused(made, x, y)
     if method in SCORES:
-        column = groups if isinstance(groups, str) else None
         borders = np.quantile(one_number(prediction.total), [1 / 3, 2 / 3]).tolist() if column == UNCERTAINTY else []
         made = replace(made, column=column, borders=borders)
         groups = made.groups_of(x, prediction, groups)
@@ -156,7 +163,9 @@ class Calibrated:
         """
         if num_draws not in (None, self.num_draws):
             warnings.warn(f"calibrated with {self.num_draws} draws, which are taken, not {num_draws}", stacklevel=2)
-        x = x if isinstance(x, Tensor) else inputs(x, self.schema)
+        x = as_inputs(x, self.schema)
+        if self.conformal is None and not (groups is weights is level is None):
+            raise UserError("groups, weights and level are for conformal intervals, and this posterior is recalibrated")
         prediction = predict(self.posterior, x, num_draws=self.num_draws, seed=self.seed, **how)
         for _, map in self.maps:
             prediction = map.apply(prediction)
@@ -179,7 +188,7 @@ class Calibrated:
         if self.column not in places:
             raise unknown("column for groups", self.column, places)
         categories, place = places[self.column]
-        raw = self.schema.unstandardise(x.cpu().double())[:, place]
+        raw = self.schema.unstandardise(x[:].cpu().double())[:, place]
         if categories is None:
             return [f"{value:.6g}" for value in raw[:, 0].tolist()]
         known = raw.amax(1) > 0.5
@@ -234,56 +243,37 @@ def _checksum(folder: str | os.PathLike) -> str:
     return json.loads((Path(folder) / "posterior.json").read_text("utf-8"))["sha256"]
 
 
-# -- over time ---------------------------------------------------------------------------------------------------------
-class Adaptive:
-    """Adaptive conformal inference: β ← β + rate · (missed − (1 − level)) after every row (Gibbs & Candès 2021).
-
-    Over T rows the share that is covered is within about 1 / (rate · T) of the level, whatever happens to the data
-    (arXiv:2106.00170, Proposition 4.1). Intervals of a level β ≥ 1 exclude nothing; those of β ≤ 0 cover nothing.
-    """
-
-    def __init__(self, calibrated: Calibrated, level: float = 0.9, rate: float = 0.01) -> None:
-        check_level(level)
-        if calibrated.conformal is None:
-            raise UserError("adaptive intervals start from conformal ones: calibrate with such a method first")
-        if not 0 < rate < 1:
-            raise UserError(f"rate must lie strictly between 0 and 1, got {rate}; 0.01 is usual")
-        self.calibrated, self.level, self.rate, self.now = calibrated, level, rate, level
-        self._last: Prediction | None = None
-
-    def predict(self, x: Tensor, **how: Any) -> Prediction:
-        """As ``Calibrated.predict``, with intervals or sets of the level as it is now."""
-        self._last = self.calibrated.predict(x, level=self.now, **how)
-        return self._last
-
-    def update(self, y: Tensor) -> Tensor:
-        """Whether each target of the rows predicted last, (B,), was covered; the level is adapted by it."""
-        if self._last is None or y.shape != self._last.components.batch_shape[1:]:
-            raise UserError("update takes the targets of the rows that were predicted last, once")
-        covered = self._last.guarantee.covers(self._last, y, self.now)
-        self.now += self.rate * float((self.level - covered.double()).sum())
-        self._last = None
-        return covered
-
-
 # -- rows --------------------------------------------------------------------------------------------------------------
+def as_inputs(x: Any, schema: Schema) -> Tensor | Rows:
+    """Inputs as of ``predict``, standardised. Raises UserError for a tensor with a row that is not finite."""
+    x = x if isinstance(x, Tensor | Rows) else inputs(x, schema)
+    if isinstance(x, Tensor) and not (finite := x.isfinite().flatten(1).all(1)).all():
+        raise UserError(f"x is not finite at row {int(finite.int().argmin())}; leave such rows out")
+    return x
+
+
 def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
     """Digests of the calibration rows. Raises UserError where some calibrated before, or trained (duplicates may)."""
-    digests, trained = row_digests(x, y), made.posterior.rows
+    digests = row_digests(x, y)
     if bool(torch.isin(digests, made.rows).any()):
         raise UserError("some of these rows calibrated this posterior before; a second step takes other rows")
-    if trained is None:
+    if made.posterior.rows is None:
         warnings.warn("this posterior was saved without fingerprints of its training rows, so it is up to you that "
                       "none of them calibrates it", stacklevel=3)  # fmt: skip
         return digests
-    used = int(torch.isin(digests, trained).sum())
-    _, times = trained.unique(return_counts=True)
-    twice = (int(times[times > 1].sum()) + 0.5) / (len(trained) + 1)
-    if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES:
+    if used := fitted_rows(made.posterior, digests):
         raise UserError(f"{used:,} of {len(digests):,} calibration rows trained this posterior or stopped its "
                         "training: it fits them better than new ones; hold other rows back (--data FILE), or "
                         "train with --conformal 0.9, which sets some aside")  # fmt: skip
     return digests
+
+
+def fitted_rows(posterior: Posterior, digests: Tensor) -> int:
+    """How many of these rows trained a posterior or stopped its training; 0 where duplicates explain them."""
+    used = int(torch.isin(digests, posterior.rows).sum())
+    _, times = posterior.rows.unique(return_counts=True)
+    twice = (int(times[times > 1].sum()) + 0.5) / (len(posterior.rows) + 1)
+    return used if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES else 0
 
 
 def one_number(values: Tensor) -> np.ndarray:

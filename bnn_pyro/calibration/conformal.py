@@ -7,6 +7,7 @@ Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -186,10 +187,10 @@ class Conformal:
         """
         from sklearn.neighbors import KNeighborsRegressor
 
-        if not self.errors:
+        if not self.errors or not len(x):
             return torch.ones(len(x), dtype=torch.float64)
         near = KNeighborsRegressor(min(NEAREST, len(self.errors))).fit(self.inputs, self.errors)
-        return torch.from_numpy(near.predict(x.cpu().flatten(1)) + DRAWN * np.mean(self.errors))
+        return torch.from_numpy(near.predict(x[:].cpu().flatten(1)) + DRAWN * np.mean(self.errors))
 
     def at(
         self,
@@ -207,9 +208,10 @@ class Conformal:
         groups = np.full(num, "") if groups is None else np.asarray(groups)
         ratios, new = (None, np.ones(num)) if weights is None else (np.asarray(w, float) for w in weights)
         both = np.concatenate([np.ones(len(self.scores)) if ratios is None else ratios, new])
-        if both.shape != (len(self.scores) + num,) or len(new) != num or not ((both >= 0) & np.isfinite(both)).all():
-            raise UserError(f"weights must be likelihood ratios, finite and not negative, ({len(self.scores)},) of the "
-                            f"calibration rows and ({num},) of the new ones")  # fmt: skip
+        right = both.shape == (len(self.scores) + num,) and len(new) == num
+        if not right or not both.any() or not ((both >= 0) & (both < np.inf)).all():
+            raise UserError("weights must be likelihood ratios, finite, not negative and not all 0, "
+                            f"({len(self.scores)},) of the calibration rows and ({num},) of the new ones")  # fmt: skip
         scale = torch.ones(num, dtype=torch.float64) if x is None else self.difficulty(x)
         return Rows(self, groups, ratios, new, scale, level)
 
@@ -273,17 +275,21 @@ class Rows:
     def _words(self, level: float, infinite: np.ndarray) -> tuple[str, str]:
         """(kind, note) of intervals or sets."""
         num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
-        whom = "calibration rows" if self.conformal.groups is None else "calibration rows of its group"
-        rows = f"{num:,} {whom}" if self.conformal.groups is None else f"{whom} ({num:,} in all groups)"
+        whom, rows, least = "calibration rows", f"{num:,} calibration rows", num
+        if self.conformal.groups is not None:
+            whom, least = "calibration rows of its group", min(Counter(self.conformal.groups).values())
+            rows = f"{whom} ({num:,} in all groups)"
         what = "all targets of " * (SCORES[self.conformal.method].task == "targets")
         parts = [f"covers {what}{level:.4g} of new rows that are exchangeable with the {rows}"]
         if self.ratios is not None:
             parts = [f"covers {level:.4g} of new rows if the weights are the likelihood ratios of the covariate shift"]
-        elif self.conformal.groups is None and need <= num:
-            k = math.ceil((num + 1) * level * (1 - ROUNDING))
-            low, high = beta.ppf([0.05, 0.95], k, num + 1 - k)
-            parts.append(f"of 10 such sets of calibration rows, 9 give a coverage between {low:.3f} and {high:.3f}")
+        elif need <= least:
+            k = math.ceil((least + 1) * level * (1 - ROUNDING))
+            low, high = beta.ppf([0.05, 0.95], k, least + 1 - k)
+            smallest = "" if self.conformal.groups is None else f" of the smallest group ({least:,})"
+            words = f"of 10 such sets of calibration rows{smallest}, 9 give a coverage"
+            parts.append(f"{words} between {low:.3f} and {high:.3f}")
         if infinite.any():
             parts.append(f"{infinite.sum():,} of {len(infinite):,} exclude nothing: a level of {level:.4g} needs "
-                         f"{need:,} {whom} at least")  # fmt: skip
+                         f"{need * (1 + bool(self.conformal.errors)):,} {whom} at least")  # fmt: skip
         return f"conformal: {self.conformal.method}", "; ".join(parts)

@@ -5,8 +5,8 @@
     high = the ⌈level (n + 1)⌉-th smallest of μ₋ₖ(x) + s_i σ₋ₖ(x)
 
 Barber, Candès, Ramdas & Tibshirani 2021, arXiv:1905.02928, sections 1.2 and 3, there with σ = 1. Rows that are
-exchangeable are covered with a probability of at least 2 level − 1, less √(2/n) for folds of several rows (theorems 1
-and 4); of level, unless fits are unstable. With as many folds as rows it is the jackknife+.
+exchangeable are covered with a probability of at least 2 level − 1, of K < n folds less the smaller of 2 (1 − 1/K) /
+(n/K + 1) and (1 − K/n) / (K + 1) (theorems 1 and 4); of level, unless fits are unstable. K = n: the jackknife+.
 """
 
 from collections.abc import Sequence
@@ -59,8 +59,10 @@ class CrossConformal:
         pairs = [_moments(posterior, x, self.num_draws) for posterior in self.posteriors]
         means, spreads = (np.stack(values) for values in zip(*pairs, strict=True))
         low, high = cv_plus(means, spreads, self.scores, self.folds, level)
-        note = f"{len(self.scores)} rows in {len(self.posteriors)} folds; exchangeable rows are covered at least "
-        note += f"{max(0.0, 2 * level - 1):.0%} of the time, and about {level:.0%} where fits are stable"
+        n, k = len(self.scores), len(self.posteriors)
+        least = 2 * level - 1 - min(2 * (1 - 1 / k) / (n / k + 1), (1 - k / n) / (k + 1))
+        note = f"{n} rows in {k} folds; exchangeable rows are covered at least {max(0.0, least):.1%} of the time, and "
+        note += f"about {level:.0%} where fits are stable"
         if not np.isfinite(low).all():
             note = f"{len(self.scores)} rows are too few: a finite interval of {level:.0%} takes {rows_needed(level)}"
         return Interval(torch.from_numpy(low), torch.from_numpy(high), level, "conformal (cv+)", note)

@@ -9,14 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from scipy.stats import betabinom, mannwhitneyu
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from bnn_pyro.calibration.calibrated import Calibrated, one_number
+from bnn_pyro.calibration.calibrated import Calibrated, as_inputs, one_number
 from bnn_pyro.errors import UserError
+from bnn_pyro.metrics.metric import targets
 from bnn_pyro.parts.decisions import check_level
 
 #: Rows of each kind that the classifier sees at most.
@@ -57,10 +59,13 @@ def monitor(
     check_level(1 - false_alarm)
     if not isinstance(calibrated, Calibrated):
         raise UserError("monitor takes what bp.calibrate returns, which knows its calibration rows")
+    x, x_new = (as_inputs(rows, calibrated.schema) for rows in (x, x_new))
     if min(len(x), len(x_new)) < 4 or len(x) != len(calibrated.epistemic):
         raise UserError(f"monitor takes the {len(calibrated.epistemic)} calibration rows and four new rows or more, "
                         f"got {len(x)} and {len(x_new)}")  # fmt: skip
-    prediction = calibrated.predict(x_new)
+    by_label = calibrated.conformal and not calibrated.column and calibrated.conformal.groups
+    labels = [""] * len(x_new) if by_label and not calibrated.conformal.per_class else None  # scores have no groups
+    prediction = calibrated.predict(x_new, groups=labels)
     p, auroc = classifier_p(x, x_new, seed)
     results = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
     if np.ptp(calibrated.epistemic) > 0:
@@ -68,7 +73,8 @@ def monitor(
         words = f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have"
         results["epistemic"] = p, words
     if y_new is not None and calibrated.conformal is not None:
-        scores = prediction.guarantee.score(prediction, y_new.cpu()).numpy()
+        y_new = torch.as_tensor(targets(prediction, y_new))
+        scores = prediction.guarantee.score(prediction, y_new).numpy()
         peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores, seed)).max())
         results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
     verdicts = []
@@ -134,7 +140,7 @@ def martingale(p_values: np.ndarray) -> np.ndarray:
 
 
 def _flat(x: Tensor) -> np.ndarray:
-    return x.detach().cpu().double().flatten(1).numpy()
+    return x[:].detach().cpu().double().flatten(1).numpy()
 
 
 def _classifier(old: np.ndarray, new: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:

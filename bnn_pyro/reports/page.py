@@ -23,7 +23,7 @@ from markupsafe import Markup
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.reports import tables
-from bnn_pyro.reports.summary import summary
+from bnn_pyro.reports.summary import summary, way_to_calibrate
 
 DOTS_PER_INCH = 144
 #: Pixels of a page that an inch of a figure takes, where it has so many: type is of one size in all of them.
@@ -162,7 +162,10 @@ def _context(run: tables.RunFacts) -> dict[str, Any]:
         "metrics": tables.run_metrics(run),
         "targets": tables.target_table(run),
         "facts": facts_of(run),
-        "guarantees": tables.guarantees_section(run.guarantees).table if run.guarantees else None,
+        "way_to_calibrate": way_to_calibrate(run),
+        "guarantees": {**run.coverage, "table": tables.guarantees_section(run.coverage).table}
+        if run.coverage
+        else None,
         "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
     }
 

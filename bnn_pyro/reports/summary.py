@@ -48,6 +48,16 @@ def summary(run: tables.RunFacts) -> list[str]:
         )
     if coverage := list(_coverage(run)):
         sentences.append(("; before calibration " if run.guarantees else "; ").join(coverage) + ".")
+    if change := run.metrics.get("if_calibrated"):
+        before, after = change["table"][:2]
+        what, mean = ("sets", "classes a set") if run.metrics.get("class_rows") else ("intervals", "wide")
+        what = "boxes" if run.task == "targets" else what
+        other, rows = "other " * run.scores_halves, f"{change['calibration_rows']} {change['data']}"
+        sentences.append(
+            f"{100 * change['level']:g} % {what} calibrated by {rows}, would hold {100 * after['covered']:.0f} % of "
+            f"the {other}test rows, {after['size']:.3g} {mean} on average (as they are {100 * before['covered']:.0f} % "
+            f"and {before['size']:.3g}): `{way_to_calibrate(run)}`."
+        )
     if unsure := run.rows.get("uncertain", ()):
         numbers = ", ".join(row["row"] for row in unsure[:3])
         sentences.append(f"It is least sure of rows {numbers}, see below.")
@@ -66,6 +76,11 @@ def summary(run: tables.RunFacts) -> list[str]:
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
     return sentences + data + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
+
+
+def way_to_calibrate(run: tables.RunFacts) -> str:
+    """The command that makes a calibrated posterior of it."""
+    return "train … --conformal 0.9" if run.scores_halves else f"calibrate {run.folder}"
 
 
 def _classes(run: tables.RunFacts) -> Iterator[str]:
@@ -125,7 +140,7 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
 
 
 def _next_steps(run: tables.RunFacts) -> Iterator[str]:
-    rows, folder = run.provenance["rows"]["test"], run.folder
+    rows = run.provenance["rows"]["test"]
     for name, ratio in run.metrics.get("errors_by", {}).items():
         ends = "largest", "smallest"
         there, other = ends if ratio > 1 else ends[::-1]
@@ -145,7 +160,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     off = off and not run.guarantees
     if off and run.task not in ("survival", "targets"):
-        yield f"`calibrate {folder}` corrects that by rows that did not train"
+        yield f"`{way_to_calibrate(run)}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
         second = list(run.metrics["class_rows"])[1]
         yield f"a threshold on P({second}) (`predict --threshold`) finds more of the rare class; a figure says how many"

@@ -88,6 +88,16 @@ class RunFacts:
         return {k.replace(end, ""): v for k, v in self.metrics.items() if end in k}
 
     @property
+    def coverage(self) -> Mapping[str, Any]:
+        """Of intervals or sets before and after calibration; of a run without, what that would change; or {}."""
+        return self.guarantees or self.metrics.get("if_calibrated", {})
+
+    @property
+    def scores_halves(self) -> bool:
+        """Whether half of the test rows calibrated, for ``coverage`` of the others."""
+        return not self.guarantees and self.coverage.get("data", "").startswith("test rows")
+
+    @property
     def unit(self) -> str:
         """That of a number to predict where its name ends with one in brackets, as price (EUR), or ""."""
         unit = re.search(r"[\[(]([^\[\]()]+)[\])]$", str(self.recipe["data"].get("target", "")))

@@ -22,7 +22,7 @@ from bnn_pyro.reports.tables import MEANING, Section, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-FILE, CONVERGENCE, NETCDF = "diagnosis.json", "convergence.json", "posterior.nc"
+FILE, NETCDF = "diagnosis.json", "posterior.nc"
 #: How the names of the figures begin, so that they are told from the report's own.
 PREFIX = "diagnose-"
 #: How counts are written, of which effective draws are rounded down.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro import diagnostics, metrics
+from bnn_pyro.calibration.calibrated import with_calibration
 from bnn_pyro.datasets import DATASETS, TABLES, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -28,9 +29,9 @@ from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
-from bnn_pyro.runs.diagnose import CONVERGENCE
+from bnn_pyro.runs.coverage import if_calibrated
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
-from bnn_pyro.runs.folder import BOOSTING, REPLICATES, ROWS, RunFolder
+from bnn_pyro.runs.folder import BOOSTING, CONVERGENCE, REPLICATES, ROWS, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
@@ -105,16 +106,16 @@ def evaluate_run(
         paired = paired_differences(scored.prediction, made[0], data.y_test)
         scores = metrics.evaluate(made[0], data.y_test).flat()
         folder.write(BOOSTING, made[1] | {"metrics": scores, "differences": paired})
+    after, is_calibrated = None, (folder.path / "calibration.json").is_file()
+    if not is_calibrated:
+        change, after = if_calibrated(scored)
+        scored.scores.update({"if_calibrated": change} if change else {})
     _write_scores(folder, scored)  # last: where it is, all scores are
     run = folder.facts()
     if report:
-        calibrated = posterior
-        if (folder.path / "calibration.json").is_file():
-            from bnn_pyro.calibration.calibrated import with_calibration
-
+        if is_calibrated and scored.prediction is not None:
             calibrated = with_calibration(posterior, folder.path)
-        changed = scored.prediction is not None and getattr(calibrated, "maps", ())
-        after = calibrated.predict(data.x_test) if changed else None
+            after = (calibrated.predict(data.x_test), data.y_test) if calibrated.maps else None
         beside = beside if beside and beside.finite else None
         figures = figures_of(scored, beside, inputs, pruning, after) if scored.finite else {}
         folder.write("report.html", run_html(run, draw_all(figures, folder.path / "figures")))
@@ -124,7 +125,7 @@ def evaluate_run(
 
 def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], num_draws: int) -> Scored:
     """Validation rows have no intervals: settings are chosen by them, so that the test rows need not be."""
-    name, prediction = posterior.provenance.get("entry", "posterior"), None
+    name, prediction, validation = posterior.provenance.get("entry", "posterior"), None, None
     failed = failure(posterior, data, num_draws=num_draws)
     scores, replicates = {"failed": str(failed)} if failed else {}, {}
     if failed and not failed.finite:
@@ -169,7 +170,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
     for what, other in others.items():
         scores |= {f"ood_{what}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
         scores[f"ood_{what}_mean_entropy"] = other.total.mean().item()
-    return Scored(posterior, data, num_draws, prediction, others, scores, replicates)
+    return Scored(posterior, data, num_draws, prediction, others, scores, replicates, validation=validation)
 
 
 def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, dict[str, str]]:

@@ -46,7 +46,8 @@ MAX_TARGETS = 6
 class Scored:
     """A posterior on a data set.
 
-    prediction  of the test rows, None where there are none     outside  of out-of-distribution inputs, by their names
+    prediction, validation  of the test and validation rows, None where there are none
+    outside     predictions of out-of-distribution inputs, by their names
     scores      what metrics.json says                          replicates  of the metrics, on resampled test rows
     finite      whether the posterior predicts numbers at all
     """
@@ -59,6 +60,7 @@ class Scored:
     scores: dict[str, Any] = field(default_factory=dict)
     replicates: Mapping[str, np.ndarray] = field(default_factory=dict)
     finite: bool = True
+    validation: Prediction | None = None
 
     def predict(self, x: Tensor) -> Prediction:
         """The run's prediction elsewhere."""
@@ -70,9 +72,12 @@ def figures_of(
     baseline: Scored | None = None,
     inputs: Mapping[str, Tensor] | None = None,
     pruning: Mapping[str, Any] | None = None,
-    recalibrated: Prediction | None = None,
+    recalibrated: tuple[Prediction, Tensor] | None = None,
 ) -> dict[str, Callable[[], object]]:
-    """{figure: how it is drawn} of a run; inputs {name: (N, *input_shape)}, standardised, that ``outside`` is of."""
+    """{figure: how it is drawn} of a run; inputs {name: (N, *input_shape)}, standardised, that ``outside`` is of.
+
+    recalibrated: a prediction of test rows, and their targets.
+    """
     data, schema, prediction = run.data, run.data.schema, run.prediction
     posterior, trace, y = run.posterior, run.posterior.trace, run.data.y_test
     figures: dict[str, Callable[[], object]] = {}
@@ -112,9 +117,9 @@ def figures_of(
         figures["permutation-importance"] = lambda: plots.permutation_importance(explanation())
         figures["partial-dependence"] = lambda: plots.partial_dependence(explanation())
     if recalibrated is not None and schema.has_classes:
-        figures["reliability-recalibrated"] = lambda: plots.reliability(recalibrated, y, schema)
+        figures["reliability-recalibrated"] = lambda: plots.reliability(*recalibrated, schema)
     elif recalibrated is not None:
-        figures["calibration-recalibrated"] = lambda: plots.regression_calibration(recalibrated, y)
+        figures["calibration-recalibrated"] = lambda: plots.regression_calibration(*recalibrated)
     chains = posterior.chains
     if run.prediction is not None and chains is not None and next(iter(chains.values())).shape[:2].numel() > 1:
         some = slice(GROWING_ROWS)

@@ -36,22 +36,23 @@ from bnn_pyro.runs.recipe import Recipe, read_config
 if TYPE_CHECKING:
     from bnn_pyro.reports.page import Picture
 
-REPLICATES, GUARANTEES = "test-replicates.npz", "guarantees.json"
+REPLICATES, GUARANTEES, CONVERGENCE = "test-replicates.npz", "guarantees.json", "convergence.json"
 ROWS, BOOSTING = "rows.json", "boosting.json"
 FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
          "README.md", "calibration.json", ROWS, GUARANTEES, BOOSTING)  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
 NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
+COVERAGE = {"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
+            "table": [{"rows": str, "prediction": str, "covered": NUMBER, "covered_low": NUMBER,
+                       "covered_high": NUMBER, "size": NUMBER, "nll": NUMBER}]}  # fmt: skip
 #: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "metrics.json": ({"*": NUMBER, "failed": str, "targets": {"*": {"*": NUMBER}}, "class_rows": {"*": int},
                       "class_predictions": {"*": int}, "errors_by": {"*": NUMBER},
-                      "signal_to_noise_of_sites": {"*": NUMBER}}, "evaluate"),
+                      "signal_to_noise_of_sites": {"*": NUMBER}, "if_calibrated": COVERAGE}, "evaluate"),
     "convergence.json": ({"statistics": {"*": NUMBER}, "verdicts": [VERDICT]}, "evaluate"),
-    GUARANTEES: ({"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
-                  "table": [{"rows": str, "prediction": str, "covered": NUMBER, "covered_low": NUMBER,
-                             "covered_high": NUMBER, "size": NUMBER, "nll": NUMBER}]}, "calibrate"),
+    GUARANTEES: (COVERAGE, "calibrate"),
     BOOSTING: ({"about": str, "seconds": NUMBER, "metrics": {"*": NUMBER}, "differences": {"*": NUMBER}}, "evaluate"),
     ROWS: ({"note": str, "worst": [{"*": str}], "uncertain": [{"*": str}]}, "evaluate"),
     "pruning.json": ({"measure": str, "share_removed": NUMBER, "curve": [{"*": NUMBER}]}, "evaluate --prune"),

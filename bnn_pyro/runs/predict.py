@@ -1,7 +1,6 @@
 """A run's posterior calibrated by rows that did not train, and its predictions for a file of new rows."""
 
 import csv
-import math
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.calibration import calibrate, monitor
-from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, one_number, with_calibration
+from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, with_calibration
 from bnn_pyro.cells import MISSING
 from bnn_pyro.datasets import TABLES, load_inputs
 from bnn_pyro.datasets.dataset import Dataset
@@ -21,17 +20,14 @@ from bnn_pyro.datasets.prepare import inputs_of, quantities
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.errors import FitFailed, UserError, unknown
-from bnn_pyro.metrics import nll
-from bnn_pyro.metrics.metric import share_of
 from bnn_pyro.parts.decisions import check_level, columns_of, intervals_of
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.predictive import predict
+from bnn_pyro.runs.coverage import coverage_table
 from bnn_pyro.runs.evaluate import labelled, predict_with_progress
 from bnn_pyro.runs.folder import GUARANTEES, RunFolder
 from bnn_pyro.runs.recipe import Recipe, located
 
-#: Parts of the test rows, by the uncertainty that the posterior predicts.
-THIRDS = ("least uncertain third", "middle third", "most uncertain third")
 #: Rows that a message names.
 MAX_NAMED = 5
 
@@ -63,44 +59,25 @@ def calibrate_run(
         raise FitFailed(f"there is nothing to calibrate: {failed}")
     made = calibrate(posterior, x, y, method, level=level, groups=groups, num_draws=recipe.num_draws)
     done = made.provenance["calibration"]["methods"][-1]
-    rows, note = [], "there are no test rows to see it on"
+    rows, note, parts = [], "there are no test rows to see it on", {}
     if len(data.x_test):
-        pair = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed), made.predict(data.x_test)
-        order = torch.from_numpy(one_number(pair[0].total).argsort())
-        parts = {"all test rows": torch.arange(len(order)), **dict(zip(THIRDS, order.tensor_split(3), strict=True))}
+        before = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed)
+        after = made.predict(data.x_test)
         if made.column not in (None, UNCERTAINTY):
-            labels = np.array(made.groups_of(data.x_test, pair[1]))
-            for name in np.unique(labels):
-                if name not in made.conformal.groups:
-                    raise UserError(f"no calibration row has '{name}' in column '{groups}', as test rows have: give "
+            labels = np.array(made.groups_of(data.x_test, after))
+            for group in np.unique(labels):
+                if group not in made.conformal.groups:
+                    raise UserError(f"no calibration row has '{group}' in column '{groups}', as test rows have: give "
                                     "--data FILE with such rows, or leave --groups out")  # fmt: skip
-                parts[f"{groups} {name}"] = torch.from_numpy(np.flatnonzero(labels == name))
-        kinds = "predictive", ("conformal: " if made.conformal else "recalibrated: ") + done
-        for part, index in parts.items() if len(order) >= 3 else list(parts.items())[:1]:
-            for kind, p in zip(kinds, pair, strict=True):
-                rows.append({"rows": part, "prediction": kind} | _scores(p[index], data.y_test[index], level))
-        note = (pair[1].set if pair[1].has_classes else pair[1].interval)(level).note
+                parts[f"{groups} {group}"] = torch.from_numpy(np.flatnonzero(labels == group))
+        both = {"predictive": before, ("conformal: " if made.conformal else "recalibrated: ") + done: after}
+        rows = coverage_table(both, data.y_test, level, parts)
+        note = (after.set if after.has_classes else after.interval)(level).note
     source = located({"name": name or ""})["name"]
     content = {"level": level, "method": done, "data": source, "calibration_rows": len(x), "note": note}
     made.write(folder.path)
     folder.write(GUARANTEES, content | {"table": rows})
     return content | {"table": rows}
-
-
-def _scores(prediction: Prediction, y: Tensor, level: float) -> dict[str, float | None]:
-    """Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size, and NLL in nats.
-
-    Of several targets the coverage of all at once, and the geometric mean of their widths.
-    """
-    if prediction.has_classes:
-        sets = prediction.set(level)
-        covered, size = sets.members.gather(1, y.long()[:, None])[:, 0], sets.members.double().sum(1).mean()
-    else:
-        sets = prediction.interval(level)
-        covered, size = (sets.low <= y) & (y <= sets.high), one_number(sets.high - sets.low).mean()
-        covered = covered.view(len(y), -1).all(1)
-    numbers = dict(zip(("covered", "covered_low", "covered_high"), share_of(covered.numpy()), strict=True))
-    return numbers | {"size": size.item() if math.isfinite(size) else None, "nll": nll(prediction, y)}
 
 
 # -- a file of new rows ------------------------------------------------------------------------------------------------
