@@ -200,7 +200,8 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row, (N,)."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        best = self.predict_proba(X).argmax(1)  # raises where it is not fitted
+        return self.classes_[best]
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Class probabilities, averaged over the draws, (N, K)."""
