@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 OUT = 3
 
@@ -131,13 +132,18 @@ class Wrong(nn.Module):
         super().__init__()
         self.how, self.layer, self.calls = how, nn.Linear(24, OUT), 0
         self.register_buffer("seen", torch.zeros(()))
-        if how == "unregistered":
-            self.others = [nn.Linear(3, 3)]
+        own = {"unregistered": [nn.Linear(3, 3)], "nested": {"a": (nn.Linear(3, 3),)}, "plain": torch.ones(3)}
+        self._others = own.get(how)
+        if how == "plain":
+            self._others.requires_grad_()
+        if how in ("y", "data", "empty"):
+            self.register_parameter(how, nn.Parameter(torch.ones(int(how != "empty"))))
 
     def forward(self, x):
         if self.how == "in place":
             x.mul_(2)
-        f = self.layer(x.flatten(1))
+        x = x.flatten(1)
+        f = checkpoint(self.layer, x, use_reentrant=False) if self.how == "checkpoint" else self.layer(x)
         if self.how == "random":
             f = F.dropout(f, 0.5)
         if self.how == "remembers":
@@ -145,6 +151,14 @@ class Wrong(nn.Module):
             f = f + self.calls
         if self.how == "rows":
             f = f - f.mean(0)
+        if self.how == "earlier rows":
+            f = f.cumsum(0)
+        if self.how == "training" and self.training:
+            f = f, f
+        if self.how == "fails in training" and self.training:
+            f = f.view(-1, 7)
+        if self.how == "bounded":
+            self.layer.weight.data.clamp_(-1, 1)
         if self.how == "weights":
             self.layer.weight.data.mul_(0.9)
         if self.how == "nan":

@@ -122,7 +122,8 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
 
 def test_a_description_has_what_each_site_has_learned():
     """By formulas from μ and σ; the KL of all sites is that of the ELBO, which one draw with its q also has."""
-    entry = bp.Bayesian(made("linear"), where="0", prior={"0.weight": "pretrained:0.5", "*": "normal:2"})
+    prior = {"0.weight": "pretrained:0.5", "*": "normal:2"}
+    entry = bp.Bayesian(made("linear"), where="0", frozen="3.bias", prior=prior)
     posterior = fit(entry, bp.SVI(epochs=4, batch_size=10, lr=0.1))
     table = posterior.describe().set_index("site")
     guide = posterior.guide.random
@@ -134,6 +135,7 @@ def test_a_description_has_what_each_site_has_learned():
         ratio = (loc[site].abs() / scale[site]).median().item()
         assert table.loc[site, "|μ|/σ"] == pytest.approx(ratio, rel=0.3)
     assert table.loc["3.weight", ["KL", "σ/prior", "|μ|/σ"]].isna().all()
+    assert table["sampled"].tolist()[2:] == ["point", "frozen"] and list(table.index)[2:] == ["3.weight", "3.bias"]
 
 
 def test_batch_statistics_are_those_of_each_draw_on_the_training_rows():
@@ -196,11 +198,20 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)).double(), "is torch.float64, and inputs are float32"),
         (lambda: nn.Flatten(), "Flatten has no parameters"),
         (lambda: nn.Linear(6, OUT), r"shape \(2, 4, 3\) for 2 rows; they must be \(2, 3\) for the 3 classes"),
-        (lambda: Wrong("unregistered"), "'others' of Wrong holds parameters that are not registered"),
+        *((lambda how=how: Wrong(how), "'_others' of Wrong holds .* not registered") for how in ("nested", "plain")),
+        (lambda: Wrong("unregistered"), "'_others' of Wrong holds parameters that are not registered"),
+        (lambda: Wrong("y"), "a parameter of the network is called 'y', as another site is"),
+        (lambda: Wrong("data"), "a parameter of the network is called 'data', as another site is"),
+        (lambda: Wrong("empty"), "parameter 'empty' of Wrong has no numbers"),
+        (lambda: Wrong("checkpoint"), "no gradient by other weights .* checkpoints of activations"),
+        (lambda: Wrong("training"), r"Wrong gives tuple in training mode, and outputs of shape \(40, 3\) out of it"),
+        (lambda: Wrong("fails in training"), "Wrong fails in training mode: shape"),
+        (lambda: Wrong("bounded"), r"changes its own 'layer\.weight' in a forward pass"),
         (lambda: Wrong("in place"), "changes its inputs in place"),
         (lambda: Wrong("random"), "other outputs for the same inputs"),
         (lambda: Wrong("remembers"), "other outputs for the same inputs"),
         (lambda: Wrong("rows"), "depend on the other rows of a batch"),
+        (lambda: Wrong("earlier rows"), "depend on the other rows .*batch_first=True"),
         (lambda: Wrong("weights"), r"changes its own 'layer\.weight' out of training mode"),
         (lambda: Wrong("nan"), "Wrong gives outputs that are not finite for training rows"),
         (lambda: Wrong("buffer"), "changes its own 'seen' out of training mode"),

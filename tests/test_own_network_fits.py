@@ -173,7 +173,9 @@ def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
     assert main(["train", "my-network", *own, "--prior", "fan-in:2", *short]) == 0
     config = json.loads((tmp_path / "run/config.json").read_text())
     assert config["variant_settings"]["module"] == "mynets:small" and config["variant_settings"]["prior"] == "fan-in:2"
-    assert "variance ratio" in (tmp_path / "run/report.html").read_text()
+    report, sites = ((tmp_path / "run" / name).read_text() for name in ("report.html", "sites.json"))
+    shares = [int(site["KL, nats"].split("(")[1].rstrip("%)")) for site in json.loads(sites)["sites"]]
+    assert "variance ratio" in report and "<td>10×64</td>" in report and len(shares) == 2 and abs(sum(shares) - 100) < 2
     capsys.readouterr()
     assert main(["evaluate", out, "--quiet"]) == 2  # nothing is imported that was not asked for
     assert "--module package.module:function" in capsys.readouterr().err

@@ -22,6 +22,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.errors import UserError, first_line, unknown
 
@@ -46,16 +47,19 @@ def own_copy(module: nn.Module) -> nn.Module:
             raise UserError(f"'{key}' of {name} is lazy and has no shape yet; call the module once with inputs before")
     for key, value in module.named_parameters():
         if value.dtype != torch.float32:
-            raise UserError(f"parameter '{key}' of {name} is {value.dtype}, and inputs are float32; use {name}.float()")
+            way = f"use {name}.float()" if value.is_floating_point() else "make it a buffer, or parameters of its parts"
+            raise UserError(f"parameter '{key}' of {name} is {value.dtype}, and inputs are float32; {way}")
+        if not value.numel():
+            raise UserError(f"parameter '{key}' of {name} has no numbers; leave it out")
     if (where := next(_unregistered(module), None)) is not None:
         raise UserError(f"'{where}' of {name} holds parameters that are not registered, which nobody would train; use "
-                        "nn.ModuleList, nn.ModuleDict or nn.ParameterList")  # fmt: skip
+                        "nn.Parameter, nn.ParameterList, nn.ModuleList or nn.ModuleDict")  # fmt: skip
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
     try:
         copied = copy.deepcopy(module)
     except Exception as error:  # whatever a user's own network raises
-        raise UserError(f"{name} cannot be copied ({first_line(error)})") from error
+        raise UserError(f"{name} cannot be copied ({first_line(error)}); copy.deepcopy(module) must work") from error
     for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
     return copied
@@ -82,15 +86,13 @@ def imported(text: str) -> Callable[..., Any]:
 
 
 def _unregistered(module: nn.Module) -> Iterator[str]:
-    """Attributes, of the module or its parts, with parameters in a plain list, tuple or dict."""
-    known = {id(p) for p in module.parameters()}
+    """Attributes, of the module or its parts, with parameters as plain tensors or in lists, tuples and dicts."""
+    known, torchs = {id(p) for p in module.parameters()}, vars(nn.Module())
     for path, part in module.named_modules():
         for key, value in vars(part).items():
-            if key.startswith("_") or not isinstance(value, list | tuple | dict):
-                continue
-            for item in value.values() if isinstance(value, dict) else value:
+            for item in () if key in torchs else tree_leaves(value):
                 own = item.parameters() if isinstance(item, nn.Module) else (item,)
-                if any(isinstance(p, nn.Parameter) and id(p) not in known for p in own):
+                if any(isinstance(p, Tensor) and p.requires_grad and p.is_leaf and id(p) not in known for p in own):
                     yield f"{path}.{key}".lstrip(".")
 
 
@@ -279,6 +281,8 @@ def check_pure(net: nn.Module, x: Tensor) -> None:
     if not torch.allclose(net(x), f, **tolerance):
         raise UserError(f"{name} gives other outputs for the same inputs out of training mode: it is random, or "
                         "remembers calls; dropout must be nn.Dropout, or F.dropout(x, p, self.training)")  # fmt: skip
-    if not torch.allclose(net(x[:1]), f[:1], **tolerance):
+    # By the first row and the last: of a recurrent layer that takes rows for time, the first depends on no other.
+    if not all(torch.allclose(net(x[i]), f[i], **tolerance) for i in (slice(1), slice(len(x) - 1, None))):
         raise UserError(f"the outputs of {name} for a row depend on the other rows of a batch, out of training mode; "
-                        "normalise within a row, or by batch normalisation with running statistics")  # fmt: skip
+                        "normalise within a row, or by running statistics; recurrent layers and attention that take "
+                        "rows first need batch_first=True")  # fmt: skip

@@ -25,7 +25,7 @@ import copy
 import math
 import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -39,7 +39,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import LAYERS
 from bnn_pyro.parts.nets import in_mode, outputs_seen
@@ -67,6 +67,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
     with in_mode(net, training=False), named_index(net):
         check_pure(net, rows[:8])
         _check_values(net, rows, model.likelihood.has_classes)
+        _check_training(net, rows)
         ignored = _without_gradient(net, rows)
     q = getattr(guide, "random", guide)
     share, widest = SHARE, math.nan
@@ -110,13 +111,43 @@ def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
                       "softmax or sigmoid out", stacklevel=2)  # fmt: skip
 
 
+@torch.no_grad()
+def _check_training(net: nn.Module, x: Tensor) -> None:
+    """Raises UserError where a pass in training mode fails, changes weights, or gives outputs of another shape."""
+    name, shape = type(net).__name__, net(x).shape
+    values = {n: value.clone() for n, value in (*net.named_parameters(), *net.named_buffers())}
+    with isolated(0), in_mode(net, training=True):
+        for n, p in net.named_parameters():  # far away, where a norm is beyond its bound
+            values[n] += 30 * _typical(p) * torch.randn_like(p)
+        w = {n: values[n].clone() for n, _ in net.named_parameters()}
+        try:
+            f = functional_call(net, values, (x,))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever a user's own network raises
+            raise UserError(f"{name} fails in training mode: {first_line(error)}") from error
+    if getattr(f, "shape", None) != shape:
+        what = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+        raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(shape)} out of it; leave "
+                        "out what is for training alone, such as aux_logits")  # fmt: skip
+    if changed := [n for n, value in w.items() if not torch.equal(values[n], value)]:
+        raise UserError(f"{name} changes its own '{changed[0]}' in a forward pass, as an nn.Embedding with max_norm "
+                        "does; leave that out, and let the prior keep weights small")  # fmt: skip
+
+
 def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
     """Parameters along which no output at x has a slope, at weights near the module's, of which none is 0."""
     with isolated(0), torch.enable_grad():
         w = {n: (p + _typical(p) * torch.randn_like(p)).requires_grad_() for n, p in net.named_parameters()}
         f = functional_call(net, w, (x,))
         total = (f * torch.randn_like(f)).sum()
-        slopes = torch.autograd.grad(total, w.values(), allow_unused=True) if total.requires_grad else [None] * len(w)
+        slopes: Sequence[Tensor | None] = [None] * len(w)
+        try:
+            if total.requires_grad:
+                slopes = torch.autograd.grad(total, w.values(), allow_unused=True)
+        except RuntimeError as error:
+            raise UserError(f"{type(net).__name__} has no gradient by other weights than its own, as with checkpoints "
+                            f"of activations; leave these out ({first_line(error)})") from error  # fmt: skip
     return [name for name, slope in zip(w, slopes, strict=True) if slope is None or not slope.any()]
 
 

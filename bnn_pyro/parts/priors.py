@@ -22,6 +22,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import RowNoise
 from bnn_pyro.parts.nets import in_mode, outputs_seen
+from bnn_pyro.parts.observed import OBSERVED
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, LogUniform, cut
 from bnn_pyro.settings import parse_named
@@ -164,10 +165,12 @@ class BayesianNet(nn.Module):
     statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
         averages.   frozen: whether these stay as they are in training.
     sampling: of ``own_start.sampling_of``: {site: how it is sampled in training, where that is by row}.
+    still: parameters of the user's module that are buffers of the net.
     precision: "bfloat16", which an optimisation sets: the net's passes in training are then under autocast.
     """
 
     precision: str | None = None
+    still: Collection[str] = ()
 
     def __init__(
         self, net: nn.Module, likelihood: nn.Module, prior: str | Mapping[str, str] = "fan-in",
@@ -183,6 +186,8 @@ class BayesianNet(nn.Module):
         if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
                             "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip
+        if taken := names.keys() & {OBSERVED, "data", "draws", *likelihood.initial}:
+            raise UserError(f"a parameter of the network is called '{min(taken)}', as another site is; rename it")
         self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
         self.priors = {name: parse(text) for name, text in texts.items()}
         self.priors |= dict.fromkeys(points, _flat)

@@ -76,6 +76,7 @@ class RunFacts:
     convergence: Mapping[str, Any] = field(default_factory=dict)
     guarantees: Mapping[str, Any] = field(default_factory=dict)
     rows: Mapping[str, Any] = field(default_factory=dict)
+    sites: Mapping[str, Any] = field(default_factory=dict)
     boosting: Mapping[str, Any] = field(default_factory=dict)
 
     @property

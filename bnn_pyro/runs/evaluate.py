@@ -30,8 +30,8 @@ from bnn_pyro.reports.page import run_card, run_html
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
 from bnn_pyro.runs.coverage import if_calibrated
-from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at
-from bnn_pyro.runs.folder import BOOSTING, CONVERGENCE, REPLICATES, ROWS, RunFolder
+from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at, sites_of
+from bnn_pyro.runs.folder import BOOSTING, CONVERGENCE, REPLICATES, ROWS, SITES, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
@@ -101,6 +101,7 @@ def evaluate_run(
             scored.scores.update(differences)
     if scored.prediction is not None and not data.schema.is_image:
         folder.write(ROWS, rows_to_look_at(data, scored.prediction))
+    folder.write(SITES, sites_of(posterior) if scored.finite else {})
     (folder.path / BOOSTING).unlink(missing_ok=True)
     if recipe.boosting and scored.prediction is not None and (made := boosted(data)) is not None:
         paired = paired_differences(scored.prediction, made[0], data.y_test)

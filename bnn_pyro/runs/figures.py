@@ -20,6 +20,7 @@ from bnn_pyro.datasets.prepare import row_texts
 from bnn_pyro.explanation import MAX_COLUMNS, explain
 from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate
+from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import PrunedScore, signal_to_noise
@@ -184,6 +185,22 @@ def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
     parts = {"worst": density.argsort()[:ROWS_SHOWN], "uncertain": spread.argsort(descending=True)[:ROWS_SHOWN]}
     found = {name: _described(data, prediction[rows], rows) for name, rows in parts.items()}
     return {"note": f"Rows are numbered {where}.", **found}
+
+
+def sites_of(posterior: Posterior) -> dict[str, Any]:
+    """The content of sites.json, of what draws of a network have learned: {sites}; {} of one draw, or without sites."""
+    model, stored = getattr(posterior.model, "head", posterior.model), posterior.chains
+    one = stored is not None and next(iter(stored.values())).shape[:2].numel() < 2
+    if one or not isinstance(model, BayesianNet):
+        return {}
+    table = posterior.describe()
+    total, names = table["KL"].sum(), {"σ/prior": "σ / prior's", "KL": "KL, nats"}
+    table["shape"] = ["×".join(map(str, shape)) or "1" for shape in table["shape"]]
+    for column in ("σ/prior", "|μ|/σ"):
+        table[column] = [f"{value:.2g}" for value in table[column]]
+    table["KL"] = [f"{kl:,.1f} ({kl / total:.0%})" for kl in table["KL"]]
+    table = table.replace({"nan": "–", "nan (nan%)": "–", "": "–"})
+    return {"sites": table.rename(columns=names).to_dict("records")}
 
 
 def _described(data: Dataset, prediction: Prediction, rows: Tensor) -> list[dict[str, str]]:

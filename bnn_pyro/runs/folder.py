@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from bnn_pyro.reports.page import Picture
 
 REPLICATES, GUARANTEES, CONVERGENCE = "test-replicates.npz", "guarantees.json", "convergence.json"
-ROWS, BOOSTING = "rows.json", "boosting.json"
+ROWS, SITES, BOOSTING = "rows.json", "sites.json", "boosting.json"
 FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
-         "README.md", "calibration.json", ROWS, GUARANTEES, BOOSTING)  # fmt: skip
+         "README.md", "calibration.json", ROWS, SITES, GUARANTEES, BOOSTING)  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
 NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
 COVERAGE = {"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
@@ -55,6 +55,7 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     GUARANTEES: (COVERAGE, "calibrate"),
     BOOSTING: ({"about": str, "seconds": NUMBER, "metrics": {"*": NUMBER}, "differences": {"*": NUMBER}}, "evaluate"),
     ROWS: ({"note": str, "worst": [{"*": str}], "uncertain": [{"*": str}]}, "evaluate"),
+    SITES: ({"sites": [{"*": str}]}, "evaluate"),
     "pruning.json": ({"measure": str, "share_removed": NUMBER, "curve": [{"*": NUMBER}]}, "evaluate --prune"),
     "environment.json": ({"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
                           "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None}, ""),
@@ -245,7 +246,7 @@ class RunFolder(OutputFolder):
         recipe, meta = self.recipe.to_dict(), read_archive(self.path)[1]
         recipe["inference_settings"] = meta["provenance"].get("method_settings", recipe["inference_settings"])
         label, baseline = name or f"{recipe['variant']} ({recipe['inference']})", self.baseline
-        names = ("metrics", "environment", "convergence", "guarantees", "rows", "boosting")
+        names = ("metrics", "environment", "convergence", "guarantees", "rows", "sites", "boosting")
         return RunFacts(
             label, str(self.path), meta["schema"]["task"], recipe, provenance=meta["provenance"],
             baseline=baseline.facts() if baseline.is_trained else None,

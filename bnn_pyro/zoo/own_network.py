@@ -150,7 +150,8 @@ class Bayesian(Settings):
         if self.where == "*":
             bayesian = [name for name in bayesian if name not in still]
         still |= set(select(net, self.frozen, "frozen")) if self.frozen else set()
-        freeze(net, [name for name, _ in net.named_parameters() if name in still and name not in bayesian])
+        still = [name for name, _ in net.named_parameters() if name in still and name not in bayesian]
+        freeze(net, still)
         points = [name for name, _ in net.named_parameters() if name not in bayesian]
         if not bayesian:
             raise UserError("no parameter is Bayesian: those that require no gradient are frozen; name some in where")
@@ -167,7 +168,7 @@ class Bayesian(Settings):
         # Batch statistics mix the rows: noise of each row would be another network.
         by_row = {} if self.sampling == "weights" or statistics else sampling_of(net, schema.input_shape)
         model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
-        model.is_own_network = True
+        model.is_own_network, model.still = True, still
         return model
 
     def guide(self, model: nn.Module) -> nn.Module:
