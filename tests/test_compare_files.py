@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from refused import refuses
-from run_folders import MEAN_FIELD, SMALL, small_table
+from run_folders import SMALL, small_table
 from scipy import stats
 from scipy.stats import poisson
 from sklearn.metrics import average_precision_score, log_loss, roc_auc_score
@@ -71,20 +71,6 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, capsys)
         assert code == 2 and words in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()
     code, told = said(capsys, "compare", run, tmp_path / "none.csv")
     assert code == 2 and told.startswith(f"error: {tmp_path / 'none.csv'}: no such file")
-
-
-def test_a_run_says_how_it_compares_with_gradient_boosting(tmp_path, capsys):
-    file, run = small_table(tmp_path / "houses.csv", rows=90), tmp_path / "a"
-    train = [*MEAN_FIELD, "--data", str(file), "--target", "price", *SMALL]
-    assert main([*train, "--baseline", "boosting", "--out", str(run)]) == 0
-    assert "beside gradient boosting, paired differences: rmse" in capsys.readouterr().out
-    found, own = (json.loads((run / name).read_text()) for name in ("boosting.json", "metrics.json"))
-    assert found["differences"]["nll"] == pytest.approx(own["nll"] - found["metrics"]["nll"], abs=1e-5)
-    assert "gradient boosting" in (run / "report.html").read_text() and not (run / "baseline").exists()
-    old = json.loads((run / "config.json").read_text())
-    del old["boosting"]  # a run of an earlier version, which had none
-    (run / "config.json").write_text(json.dumps(old))
-    assert main(["evaluate", str(run)]) == 0 and not (run / "boosting.json").exists()
 
 
 # -- calibration from the command line -----------------------------------------------------------------------------

@@ -175,8 +175,7 @@ def test_members_are_optimised_stopped_and_differ():
             optimised(model, PROBLEM.data, 2, patience=5, **how | settings)
 
 
-@pytest.mark.parametrize("adjusted", [False, True])
-@pytest.mark.parametrize("compiled", ["yes", "no"])
+@pytest.mark.parametrize(("adjusted", "compiled"), [(False, "yes"), (True, "no")])
 def test_resumed_bit_for_bit(tmp_path, adjusted, compiled):
     method = replace(QUICK, adjusted=adjusted, compiled=compiled, cores=1)
     whole = fit(NET, PROBLEM.data, method)

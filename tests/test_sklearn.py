@@ -1,5 +1,6 @@
 """The estimators: scikit-learn's own checks, pickles, frames; the same as ``predict``. Its gradient boosting."""
 
+import json
 import pickle
 
 import numpy as np
@@ -8,12 +9,14 @@ import pytest
 import torch
 from conjugate import dataset
 from refused import refuses
+from run_folders import MEAN_FIELD, SMALL, small_table
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bnn_pyro as bp
+from bnn_pyro.run import main
 from bnn_pyro.runs.baselines import boosted
 from bnn_pyro.sklearn import BayesianClassifier, BayesianRegressor
 
@@ -121,3 +124,17 @@ def test_classes_have_scikit_learns_probabilities_and_a_missing_one_is_not_impos
     own = model.fit(PLAIN[:150], y[:150].numpy()).predict_proba(PLAIN[150:])
     np.testing.assert_allclose(prediction.mean[:, :3], own, atol=1e-5)
     assert (prediction.log_prob(torch.full((400,), 3)) > -20).all()
+
+
+def test_a_run_says_how_it_compares_with_it(tmp_path, capsys, no_figures):
+    file, run = small_table(tmp_path / "houses.csv", rows=90), tmp_path / "a"
+    train = [*MEAN_FIELD, "--data", str(file), "--target", "price", *SMALL]
+    assert main([*train, "--baseline", "boosting", "--out", str(run)]) == 0
+    assert "beside gradient boosting, paired differences: rmse" in capsys.readouterr().out
+    found, own = (json.loads((run / name).read_text()) for name in ("boosting.json", "metrics.json"))
+    assert found["differences"]["nll"] == pytest.approx(own["nll"] - found["metrics"]["nll"], abs=1e-5)
+    assert "gradient boosting" in (run / "report.html").read_text() and not (run / "baseline").exists()
+    old = json.loads((run / "config.json").read_text())
+    del old["boosting"]  # a run of an earlier version, which had none
+    (run / "config.json").write_text(json.dumps(old))
+    assert main(["evaluate", str(run)]) == 0 and not (run / "boosting.json").exists()
