@@ -95,8 +95,11 @@ def test_train_sets_half_of_the_validation_rows_aside(houses, capsys):
 
 
 @pytest.mark.parametrize(("variant", "way"), [("mean-field", "calibrate"), ("mlp", "train … --conformal 0.9")])
-def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_path):
+def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_path, monkeypatch):
     """By validation rows, or where these stopped the training by every second test row."""
+    drawn = {}
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])
+    monkeypatch.setattr("bnn_pyro.runs.coverage.ENOUGH", 15)
     table, run = small_table(tmp_path / "houses.csv", rows=200), tmp_path / "run"
     code, text = said(
         capsys, "train", variant, "--data", table, "--target", "price", "--no-baseline", "--out", run, *SMALL
@@ -106,10 +109,12 @@ def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_pat
     if variant == "mlp":
         refuses("stopped its training", bp.calibrate, posterior, *known)
         known, shown, other = (data.x_test[::2], data.y_test[::2]), (data.x_test[1::2], data.y_test[1::2]), "other "
-    calibrated = bp.calibrate(posterior, *known, num_draws=5)
+    calibrated = [bp.calibrate(posterior, *known, method, num_draws=5) for method in ("normalised", "isotonic")]
     content = json.loads((run / "metrics.json").read_text())["if_calibrated"]
     assert content["calibration_rows"] == len(known[1]) and (f"`{way}" in text) and code == 0
-    for line, made in zip(content["table"], (posterior, calibrated), strict=False):
+    every = "the other test rows" if other else "all test rows"
+    assert "calibration-recalibrated" in drawn and [row["rows"] for row in content["table"]].count(every) == 3
+    for line, made in zip(content["table"], (posterior, *calibrated), strict=False):
         low, high, *_ = bp.predict(made, shown[0], num_draws=5).interval(0.9)
         assert line["covered"] == pytest.approx(((low <= shown[1]) & (shown[1] <= high)).double().mean().item())
         assert line["size"] == pytest.approx((high - low).mean().item(), rel=1e-5)

@@ -159,6 +159,7 @@ def test_chains_that_have_not_converged_are_the_first_thing_to_read_and_others_o
 
 
 EFFECTS = "permutation-importance partial-dependence"
+AFTER = "reliability-recalibrated"
 SURE = "reliability confidence-histogram selective-risk confusion-matrix"
 
 NUTS = [f"--set={s}" for s in ["draws=6", "warmup=6", "chains=2", "compiled=no", "cores=1", "max_tree_depth=3"]]
@@ -169,15 +170,16 @@ OUTSIDE = "outside-uniform-noise outside-gaussian-noise"
 REPORTS = {
     "images": (
         ["mean-field", "--data", "digits", "--limit", "150", "--epochs", "3"],
-        f"{SURE} pixel-maps uncertain-images entropy-histograms training-curves {OUTSIDE}",
+        f"{SURE} {AFTER} pixel-maps uncertain-images entropy-histograms training-curves {OUTSIDE}",
     ),
     "maps": (
         ["mean-field", "--data=breast-cancer", "--features=mean radius,mean texture", *NUTS],
-        f"decision-boundary epistemic-map {SURE} threshold-curves {EFFECTS} growing-ensemble transitions",
+        f"decision-boundary epistemic-map {SURE} {AFTER} threshold-curves {EFFECTS} growing-ensemble transitions",
     ),
     "curve": (
         ["mean-field", "--data=toy-curve", "--no-baseline", *SGHMC],
-        "predictive-band predictive-band-far predicted-observed calibration growing-ensemble sampler-trace",
+        "predictive-band predictive-band-far predicted-observed calibration calibration-recalibrated growing-ensemble "
+        "sampler-trace",
     ),
 }
 

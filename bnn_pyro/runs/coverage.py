@@ -24,9 +24,13 @@ MAPS = {"regression": "isotonic", "classification": "temperature"}
 
 
 def coverage_table(
-    predictions: Mapping[str, Prediction], y: Tensor, level: float, groups: Mapping[str, Tensor] | None = None
+    predictions: Mapping[str, Prediction],
+    y: Tensor,
+    level: float,
+    groups: Mapping[str, Tensor] | None = None,
+    every: str = "all test rows",
 ) -> list[dict[str, Any]]:
-    """Lines of all rows, of thirds by how uncertain the first prediction is, and of groups, by each of the predictions.
+    """Lines of all rows by each prediction; of thirds, by how uncertain the first one is, and of groups by two of them.
 
     Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size (None: infinite), and NLL in nats.
     """
@@ -35,8 +39,9 @@ def coverage_table(
     if len(order) >= 3:
         parts = dict(zip(THIRDS, order.tensor_split(3), strict=True)) | dict(groups or {})
     rows = []
-    for part, index in {"all test rows": order, **parts}.items():
-        for kind, (covered, sizes, nll) in scores.items():
+    for part, index in {every: order, **parts}.items():
+        for kind in list(scores)[: 2 if part in parts else None]:
+            covered, sizes, nll = scores[kind]
             size = sizes[index].mean().item()
             ends = dict(zip(("covered", "covered_low", "covered_high"), share_of(covered[index].numpy()), strict=True))
             rows.append({"rows": part, "prediction": kind, **ends, "size": size if math.isfinite(size) else None,
@@ -67,7 +72,7 @@ def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor
     if task not in DEFAULTS or run.prediction is None or run.scores.get("failed"):
         return {}, None
     shown, known, needed = (run.prediction, data.y_test), (run.validation, data.y_val), rows_needed(LEVEL)
-    source, why = "validation rows, which had no part in its training", ""
+    source, every, why = "validation rows, which had no part in its training", "all test rows", ""
     if len(data.y_val) < needed:
         why = f"there are {len(data.y_val)} validation rows"
     elif run.posterior.rows is None:
@@ -75,7 +80,7 @@ def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor
     elif fitted_rows(run.posterior, row_digests(data.x_val, data.y_val)):
         why = "the validation rows stopped its training"
     if why:
-        source = f"test rows, every second one, as {why}"
+        source, every = f"test rows, every second one, as {why}", "the other test rows"
         known, shown = (tuple(part[start::2] for part in shown) for start in (0, 1))
     (before, y), (prediction, target) = known, shown
     if len(y) < needed or not len(target):
@@ -83,10 +88,9 @@ def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor
     conformal, after = Conformal.fit(DEFAULTS[task], before, y), prediction[:]
     after.guarantee = conformal.at(len(target))
     note = (after.set if after.has_classes else after.interval)(LEVEL).note
-    table = coverage_table({"predictive": prediction, f"conformal: {conformal.method}": after}, target, LEVEL)
+    lines, figure = {"predictive": prediction, f"conformal: {conformal.method}": after}, None
+    if task in MAPS and len(y) >= ENOUGH:
+        figure = RECALIBRATIONS[MAPS[task]][1](before, y).apply(prediction), target
+        lines[f"recalibrated: {MAPS[task]}"] = figure[0]
     content = {"level": LEVEL, "method": conformal.method, "data": source, "calibration_rows": len(y), "note": note}
-    if task not in MAPS or len(y) < ENOUGH:
-        return content | {"table": table}, None
-    corrected = RECALIBRATIONS[MAPS[task]][1](before, y).apply(prediction)
-    line = coverage_table({f"recalibrated: {MAPS[task]}": corrected}, target, LEVEL)[0]
-    return content | {"table": [*table[:2], line, *table[2:]]}, (corrected, target)
+    return content | {"table": coverage_table(lines, target, LEVEL, every=every)}, figure
