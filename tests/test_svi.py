@@ -25,9 +25,8 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import Objective, Rescale, elbo_of
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.gradients import RowNoise
+from bnn_pyro.parts.gradients import RowNoise, sampling_of
 from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.parts.own_start import sampling_of
 from bnn_pyro.parts.weights import NormalWeights
 
 #: A strong prior, so that it matters, and a target in its own units.
