@@ -36,12 +36,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.gradients import LAYERS
 from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.own_module import check_pure, named_index, norm_layers
 
@@ -193,38 +190,6 @@ def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[
             modes.enter_context(in_mode(layer, training=True))
         functional_call(model.net, {**buffers, **w}, (x,))
     return variances
-
-
-# -- noise of every row ------------------------------------------------------------------------------------------------
-#: Rows by which a layer's inputs are told from others: a number that no other dimension has by chance.
-ROWS = 13
-
-
-class _Uses(TorchFunctionMode):
-    """How each of these weights enters a call of ROWS rows: {site: one way a use}."""
-
-    def __init__(self, w: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.sites, self.ways = {id(value): site for site, value in w.items()}, {site: [] for site in w}
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if any(isinstance(part, Tensor) for part in tree_leaves(output)):
-            layer = func in LAYERS and not kwargs and id(args[0]) not in self.sites and len(args[0]) == ROWS
-            way = "weights" if not layer else "rows" if args[0].dim() == 2 else "flipout"
-            for part in tree_leaves((args, kwargs)):
-                if id(part) in self.sites:
-                    self.ways[self.sites[id(part)]].append(way)
-        return output
-
-
-def sampling_of(net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, str]:
-    """{parameter: "rows" or "flipout"} of those that a pass uses once, in a layer whose inputs are its rows."""
-    with isolated(0), in_mode(net, training=False), torch.enable_grad():
-        w = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
-        with _Uses(w) as uses:
-            functional_call(net, w, (torch.zeros(ROWS, *input_shape),))
-    return {site: ways[0] for site, ways in uses.ways.items() if len(ways) == 1 and ways[0] != "weights"}
 
 
 # -- batch normalisation -----------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class BayesianNet(nn.Module):
     prior: as for :func:`parse_prior`, or {site: text}.   points: sites without a prior, p(w) ∝ 1.
     statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
         averages.   frozen: whether these stay as they are in training.
-    sampling: of ``own_start.sampling_of``: {site: how it is sampled in training, where that is by row}.
+    sampling: of ``gradients.sampling_of``: {site: how it is sampled in training, where that is by row}.
     still: parameters of the user's module that are buffers of the net.
     precision: "bfloat16", which an optimisation sets: the net's passes in training are then under autocast.
     """

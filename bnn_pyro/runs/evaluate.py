@@ -101,7 +101,7 @@ def evaluate_run(
             scored.scores.update(differences)
     if scored.prediction is not None and not data.schema.is_image:
         folder.write(ROWS, rows_to_look_at(data, scored.prediction))
-    folder.write(SITES, sites_of(posterior) if scored.finite else {})
+    folder.write(SITES, sites_of(posterior) if scored.finite else {"sites": []})
     (folder.path / BOOSTING).unlink(missing_ok=True)
     if recipe.boosting and scored.prediction is not None and (made := boosted(data)) is not None:
         paired = paired_differences(scored.prediction, made[0], data.y_test)

@@ -188,11 +188,11 @@ def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
 
 
 def sites_of(posterior: Posterior) -> dict[str, Any]:
-    """The content of sites.json, of what draws of a network have learned: {sites}; {} of one draw, or without sites."""
+    """The content of sites.json, of what draws of a network have learned: {sites}; none of one draw."""
     model, stored = getattr(posterior.model, "head", posterior.model), posterior.chains
     one = stored is not None and next(iter(stored.values())).shape[:2].numel() < 2
     if one or not isinstance(model, BayesianNet):
-        return {}
+        return {"sites": []}
     table = posterior.describe()
     total, names = table["KL"].sum(), {"σ/prior": "σ / prior's", "KL": "KL, nats"}
     table["shape"] = ["×".join(map(str, shape)) or "1" for shape in table["shape"]]

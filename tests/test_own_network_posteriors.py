@@ -1,0 +1,173 @@
+"""Layers whose posterior is integrated numerically, by equations written out, beside what methods make of them."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+import bnn_pyro as bp
+from bnn_pyro.checks import Subject
+from bnn_pyro.checks.known_answers import KnownAnswers
+from bnn_pyro.checks.problems import Problem
+from bnn_pyro.inference.log_joint import Objective
+from bnn_pyro.parts.guides import inverse_softplus
+
+# Of LSTMs, and of how long a slow machine takes.
+pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
+
+
+class Net(nn.Module):
+    """One layer, of which the named parameters are Bayesian; ``f(layer, x)`` calls it with x (B, 4)."""
+
+    def __init__(self, layer, f, **fixed):
+        super().__init__()
+        self.layer, self.f = layer, f
+        for name, values in fixed.items():
+            own = self.layer.get_parameter(name)
+            own.data = torch.tensor(values).reshape(own.shape)
+
+    def forward(self, x):
+        return self.f(self.layer, x)
+
+
+def lstm(w, x):
+    """h of the last of four steps; w (S, 4) are the recurrent weights of the gates i, f, g, o."""
+    h = c = torch.zeros(len(w), len(x), dtype=w.dtype)
+    for t in range(4):
+        i, f, g, o = (a * x[:, t] + w[:, k : k + 1] * h for k, a in enumerate((1.0, -0.5, 1.5, 0.5)))
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+    return 3 * h
+
+
+def attention(w, x):
+    """Two tokens of two columns; query 1, keys x w, values the first column."""
+    tokens = x.view(-1, 2, 2)
+    return 2 * ((tokens @ w[:, None, :, None])[..., 0].softmax(-1) * tokens[..., 0]).sum(-1)
+
+
+def conv(w, x):
+    return 2 * torch.tanh(w[:, :1, None] * x[:, :-1] + w[:, 1:, None] * x[:, 1:]).mean(-1)
+
+
+def normed(w, x, rows):
+    """Normalised by the mean and the variance that these weights have on all training rows."""
+    z, own = w @ x[:, :2].T, w @ rows[:, :2].T
+    return torch.tanh((z - own.mean(1, keepdim=True)) / (own.var(1, correction=0, keepdim=True) + 0.5).sqrt())
+
+
+def attend(layer, x):
+    tokens = x.view(-1, 2, 2)
+    return 2 * layer(torch.ones(len(x), 1, 1), tokens, tokens[..., :1])[0][:, 0]
+
+
+#: {name: (the module, its Bayesian parameters, how many weights these have, the equation)}
+LAYERS = {
+    "lstm": (
+        lambda: Net(
+            nn.LSTM(1, 1, bias=False, batch_first=True),
+            lambda layer, x: 3 * layer(x[..., None])[0][:, -1],
+            weight_ih_l0=[1.0, -0.5, 1.5, 0.5],
+        ), "layer.weight_hh_l0", 4, lstm,
+    ),
+    "attention": (
+        lambda: Net(
+            nn.MultiheadAttention(1, 1, bias=False, kdim=2, vdim=1, batch_first=True), attend,
+            q_proj_weight=[1.0], v_proj_weight=[1.0], **{"out_proj.weight": [1.0]},
+        ), "layer.k_proj_weight", 2, attention,
+    ),
+    "conv": (
+        lambda: Net(nn.Conv1d(1, 1, 2, bias=False), lambda layer, x: 2 * layer(x[:, None]).tanh().mean(-1)),
+        "layer.weight", 2, conv,
+    ),
+    "batch norm": (
+        lambda: Net(
+            nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1, eps=0.5, affine=False), nn.Tanh()),
+            lambda layer, x: layer(x[:, :2]),
+        ), "layer.0.weight", 2, normed,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Layer(Problem):
+    """Regression by one of them; w ~ Normal(0, 1)."""
+
+    module: Any = None
+
+    size = property(lambda self: LAYERS[self.name][2])
+    settings = property(lambda self: {"prior": "normal:1", "noise": self.noise})
+    is_linear: ClassVar[bool] = False
+
+    def output(self, w, x):
+        return LAYERS[self.name][3](w, x, *[self.inputs] * (self.name == "batch norm"))
+
+
+def layer(name):
+    g = torch.Generator().manual_seed(3)
+    x, noise = torch.randn(24, 4, generator=g).double(), 0.5
+    size = LAYERS[name][2]
+    one = Layer(name, name, x[:15], x[:15, 0], x[15:18], 1.0, noise)
+    w = torch.linspace(1.0, -1.0, size).double()[None]
+    y = one.output(w, one.inputs)[0] + noise * torch.randn(15, generator=g).double()
+    return replace(one, targets=y.float().double())
+
+
+@dataclass(frozen=True)
+class Integrated(KnownAnswers):
+    name: ClassVar[str] = "quadrature"
+    layer: str = ""
+
+    def _refuses(self, subject):
+        return ""
+
+    def problems(self, subject):
+        return [layer(self.layer)]
+
+
+def subject(name, method, **settings):
+    make, where, *_ = LAYERS[name]
+    return Subject("my-network", bp.Bayesian(make(), where=where, frozen="*"), method, layer(name).data, settings)
+
+
+FEW = dict(compiled="no", chains=2, warmup=150)
+CASES = [
+    ("lstm", "hmc", FEW),
+    ("attention", "nuts", FEW),
+    ("attention", "sghmc", {}),
+    ("conv", "chees", dict(compiled="no")),
+    ("batch norm", "chees", dict(compiled="no", chains=16, superchains=8, warmup=100)),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "settings"), CASES, ids=[f"{name}-{method}" for name, method, _ in CASES])
+def test_samplers_find_the_integrated_posterior_of_a_layer(name, method, settings):
+    """Means, covariances and predictions; the log joint is that of the equations."""
+    outcome = Integrated(effort=0.3, layer=name).run(subject(name, method, **settings))
+    assert outcome.level == "good", outcome.sentence
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_elbo_of_a_layer_has_its_value_and_its_maximum_at_the_best_normal(name):
+    """The mean over draws of the ELBO is the integral's, that of its gradient 0, and not 0 beside the maximum."""
+    one = layer(name)
+    mean, covariance = one.best_normal(one.mode(), False)
+    entry = subject(name, "svi").reduced(**one.settings)
+    with bp.isolated(1):
+        model = entry.model(one.data.schema)
+        guide = entry.guide(model)
+        entry.prepare(model, guide, one.data)
+        objective, z = Objective(model.train(), guide, 1), []
+        for shift in (0.0, 0.7):
+            guide.loc.data = (mean + shift * covariance.diagonal().sqrt()).float()
+            guide.rho.data = inverse_softplus(covariance.diagonal().sqrt()).float()
+            draws = []
+            for _ in range(300):
+                elbo, _ = objective(one.data.x_train, one.data.y_train, 1.0, 1.0)
+                draws.append(torch.cat([elbo[None], *torch.autograd.grad(elbo, [guide.loc, guide.rho])]).detach())
+            draws = torch.stack(draws).double()
+            draws[:, 0] -= one.elbo(guide.loc.detach().double(), covariance)
+            z.append((draws.mean(0) / (draws.std(0) / 300**0.5)).abs())
+    assert z[0].max() < 4.5 and z[1][0] < 4.5 < z[1][1:].max()
