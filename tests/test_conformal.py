@@ -164,8 +164,9 @@ def test_too_few_rows_exclude_nothing_and_say_so():
     assert "10 of 10 exclude nothing: a level of 0.9 needs 9 calibration rows" in note
     new.guarantee = Conformal.fit("normalised", prediction[:20], y[:20], groups=["a"] * 20).at(10, ["a", "unseen"] * 5)
     assert new.interval(0.9).low.isfinite().tolist() == [True, False] * 5
-    with pytest.raises(bp.UserError, match="strictly between 0 and 1"):
-        prediction.interval(90)
+    for level in (90, "0.9"):
+        with pytest.raises(bp.UserError, match="strictly between 0 and 1"):
+            prediction.interval(level)
 
 
 def test_other_packages_have_the_same_thresholds():

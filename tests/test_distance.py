@@ -124,6 +124,7 @@ def test_the_risk_of_a_log_scale_of_a_conformal_prediction_and_of_bad_losses():
         (lambda: prediction.risk(lambda y: y / 0), "must be finite"),
         (lambda: prediction.risk(torch.eye(2)), "a function of targets of numbers"),
         (lambda: labels.risk(lambda y: y), "a loss is a matrix"),
+        (lambda: labels.decide([[0, 1], [1]]), "must be finite, of shape"),
         (lambda: prediction.decide(), "classification"),
     ):
         refuses(message, call)

@@ -139,7 +139,10 @@ class Decisions(Introduced):
             raise UserError("a loss is a matrix (actions, classes) of classes, and a function of targets of numbers")
         if self.has_classes:
             weights = self.probs.mean(0, dtype=torch.float64).mT[..., None]  # (K, B, 1)
-            values = torch.as_tensor(loss).double()
+            try:
+                values = torch.as_tensor(loss).double()
+            except (TypeError, ValueError):  # text, or rows of different lengths
+                values = torch.empty(0)
             right = values.dim() == 2 and values.shape[1] == len(weights) and len(values) > 0
             values, shape = values.mT[:, None] if right else values, f"(actions, {len(weights)})"
         else:
@@ -204,8 +207,8 @@ class Decisions(Introduced):
 
 def check_level(level: float) -> None:
     """Raise UserError unless the level lies in (0, 1)."""
-    if not 0 < level < 1:
-        raise UserError(f"level must lie strictly between 0 and 1, got {level}; 0.9 is usual")
+    if isinstance(level, str) or not 0 < level < 1:
+        raise UserError(f"level must lie strictly between 0 and 1, got {level!r}; 0.9 is usual")
 
 
 # -- columns, a value a row: what `predict` writes and ``to_frame`` has ----------------------------------------------
