@@ -23,7 +23,7 @@ from zoo_problems import problem
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import log_joint
-from bnn_pyro.inference.log_joint import Objective, elbo_of
+from bnn_pyro.inference.log_joint import Objective, Rescale, elbo_of
 from bnn_pyro.parts.gradients import RowNoise, sampling_of
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.weights import NormalWeights
@@ -165,12 +165,14 @@ def small_net(kind, **settings):
 @pytest.mark.parametrize("prior", ["normal:0.8", "scale-mixture:1,0.1,0.5"])
 @pytest.mark.parametrize("kind", ["learned noise", "heteroscedastic", "binary", "multiclass"])
 def test_elbo_is_pyros(kind, prior):
+    """Also where the likelihood and the latent sites are scaled, as by N/B and a temperature."""
     model, guide, x, y = small_net(kind, prior=prior)
+    scaled = Rescale(3.0, latent=0.5)(model), Rescale(latent=0.5)(guide)
     gradients = []
     pyros = TraceMeanField_ELBO(num_particles=2).differentiable_loss
     for loss_of in (pyros, lambda *args: -elbo_of(*args, particles=2)[0]):
         with bp.isolated(11):
-            loss = loss_of(model, guide, x, y)
+            loss = loss_of(*scaled, x, y)
         gradients.append([*torch.autograd.grad(loss, list(guide.parameters())), loss.detach()])
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
 

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.reports import tables
-from bnn_pyro.reports.summary import summary, way_to_calibrate
+from bnn_pyro.reports.summary import scores_halves, summary, way_to_calibrate
 
 DOTS_PER_INCH = 144
 #: Pixels of a page that an inch of a figure takes, where it has so many: type is of one size in all of them.
@@ -163,6 +163,7 @@ def _context(run: tables.RunFacts) -> dict[str, Any]:
         "targets": tables.target_table(run),
         "facts": facts_of(run),
         "way_to_calibrate": way_to_calibrate(run),
+        "other": "other " * scores_halves(run),
         "guarantees": {**run.coverage, "table": tables.guarantees_section(run.coverage).table}
         if run.coverage
         else None,

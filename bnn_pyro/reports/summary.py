@@ -52,7 +52,7 @@ def summary(run: tables.RunFacts) -> list[str]:
         before, after = change["table"][:2]
         what, mean = ("sets", "classes a set") if run.metrics.get("class_rows") else ("intervals", "wide")
         what = "boxes" if run.task == "targets" else what
-        other, rows = "other " * run.scores_halves, f"{change['calibration_rows']} {change['data']}"
+        other, rows = "other " * scores_halves(run), f"{change['calibration_rows']} {change['data']}"
         sentences.append(
             f"{100 * change['level']:g} % {what} calibrated by {rows}, would hold {100 * after['covered']:.0f} % of "
             f"the {other}test rows, {after['size']:.3g} {mean} on average (as they are {100 * before['covered']:.0f} % "
@@ -78,9 +78,14 @@ def summary(run: tables.RunFacts) -> list[str]:
     return sentences + data + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
 
 
+def scores_halves(run: tables.RunFacts) -> bool:
+    """Whether half of the test rows calibrated, for ``coverage`` of the others."""
+    return not run.guarantees and run.coverage.get("data", "").startswith("test rows")
+
+
 def way_to_calibrate(run: tables.RunFacts) -> str:
     """The command that makes a calibrated posterior of it."""
-    return "train … --conformal 0.9" if run.scores_halves else f"calibrate {run.folder}"
+    return "train … --conformal 0.9" if scores_halves(run) else f"calibrate {run.folder}"
 
 
 def _classes(run: tables.RunFacts) -> Iterator[str]:

@@ -94,11 +94,6 @@ class RunFacts:
         return self.guarantees or self.metrics.get("if_calibrated", {})
 
     @property
-    def scores_halves(self) -> bool:
-        """Whether half of the test rows calibrated, for ``coverage`` of the others."""
-        return not self.guarantees and self.coverage.get("data", "").startswith("test rows")
-
-    @property
     def unit(self) -> str:
         """That of a number to predict where its name ends with one in brackets, as price (EUR), or ""."""
         unit = re.search(r"[\[(]([^\[\]()]+)[\])]$", str(self.recipe["data"].get("target", "")))
