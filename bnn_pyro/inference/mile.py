@@ -89,7 +89,7 @@ class MILE(SeparateChains):
     warmup: int = setting(20_000, low=1)
     thin: int = setting(200, low=1)
     target_accept: float = setting(0.9, above=0, below=1)
-    start: str = setting("members", choices=("members", *STARTS))
+    start: str = setting("members", choices=STARTS)
     epochs: int = setting(300, low=1)
     patience: int = setting(50, low=0)
     lr: float = setting(0.01, above=0)
