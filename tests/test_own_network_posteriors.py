@@ -97,19 +97,19 @@ class Layer(Problem):
 
     module: Any = None
 
-    size = property(lambda self: LAYERS[self.name][2])
+    size = property(lambda self: LAYERS[self.title][2])
     settings = property(lambda self: {"prior": "normal:1", "noise": self.noise})
     is_linear: ClassVar[bool] = False
 
     def output(self, w, x):
-        return LAYERS[self.name][3](w, x, *[self.inputs] * (self.name == "batch norm"))
+        return LAYERS[self.title][3](w, x, *[self.inputs] * (self.title == "batch norm"))
 
 
 def layer(name):
     g = torch.Generator().manual_seed(3)
     x, noise = torch.randn(24, 4, generator=g).double(), 0.5
     size = LAYERS[name][2]
-    one = Layer(name, name, x[:15], x[:15, 0], x[15:18], 1.0, noise)
+    one = Layer(name, x[:15], x[:15, 0], x[15:18], 1.0, noise)
     w = torch.linspace(1.0, -1.0, size).double()[None]
     y = one.output(w, one.inputs)[0] + noise * torch.randn(15, generator=g).double()
     return replace(one, targets=y.float().double())
@@ -129,7 +129,7 @@ class Integrated(KnownAnswers):
 
 def subject(name, method, **settings):
     make, where, *_ = LAYERS[name]
-    return Subject("my-network", bp.Bayesian(make(), where=where, frozen="*"), method, layer(name).data, settings)
+    return Subject(bp.Bayesian(make(), where=where, frozen="*"), bp.METHODS[method], layer(name).data, settings)
 
 
 FEW = dict(compiled="no", chains=2, warmup=150)
