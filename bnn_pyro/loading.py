@@ -1,4 +1,4 @@
-"""A posterior of before: from its archive on disk, which holds tensors and JSON; and as the start of another fit.
+"""An earlier posterior: read from its archive on disk, which holds tensors and JSON, and as the start of another fit.
 
 A start is of an earlier fit, such as of fewer rows: at its q, or its weights. It is no prior: the optimum is that of
 the new rows alone, which must hold the earlier ones too if these are to count. Inputs are standardised by the new rows,

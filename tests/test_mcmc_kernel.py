@@ -139,7 +139,7 @@ def test_adaptation_is_pyros(num):
             ours.restart(found)
         theirs.step(t, {"z": torch.from_numpy(z)}, torch.tensor(acceptance, dtype=torch.float64))
         assert ours.step == pytest.approx(theirs.step_size, rel=1e-9)
-        torch.testing.assert_close(ours.inverse_mass, theirs.mass_matrix_adapter.inverse_mass_matrix["z",])
+        torch.testing.assert_close(ours.inverse_mass, theirs.mass_matrix_adapter.inverse_mass_matrix[("z",)])
 
 
 @pytest.mark.parametrize("kind", [bp.NUTS, bp.HMC])

@@ -14,7 +14,7 @@ from bnn_pyro.checks.problems import Problem
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.parts.guides import inverse_softplus
 
-# Of LSTMs, and of how long a slow machine takes.
+# Warnings: an LSTM cannot be mapped over draws; the expected cost of a long run.
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 

@@ -24,8 +24,8 @@ import bnn_pyro as bp
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import Objective, Rescale, elbo_of
-from bnn_pyro.parts.gradients import RowNoise, sampling_of
 from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.row_noise import RowNoise, sampling_of
 from bnn_pyro.parts.weights import NormalWeights
 
 #: A strong prior, so that it matters, and a target in its own units.

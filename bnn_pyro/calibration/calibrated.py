@@ -89,7 +89,7 @@ def calibrate(
         raise UserError("per_class is for class labels, and takes no other groups")
     check_level(level)
     column = groups if isinstance(groups, str) else None
-    if column == UNCERTAINTY in {known.name for known, _ in schema.column_places}:
+    if column == UNCERTAINTY and column in (known.name for known, _ in schema.column_places):
         raise UserError(f"'{column}' means thirds by predicted uncertainty, and is a column here: rename the column")
     x = as_inputs(x, schema)
     prediction = made.predict(x)

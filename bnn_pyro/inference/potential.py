@@ -7,16 +7,19 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.compiled import CompiledGradient, NotCompiled, compile_gradient, recipe
 from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import widest_activation
+
+if TYPE_CHECKING:
+    from bnn_pyro.inference.compiled import CompiledGradient
 
 #: Bytes that the activations of the chains evaluated at once may take.
 MAX_MEMORY = 512 * 2**20
@@ -114,6 +117,8 @@ class Potential(LogJoint):
 
     def compile(self, chains: int = 1) -> bool:
         """By compiled code for C chains from now on, where it agrees with the operators; else warn and keep these."""
+        from bnn_pyro.inference.compiled import NotCompiled, compile_gradient, recipe  # with torch's tracing
+
         g = torch.Generator().manual_seed(0)
         noise = torch.randn(max(chains, MIN_COMPARED), self.size, generator=g, dtype=torch.float64).to(self.x.device)
         z = self.space.inverse(self.initial) + 0.3 * noise
@@ -130,7 +135,7 @@ class Potential(LogJoint):
         self.compiled = made
         return True
 
-    def _error(self, made: CompiledGradient, z: Tensor) -> float:
+    def _error(self, made: "CompiledGradient", z: Tensor) -> float:
         """Of compiled code, relative to the largest entry."""
         pairs = zip(made(z), self.evaluate(z), strict=True)
         errors = [((a - b).abs().max() / b.abs().max().clamp_min(1.0)).item() for a, b in pairs]

@@ -1,4 +1,4 @@
-"""What to do with a prediction: intervals, sets of classes, and the action of least expected cost.
+"""What to do with a prediction: intervals, sets of classes, the action of least expected cost, columns of a table.
 
 One interface whether the prediction is conformal (``calibration/conformal.py``) or not: the answer says which, and why.
 """

@@ -3,15 +3,6 @@
 A σ that suits one layer can drown a deep network: the variance of activations under draws of q is compared, layer by
 layer, with that of one forward pass at the means, and every σ is halved until no layer is off by more than a factor.
 
-In training every row has noise of its own, where a random weight reaches ``F.linear`` or a convolution once.
-
-    rows      f = x μ + √(x² σ²) ε              x (B, D): local reparametrization (Kingma et al. 2015, arXiv:1506.02557)
-    flipout   f = x ∗ μ + r ((s x) ∗ (w − μ))   x (B, …): r, s = ±1 by row and channel (Wen et al. 2018, 1803.04386)
-    weights   f = x ∗ w                         anywhere else
-
-The outputs of a row are distributed as under drawn weights, so that the ELBO has the same expectation; its gradient
-scatters less. Positions of an image and tokens share their weights: noise for every activation would be another model.
-
 Batch normalisation is by frozen statistics, or by those of each draw's own:
 
     frozen   running statistics as they are, in training and prediction

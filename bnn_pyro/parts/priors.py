@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.gradients import RowNoise
 from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.observed import OBSERVED
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
@@ -164,7 +163,7 @@ class BayesianNet(nn.Module):
     prior: as for :func:`parse_prior`, or {site: text}.   points: sites without a prior, p(w) ∝ 1.
     statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
         averages.   frozen: whether these stay as they are in training.
-    sampling: of ``gradients.sampling_of``: {site: how it is sampled in training, where that is by row}.
+    sampling: of ``row_noise.sampling_of``: {site: how it is sampled in training, where that is by row}.
     still: parameters of the user's module that are buffers of the net.
     precision: "bfloat16", which an optimisation sets: the net's passes in training are then under autocast.
     """
@@ -217,6 +216,8 @@ class BayesianNet(nn.Module):
             for layer in norm_layers(self.net).values() if self.frozen else ():
                 modes.enter_context(in_mode(layer, training=False))
             if self.sampling and self.net.training:
+                from bnn_pyro.parts.row_noise import RowNoise  # of networks of one's own alone
+
                 modes.enter_context(RowNoise(w, self.sampling))
             if self.precision == "bfloat16" and self.net.training:
                 modes.enter_context(torch.autocast(x.device.type, torch.bfloat16))

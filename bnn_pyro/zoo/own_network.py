@@ -20,13 +20,13 @@ from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text
 from bnn_pyro.parts.correlated_normal import parse_family
-from bnn_pyro.parts.gradients import sampling_of
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
 from bnn_pyro.parts.nets import described, in_mode
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
 from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
+from bnn_pyro.parts.row_noise import sampling_of
 from bnn_pyro.settings import Settings, setting
 
 
