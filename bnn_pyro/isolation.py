@@ -13,6 +13,7 @@ import numpy as np
 import pyro
 import torch
 from threadpoolctl import threadpool_limits
+from torch.utils.data import get_worker_info
 
 from bnn_pyro.errors import UserError
 
@@ -47,8 +48,11 @@ def isolated(seed: int | None = None) -> Iterator[None]:
 
 
 def generator_state() -> list[torch.Tensor]:
-    """The state of torch's generators, CPU first, then each CUDA device: what a checkpoint must hold."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    """The state of torch's generators, CPU first, then each CUDA device: what a checkpoint must hold.
+
+    A process that reads mini-batches is a fork, which cannot use CUDA: there it is the CPU's alone.
+    """
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and get_worker_info() is None else []
     return [torch.get_rng_state(), *cuda]
 
 

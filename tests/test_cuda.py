@@ -5,6 +5,7 @@ An operation on tensors of two devices is an error there, as on a GPU. Numbers a
 autocast on CUDA, and samplers, which decide by numbers all the time.
 """
 
+import os
 from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
@@ -19,7 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import bnn_pyro as bp
+from bnn_pyro.inference.mini_batches import Augmentation, MiniBatches
 from bnn_pyro.inference.training_loop import Training
+from bnn_pyro.parts.own_module import call_with_draws, own_copy
 
 CUDA = torch.device("cuda", 0)
 ops = torch.ops.aten
@@ -75,6 +78,33 @@ def fake_gpu():
         modes,
     ):
         yield
+
+
+def test_a_module_of_the_gpu_is_taken_to_where_models_are_made():
+    net, moved = made("batch norm"), []
+    with patch.object(nn.Module, "cpu", lambda module: moved.append(module) or module):
+        assert own_copy(net) is moved[0] is not net
+
+
+def test_recurrent_layers_do_without_cudnn_where_it_has_no_gradient():
+    """Of "cudnn RNN backward can only be called in training mode", RuntimeError."""
+    lstm, conv, seen = made("lstm"), made("conv2d"), []
+    for net, training in ((lstm, False), (lstm, True), (conv, False)):
+        net.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cudnn.enabled))
+        call_with_draws(net.train(training), dict(net.named_parameters()), torch.zeros(2, 4, 6), False)
+    with torch.no_grad():
+        call_with_draws(lstm.eval(), dict(lstm.named_parameters()), torch.zeros(2, 4, 6), False)
+    assert seen[-1] and seen[0] is False and seen.count(False) == 1
+
+
+def test_processes_that_read_mini_batches_use_no_cuda():
+    def states(main=os.getpid()):
+        assert os.getpid() == main, "Cannot re-initialize CUDA in forked subprocess"
+        return []
+
+    batches = MiniBatches(rows(), 0, Augmentation(lambda x: x))
+    with patch("torch.cuda.is_available", lambda: True), patch("torch.cuda.get_rng_state_all", states):
+        assert len(list(batches.load(iter([(0, torch.arange(5))]), workers=1))) == 1
 
 
 pytestmark = pytest.mark.usefixtures("seeded")

@@ -272,7 +272,8 @@ def fitted_rows(posterior: Posterior, digests: Tensor) -> int:
     """How many of these rows trained a posterior or stopped its training; 0 where duplicates explain them."""
     used = int(torch.isin(digests, posterior.rows).sum())
     _, times = posterior.rows.unique(return_counts=True)
-    twice = (int(times[times > 1].sum()) + 0.5) / (len(posterior.rows) + 1)
+    twice = int(times[times > 1].sum())
+    twice = (twice + 3 * (2 * twice) ** 0.5 + 0.5) / (len(posterior.rows) + 1)  # with 3 standard errors, as of pairs
     return used if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES else 0
 
 

@@ -187,7 +187,7 @@ def _frozen_copy(net: nn.Module) -> nn.Module:
     """Frozen as a copy: neither the user's module nor another model's is changed, moved or overwritten."""
     try:
         with torch.no_grad():  # TorchScript copies by operations
-            own = copy.deepcopy(net)
+            own = copy.deepcopy(net).cpu()
     except Exception as error:
         reason = f"the backbone {type(net).__name__} cannot be copied ({first_line(error)})"
         raise UserError(f"{reason}; give it as a TorchScript or torch.export file") from error

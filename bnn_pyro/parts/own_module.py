@@ -13,7 +13,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -32,7 +32,7 @@ MANY_ROWS = 16
 
 # -- the copy --------------------------------------------------------------------------------------------------------
 def own_copy(module: nn.Module) -> nn.Module:
-    """A copy of the user's module.
+    """A copy of the user's module, on the CPU.
 
     Raises UserError where it cannot be copied or called with other weights, or has no parameters, lazy ones, ones that
     are not registered, or ones of another type than float32.
@@ -41,7 +41,7 @@ def own_copy(module: nn.Module) -> nn.Module:
     module = module.module if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else module
     name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
-        raise UserError(f"{name} is TorchScript, which cannot be called with other weights; give the nn.Module itself")
+        raise UserError(f"{name} is TorchScript, which takes no other weights; give the nn.Module itself")
     for key, value in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(value, UninitializedParameter | UninitializedBuffer):
             raise UserError(f"'{key}' of {name} is lazy and has no shape yet; call the module once with inputs before")
@@ -57,12 +57,22 @@ def own_copy(module: nn.Module) -> nn.Module:
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
     try:
-        copied = copy.deepcopy(module)
+        copied = copy.deepcopy(module).cpu()
     except Exception as error:  # whatever a user's own network raises
         raise UserError(f"{name} cannot be copied ({first_line(error)}); copy.deepcopy(module) must work") from error
     for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            part.register_forward_pre_hook(_check_index)
     return copied
+
+
+def _check_index(layer: nn.Embedding | nn.EmbeddingBag, args: tuple[Any, ...]) -> None:
+    """Raises IndexError for a number that an embedding has not: on a GPU torch ends the whole process at one."""
+    with suppress(RuntimeError):  # vmap over the rows lets no values be read
+        for low, high in (map(int, index.aminmax()) for index in args[:1]):
+            if not 0 <= low <= high < layer.num_embeddings:
+                raise IndexError(f"{low if low < 0 else high} is none of its {layer.num_embeddings} numbers")
 
 
 def imported(text: str) -> Callable[..., Any]:
@@ -187,7 +197,7 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
     lead = torch.broadcast_shapes(*leads.values())
 
     def call(one: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        with named_index(net):
+        with calling(net):
             return functional_call(net, one, (x,))
 
     if not lead:
@@ -221,10 +231,13 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 
 
 @contextmanager
-def named_index(net: nn.Module) -> Iterator[None]:
-    """An index out of range is a UserError."""
+def calling(net: nn.Module) -> Iterator[None]:
+    """An index out of range is a UserError; recurrent layers have a gradient out of training mode, unlike cuDNN's."""
+    recurrent = any(isinstance(part, nn.RNNBase) for part in net.modules())
+    without = recurrent and torch.is_grad_enabled() and not net.training
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=False) if without else nullcontext():
+            yield
     except IndexError as error:
         raise UserError(f"{type(net).__name__} is given an index that it has not, such as a number beyond its "
                         f"nn.Embedding: {first_line(error)}") from error  # fmt: skip
@@ -256,9 +269,8 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a user's own network raises
-        raise UserError(
-            f"{name} does not take inputs of shape {shape or tuple(x.shape)}: {first_line(error)}"
-        ) from error
+        given = shape or tuple(x.shape)
+        raise UserError(f"{name} does not take inputs of shape {given}: {first_line(error)}") from error
     shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
     if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
@@ -281,7 +293,7 @@ def check_pure(net: nn.Module, x: Tensor) -> None:
     if not torch.allclose(net(x), f, **tolerance):
         raise UserError(f"{name} gives other outputs for the same inputs out of training mode: it is random, or "
                         "remembers calls; dropout must be nn.Dropout, or F.dropout(x, p, self.training)")  # fmt: skip
-    # By the first row and the last: of a recurrent layer that takes rows for time, the first depends on no other.
+    # First and last: of a recurrent layer that takes rows for time, the first depends on no other.
     if not all(torch.allclose(net(x[i]), f[i], **tolerance) for i in (slice(1), slice(len(x) - 1, None))):
         raise UserError(f"the outputs of {name} for a row depend on the other rows of a batch, out of training mode; "
                         "normalise within a row, or by running statistics; recurrent layers and attention that take "

@@ -31,7 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, outputs_seen
-from bnn_pyro.parts.own_module import check_pure, named_index, norm_layers
+from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 
 BATCH_NORM = ("batch", "frozen")
 #: Training rows whose statistics a draw is normalised by.
@@ -52,7 +52,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
     norms, net = norm_layers(model.net), model.net
     if model.statistics is not None:
         model.statistics.take(x)
-    with in_mode(net, training=False), named_index(net):
+    with in_mode(net, training=False), calling(net):
         check_pure(net, rows[:8])
         _check_values(net, rows, model.likelihood.has_classes)
         _check_training(net, rows)
