@@ -28,7 +28,7 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import announce, forwarded, progress_bar
 from bnn_pyro.zoo import Entry
-from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
+from bnn_pyro.zoo.auto import GPU_WORK, MINUTES, Setup, make_setup, say, set_up, step_work
 
 #: What a provenance's ``key`` holds, the last where there is one.
 KEY = ("variant", "its settings", "inference method", "the method's settings", "seed", "training rows", "start")
@@ -195,7 +195,14 @@ def fit_setup(
             checkpoint.discard()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
-            model = entry.model(data.schema).to(where)
+            model = entry.model(data.schema)
+            if device == "auto" and where.type == "cuda" and getattr(entry, "backbone", None) is None:
+                work = step_work(setup.method, model, data.schema, len(data.x_train))
+                if work < GPU_WORK:
+                    where = torch.device("cpu")
+                    announce(f"on the CPU: steps of {work:,} multiplications are faster there than on the GPU, which "
+                             "--device cuda takes", progress and ranks.first)  # fmt: skip
+            model = model.to(where)
             inferred, seen = on_features(model, data.to(where), progress and ranks.first)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
             report = forwarded(stack.enter_context(progress_bar(label, progress and ranks.first)))

@@ -107,6 +107,38 @@ def test_processes_that_read_mini_batches_use_no_cuda():
         assert len(list(batches.load(iter([(0, torch.arange(5))]), workers=1))) == 1
 
 
+SMALL, LARGE = dict(hidden=(50,)), dict(hidden=(1000, 1000))
+
+
+@pytest.mark.parametrize(("variant", "settings", "method", "gpu"), [
+    ("mean-field", SMALL, bp.SVI(batch_size=32), False),
+    ("mean-field", LARGE, bp.SVI(batch_size=32), True),
+    ("mean-field", LARGE, bp.SVI(batch_size=10), False),
+    ("hidden-layer", LARGE, bp.SVI(batch_size=32), True),
+    ("mean-field", SMALL, bp.NUTS(), False),
+    ("mean-field", dict(hidden=(100, 100)), bp.NUTS(), False),
+    ("mean-field", dict(hidden=(100, 100)), bp.ChEES(), True),
+    ("bayesian-convnet", {}, bp.SVI(), True),
+    ("mean-field", SMALL, bp.MILE(), False),
+])  # fmt: skip
+def test_a_gpu_is_for_steps_that_are_worth_it(variant, settings, method, gpu, monkeypatch):
+    """By the multiplications of a step: rows of it, chains that move as one, weights and how often a row uses them."""
+    shape = (1, 28, 28) if "convnet" in variant else (16,)
+    data = bp.dataset(torch.rand(1500, *shape), torch.arange(1500) % 3)
+
+    class Begun(Exception):
+        pass
+
+    def begin(model, device):
+        raise Begun(device.type)
+
+    monkeypatch.setattr("bnn_pyro.fitting.choose_device", lambda name: CUDA)
+    monkeypatch.setattr(nn.Module, "to", begin)
+    for device, expected in (("auto", gpu), ("cuda", True)):
+        with pytest.raises(Begun, match="cuda" if expected else "cpu"):
+            bp.fit(bp.ZOO[variant](**settings), data, method, progress=False, device=device)
+
+
 pytestmark = pytest.mark.usefixtures("seeded")
 SVI = bp.SVI(epochs=2, batch_size=10, patience=2)
 NORMED = dict(start="pretrained", prior="pretrained:0.1", frozen="1.*", where="0|4.*", inputs="raw", init_scale=0.1)
@@ -125,7 +157,7 @@ def test_all_of_a_fit_is_on_the_gpu(name):
     net, data, settings, method = CASES[name]
     net, data = net(), data()
     with fake_gpu():
-        posterior = bp.fit(bp.Bayesian(net, **settings), data, method, progress=False)
+        posterior = bp.fit(bp.Bayesian(net, **settings), data, method, progress=False, device="cuda")
         tensors = [*posterior.model.buffers(), *(posterior.chains or posterior.guide.state_dict()).values()]
         assert all(value.device == CUDA for value in tensors)
         prediction = bp.predict(posterior, data.x_test, num_draws=3)

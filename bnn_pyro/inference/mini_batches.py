@@ -85,6 +85,7 @@ class MiniBatches(torch_data.Dataset):
         device = self.data.x_train.device
         here = MiniBatches(self.data.to("cpu"), self.seed, self.augment)  # other processes cannot use a GPU's memory
         how = "fork" if sys.platform == "linux" else None  # takes any function, also one that cannot be pickled
+        steps = ((number, rows.cpu() if isinstance(rows, Tensor) else rows) for number, rows in steps)
         loader = torch_data.DataLoader(here, None, sampler=steps, num_workers=workers, pin_memory=device.type == "cuda",
                                        generator=torch.Generator(),
                                        multiprocessing_context=how)  # fmt: skip

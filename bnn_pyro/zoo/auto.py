@@ -32,6 +32,7 @@ from bnn_pyro.inference.cost import (
 from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
+from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.progress import announce, duration
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Bayesian, Entry
@@ -47,6 +48,8 @@ TRANSITION, STEP = 3e-4, 6e-3
 GRADIENTS, CHAINS = 2, 8
 #: Of the full length at least.
 LEAST = 0.01
+#: Multiplications of a step from which on a GPU is faster: it takes 3 to 6 ms for any (docs/results/speed.md).
+GPU_WORK = 3e7
 
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
@@ -279,3 +282,14 @@ def choose(
     what = f"{rows:,} rows × {inputs:,} inputs in {span}, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
+
+
+def step_work(method: Method, model: nn.Module, schema: Schema, rows: int) -> int:
+    """Multiplications of a step or gradient, forward: of a row · rows of a step · chains that move as one."""
+    net, weights = getattr(model, "net", None), sum(v.numel() for v in model.initial.values() if v.dim() > 1)
+    with in_mode(net or model, training=False), torch.no_grad():
+        macs = weights if net is None else max(weights, multiplications(net, torch.zeros(1, *schema.input_shape)))
+    batch, chains = getattr(method, "batch_size", 0), getattr(method, "chains", 1) or CHAINS
+    batch = schedule(rows, weights).batch_size if batch is None else 0 if hasattr(method, "warmup") else batch
+    alone = getattr(method, "one_by_one", False) and not getattr(method, "group", False)
+    return macs * (batch if 0 < batch < rows else rows) * (1 if alone else chains)
