@@ -194,7 +194,7 @@ def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1)
     They are more than half of a step at 784-400-400-10. The likelihood part is there so that a training curve can tell
     it from the KL. For models without subsampled or enumerated sites.
     """
-    elbo, likelihood = 0.0, 0.0
+    terms, likelihood = [], 0.0
     for _ in range(particles):
         with Recorder() as q:
             guide(*args)
@@ -204,13 +204,11 @@ def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1)
             if site["is_observed"]:
                 term = _scaled(site["fn"].log_prob(site["value"]), site)
                 likelihood = likelihood + term.detach()
-                elbo = elbo + term
+                terms.append(-term)
             else:
-                elbo = elbo - _kl(q.sites[name], site)
-        for name, site in q.sites.items():
-            if name not in p.sites:
-                elbo = elbo + _entropy(site)
-    return elbo / particles, likelihood / particles
+                terms.append(_kl(q.sites[name], site))
+        terms += [-_entropy(site) for name, site in q.sites.items() if name not in p.sites]
+    return -torch.stack(terms).sum() / particles, likelihood / particles
 
 
 class Objective(nn.Module):

@@ -103,7 +103,7 @@ class PointMass(_Flat):
     """q(w) = δ(w − μ): a point estimate as a guide."""
 
     def _site(self, name: str, loc: Tensor) -> dist.TorchDistribution:
-        return dist.Delta(loc, validate_args=False).to_event(loc.dim())
+        return dist.Delta(loc, event_dim=loc.dim(), validate_args=False)
 
 
 class WithPoints(nn.Module):

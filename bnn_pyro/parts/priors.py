@@ -88,7 +88,7 @@ Maker = Callable[[Tensor], dist.TorchDistribution]  # a parameter of the net -> 
 
 def _normal(scale: float = 1.0) -> Maker:
     """normal:SCALE — w ~ Normal(0, scale), the same for all parameters; SCALE > 0."""
-    return lambda w: CentredNormal(w.new_tensor(scale), w.shape)
+    return lambda w: CentredNormal(scale, w.shape, like=w)
 
 
 def _fan_in(scale: float = 1.0) -> Maker:

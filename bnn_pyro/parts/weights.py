@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import pyro.distributions as dist
 import torch
@@ -184,15 +184,24 @@ class DropoutWeights(_NormalArray):
 
 
 class CentredNormal(ArrayDistribution):
-    """w ~ Normal(0, scale). scale: (), or (D, 1) for one a row of w.
+    """w ~ Normal(0, scale). scale: (), or (D, 1) for one a row of w; or a number, and ``like`` whose type a draw has.
 
     The same density as ``Normal(0, scale).expand(shape).to_event()``, by one sum of squares instead of a dozen
-    elementwise passes; likewise its KL from independent Normals.
+    elementwise passes; likewise its KL from independent Normals. By a number it takes no kernel for the scale.
     """
 
-    def __init__(self, scale: Tensor, shape: torch.Size) -> None:
-        self.scale = scale
+    def __init__(self, scale: Tensor | float, shape: torch.Size, like: Tensor | None = None) -> None:
+        self._given, self._like = scale, like
         super().__init__(shape)
+
+    scale = cached_property(lambda self: self._given if self._like is None else self._like.new_tensor(self._given))
+
+    @property
+    def terms(self) -> tuple[Any, Any] | None:
+        """(½/s², n log s) of one scale for the whole array; None of one a row."""
+        if self._like is not None:
+            return 0.5 / self._given**2, self.event_shape.numel() * math.log(self._given)
+        return None if self.scale.dim() else (0.5 / self.scale.square(), self.event_shape.numel() * self.scale.log())
 
     #: (*shape).
     mean = property(lambda self: self.scale.new_zeros(()).expand(self.event_shape))
@@ -203,12 +212,11 @@ class CentredNormal(ArrayDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of the whole array in nats."""
-        if self.scale.dim():
+        if (terms := self.terms) is None:
             return self._flat(Normal(0.0, self.scale, validate_args=False).log_prob(value)).sum(-1)
-        normaliser = self.event_shape.numel() * (self.scale.log() + 0.5 * math.log(2 * math.pi))
-        flat = self._flat(value)
+        flat, normaliser = self._flat(value), terms[1] + 0.5 * self.event_shape.numel() * math.log(2 * math.pi)
         squares = flat.dot(flat) if flat.dim() == 1 else flat.square().sum(-1)
-        return -0.5 * squares / self.scale.square() - normaliser
+        return squares * -terms[0] - normaliser
 
 
 class LogUniform(ArrayDistribution):
@@ -262,11 +270,10 @@ def _kl_known(q: FreeWeights, p: CentredNormal) -> Tensor:
 @register_kl(JointlyDrawn, CentredNormal)
 def _kl_jointly_drawn(q: JointlyDrawn, p: CentredNormal) -> Tensor:
     """KL(∏ Normal(μᵢ, σᵢ) ‖ Normal(0, s²I)) = ½ Σ(μ² + σ²)/s² − Σ log σ + n (log s − ½), in nats."""
-    if q.sums is None or q.event_shape != p.event_shape or p.scale.dim():
+    if q.sums is None or q.event_shape != p.event_shape or (terms := p.terms) is None:
         return _kl_normals(q, p)
     logs, squares = q.sums
-    constant = p.event_shape.numel() * (p.scale.log() - 0.5)
-    return torch.addcmul(constant - logs, squares, p.scale.square().reciprocal(), value=0.5)
+    return squares * terms[0] - logs + (terms[1] - 0.5 * p.event_shape.numel())
 
 
 @register_kl(_NormalArray, LogUniform)
@@ -278,3 +285,9 @@ def _kl_free(q: _NormalArray, p: LogUniform) -> Tensor:
 def _kl_dropout(q: DropoutWeights, p: LogUniform) -> Tensor:
     """By α itself: the means do not enter, and each α is shared by as many weights."""
     return gradients.kl_log_uniform(q.alpha.log()).sum() * (q.loc.numel() / q.alpha.numel())
+
+
+@register_kl(dist.Delta, torch.distributions.Distribution)
+def _kl_point(q: dist.Delta, p: torch.distributions.Distribution) -> Tensor:
+    """log q(w) − log p(w) at the point itself, where Pyro's density is 1 but for a factor of its own."""
+    return q.log_density - p.log_prob(q.v)
