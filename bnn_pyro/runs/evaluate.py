@@ -49,7 +49,8 @@ def load_posterior(folder: RunFolder, device: str, module: str | None = None) ->
     own = None if not then else then if then in given else module
     if own and "," in own:
         raise UserError(f"{folder.path} was trained with the module {then}, and --module has {', '.join(given)}")
-    posterior, where = load(folder.path, module=own), choose_device(device)
+    posterior = load(folder.path, module=own)
+    where = choose_device("cpu" if device == "auto" and posterior.provenance.get("device") == "cpu" else device)
     chains = posterior.chains and {site: value.to(where) for site, value in posterior.chains.items()}
     for module in filter(None, (posterior.model, posterior.guide)):
         module.to(where)
