@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 import bnn_pyro as bp
+from bnn_pyro.inference.cost import multiplications
 from bnn_pyro.inference.mini_batches import Augmentation, MiniBatches
 from bnn_pyro.inference.training_loop import Training
 from bnn_pyro.parts.own_module import call_with_draws, own_copy
@@ -137,6 +138,11 @@ def test_a_gpu_is_for_steps_that_are_worth_it(variant, settings, method, gpu, mo
     for device, expected in (("auto", gpu), ("cuda", True)):
         with pytest.raises(Begun, match="cuda" if expected else "cpu"):
             bp.fit(bp.ZOO[variant](**settings), data, method, progress=False, device=device)
+
+
+def test_a_recurrent_layer_uses_its_weights_at_every_time():
+    net = nn.LSTM(6, 5, batch_first=True)
+    assert multiplications(net, torch.zeros(1, 7, 6)) == 7 * 4 * 5 * (6 + 5)
 
 
 pytestmark = pytest.mark.usefixtures("seeded")
