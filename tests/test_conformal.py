@@ -147,6 +147,7 @@ def test_counts_are_covered_exactly(method):
     new.guarantee, at = conformal.at(400), torch.arange(60.0).double()
     covers = torch.stack([new.guarantee.covers(new, k.expand(400), 0.8) for k in at])
     low, high, *_ = new.interval(0.8)
+    assert ((low >= 0) | (high < 0)).all()
     some = covers.any(0)  # of others no count has a score up to the threshold
     assert torch.equal(((low <= at[:, None]) & (at[:, None] <= high))[:, some], covers[:, some]) and some.sum() > 380
     assert conformal.by_lot == (method == "cqr") and torch.equal(new[::2].interval(0.8).low, low[::2])

@@ -239,6 +239,8 @@ class Rows:
         low, high = (prediction.transform(end.double()) for end in ends)
         if level <= 0:  # nothing is covered, which a point is the nearest to
             low = high = prediction.mean.double()
+        if prediction.is_discrete:  # no count is below 0
+            low = torch.where(high < 0, low, low.clamp_min(0.0))
         return Interval(low, high, level, *words)
 
     def covers(self, prediction: Mixture, y: Tensor, level: float) -> Tensor:
