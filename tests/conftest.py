@@ -1,5 +1,6 @@
 """What every test must leave as it found it: the parameter store, the random generators. Runs that tests share."""
 
+import os
 import random
 from dataclasses import replace
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 
 import bnn_pyro as bp
 
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # figures are a CPU's, also where there is a GPU; =0 takes it
 matplotlib.use("Agg")
 torch.set_num_threads(1)  # what is fitted here is so small that threads would only wait for one another
 
