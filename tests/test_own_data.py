@@ -215,6 +215,7 @@ BAD = {
     "class without rows": (dict(y=np.repeat(["u", "v"], 30), split=np.arange(NUM) < 30), "class 'u' .*no training row"),
     "negative counts": (dict(y=np.arange(NUM) - 3, task="counts"), r"row 0: -3.0 is no count.*task='regression'"),
     "mask": (dict(split=np.ones(5, bool)), r"split= is bool of shape \(5,\)"),
+    "nothing to train": (dict(split=0.9), r"split=0.9 and validation=0.15 of the rows leave none to train"),
     "rows": (dict(split=[3, 99]), "split= names rows 3 to 99, but there are rows 0 to 59"),
     "few groups": (dict(groups=np.arange(NUM) % 2), "2 different values are too few"),
     "group gap": (dict(groups=[None] + [1] * 59), r"groups: row 0 .*has no value"),
