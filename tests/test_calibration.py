@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from test_conformal import simulated
 
 import bnn_pyro as bp
 from bnn_pyro.calibration import RECALIBRATIONS, Adaptive, load, martingale, monitor
-from bnn_pyro.calibration.calibrated import METHODS
+from bnn_pyro.calibration.calibrated import DUPLICATES, METHODS, fitted_rows
 from bnn_pyro.calibration.recalibration import CdfMap, LogitMap, log_mean_probs
 from bnn_pyro.calibration.shift import classifier_p, conformal_p, epistemic_p
 from bnn_pyro.datasets.dataset import Column
@@ -180,10 +181,14 @@ def test_rows_that_trained_are_refused_and_duplicates_are_not():
     bp.calibrate(posterior, new, target)
     with pytest.raises(bp.UserError, match="2 of 20 calibration rows trained"):
         bp.calibrate(posterior, *(torch.cat([a[:2], b[2:20]]) for a, b in ((x, new), (y, target))))
-    # A table of few values: rows equal one another by chance, and training rows do so as often.
-    x, y = (torch.randint(3, shape, generator=rng).float() for shape in ((600, 3), (600,)))
-    posterior, *_ = untrained(rows=row_digests(x[:400], y[:400]))
-    bp.calibrate(posterior, x[400:], y[400:])
+    # Of a table of few values new rows equal training rows as often as those one another: not refused, but for chance.
+    found = []
+    for _ in range(400):
+        rows = torch.randint(3000, (600,), generator=rng)
+        posterior = SimpleNamespace(rows=rows[:400])
+        found.append([fitted_rows(posterior, rows[i : i + 200]) > 0 for i in (400, 300)])  # half of these trained
+    few, all_of_them = np.sum(found, 0)
+    assert few <= binom.ppf(1 - 1e-4, 400, DUPLICATES) and all_of_them == 400
     with pytest.warns(UserWarning, match="without fingerprints"):
         bp.calibrate(untrained()[0], new, target)
 

@@ -1,4 +1,5 @@
-"""Device placement without a GPU: fits, checkpoints and predictions on fake tensors of device "cuda".
+"""What is otherwise on a GPU, without one: fits, checkpoints and predictions on fake tensors of device "cuda"; which
+device a fit takes; recurrent layers; processes that read mini-batches.
 
 An operation on tensors of two devices is an error there, as on a GPU. Numbers are none: where one is asked for,
 ``Values`` says it. What cannot run so: backward passes (torch's engine asks CUDA's driver for a stream), cuDNN,
@@ -103,9 +104,14 @@ def test_processes_that_read_mini_batches_use_no_cuda():
         assert os.getpid() == main, "Cannot re-initialize CUDA in forked subprocess"
         return []
 
-    batches = MiniBatches(rows(), 0, Augmentation(lambda x: x))
-    with patch("torch.cuda.is_available", lambda: True), patch("torch.cuda.get_rng_state_all", states):
-        assert len(list(batches.load(iter([(0, torch.arange(5))]), workers=1))) == 1
+    batches, chosen, moved = MiniBatches(rows(), 0, Augmentation(lambda x: x)), torch.arange(5), []
+    with (
+        patch("torch.cuda.is_available", lambda: True),
+        patch("torch.cuda.get_rng_state_all", states),
+        patch.object(Tensor, "cpu", lambda t: moved.append(t) or t),
+    ):
+        assert len(list(batches.load(iter([(0, chosen)]), workers=1))) == 1
+    assert moved[0] is chosen  # no process can take a tensor of the GPU
 
 
 SMALL, LARGE = dict(hidden=(50,)), dict(hidden=(1000, 1000))

@@ -60,7 +60,8 @@ def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece):
             Independent(Normal(mean[name], sd[name]), len(shape)),
         )
         prior = Independent(Normal(slopes[name] if name == "c" else torch.zeros(shape), scale), len(shape))
-        own = prior if name == "c" else CentredNormal(scale, shape)
+        centred = CentredNormal(0.7, shape, like=loc) if i else CentredNormal(scale, shape)
+        own = prior if name == "c" else centred
         totals[0] = totals[0] + (slopes[name] * draws[name]).sum() + (i + 1) * kl_divergence(mine[name], own)
         plain = mean[name] + sd[name] * noise
         totals[1] = totals[1] + (slopes[name] * plain).sum() + (i + 1) * kl_divergence(q, prior)
@@ -190,6 +191,7 @@ def test_one_parametrisation_is_like_another(kind, draws=50_000):
 ROWS = torch.tensor([[0.5], [1.0], [2.0]]).double()
 PRIORS = {
     "centred": (CentredNormal(ROWS[0, 0], LOC.shape), 0.0, ROWS[0, 0]),
+    "a number": (CentredNormal(0.5, LOC.shape, like=LOC), 0.0, ROWS[0, 0]),
     "a scale a row": (CentredNormal(ROWS, LOC.shape), 0.0, ROWS),
     "normal": (NormalWeights(LOC.flip(0), SCALE.flip(1)), LOC.flip(0), SCALE.flip(1)),
 }

@@ -24,7 +24,7 @@ from bnn_pyro.parts.nets import in_mode
 
 #: What :class:`RowNoise` samples by row.
 LAYERS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-#: Rows by which a layer's inputs are told from others: a number that no other dimension has by chance.
+#: Rows of the pass that finds where the rows of x are a layer's inputs: no other dimension is likely to be so long.
 ROWS = 13
 
 

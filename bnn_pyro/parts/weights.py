@@ -285,9 +285,3 @@ def _kl_free(q: _NormalArray, p: LogUniform) -> Tensor:
 def _kl_dropout(q: DropoutWeights, p: LogUniform) -> Tensor:
     """By α itself: the means do not enter, and each α is shared by as many weights."""
     return gradients.kl_log_uniform(q.alpha.log()).sum() * (q.loc.numel() / q.alpha.numel())
-
-
-@register_kl(dist.Delta, torch.distributions.Distribution)
-def _kl_point(q: dist.Delta, p: torch.distributions.Distribution) -> Tensor:
-    """log q(w) − log p(w) at the point itself, where Pyro's density is 1 but for a factor of its own."""
-    return q.log_density - p.log_prob(q.v)
