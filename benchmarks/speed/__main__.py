@@ -4,6 +4,7 @@
     python -m benchmarks.speed main --against ../older       # beside those of another one
     python -m benchmarks.speed steps                         # a training step beside other packages' (25 minutes)
     python -m benchmarks.speed steps --sizes 784-400-400-10 --only deterministic hidden-layer --quick
+    python -m benchmarks.speed fits                          # to the same ELBO and NLL as other packages (35 minutes)
 
 ``pip install -e ".[peers]"`` brings the other packages; those that are not installed are left out. ``--quick`` takes
 few rounds and writes nothing. Ctrl-C keeps the rounds that are whole. On a machine that others use too, take
@@ -23,10 +24,12 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler complains about 
 import torch
 
 from benchmarks.provenance import PACKAGES, add_out, check_tree, provenance, write_json
+from benchmarks.speed.fits import time_fits
 from benchmarks.speed.main_figures import time_main_figures
+from benchmarks.speed.problem import Problem
 from benchmarks.speed.steps import CONTESTANTS, SIZES, chosen, problem, time_steps
 
-PARTS = ("main", "steps")
+PARTS = ("main", "steps", "fits")
 PEER_PACKAGES = ("torchbnn", "bayesian-torch", "blitz-bayesian-pytorch", "tyxe", "torch_blue")
 
 
@@ -35,6 +38,8 @@ def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     device = torch.device(args.device)
     if args.part == "main":
         time_main_figures(args.against, args.only, args.rounds, result.setdefault("figures", {}))
+    elif args.part == "fits":
+        time_fits(Problem((784, 400, 400, 10), 10_000, 128, device), args.only, result.setdefault("fits", {}))
     else:
         result["contestants"] = {}
         for sizes in args.sizes:

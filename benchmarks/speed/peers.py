@@ -28,7 +28,7 @@ def torchbnn(problem: Problem) -> Step:
 
     net = network(problem, lambda i, o: bnn.BayesLinear(0, 1.0, i, o)).to(problem.device)
     kl = bnn.BKLLoss(reduction="sum")
-    return adam_step(net, lambda x, y: problem.nll(net(x), y) + kl(net).squeeze() / problem.rows)
+    return adam_step(problem, net, lambda x, y: problem.nll(net(x), y) + kl(net).squeeze() / problem.rows)
 
 
 def bayesian_torch(problem: Problem, kind: str) -> Step:
@@ -39,7 +39,7 @@ def bayesian_torch(problem: Problem, kind: str) -> Step:
     settings = dict(prior_mu=0.0, prior_sigma=1.0, posterior_mu_init=0.0, posterior_rho_init=-3.0)
     dnn_to_bnn(net, {**settings, "type": kind, "moped_enable": False, "moped_delta": 0.5})
     net = net.to(problem.device)
-    return adam_step(net, lambda x, y: problem.nll(net(x), y) + get_kl_loss(net) / problem.rows)
+    return adam_step(problem, net, lambda x, y: problem.nll(net(x), y) + get_kl_loss(net) / problem.rows)
 
 
 def blitz(problem: Problem) -> Step:
@@ -62,7 +62,7 @@ def blitz(problem: Problem) -> Step:
         settings = dict(criterion=problem.nll, sample_nbr=1, complexity_cost_weight=1 / problem.rows)
         return net.sample_elbo(inputs=x, labels=y, **settings)
 
-    return adam_step(net, loss)
+    return adam_step(problem, net, loss)
 
 
 def tyxe(problem: Problem) -> Step:
@@ -78,7 +78,7 @@ def tyxe(problem: Problem) -> Step:
     else:
         likelihood = tyxe.likelihoods.Categorical(problem.rows)
     bnn = tyxe.VariationalBNN(net, tyxe.priors.IIDPrior(dist.Normal(zero, one)), likelihood, tyxe.guides.AutoNormal)
-    step = SVI(bnn.model, bnn.guide, adam(), loss=TraceMeanField_ELBO()).step
+    step = SVI(bnn.model, bnn.guide, adam(problem), loss=TraceMeanField_ELBO()).step
     return (lambda x, y: step(x, y.unsqueeze(-1))) if problem.regression else step
 
 
@@ -92,7 +92,7 @@ def torch_blue(problem: Problem) -> Step:
     net = net.to(problem.device)
     kind = MeanFieldNormal if problem.regression else Categorical
     loss = vi.KullbackLeiblerLoss(kind(), dataset_size=problem.rows)
-    return adam_step(net, lambda x, y: loss(net(x, samples=1), y))
+    return adam_step(problem, net, lambda x, y: loss(net(x, samples=1), y))
 
 
 PEERS: dict[str, Contestant] = {

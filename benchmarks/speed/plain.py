@@ -16,7 +16,7 @@ __all__ = ["PLAIN"]
 def deterministic(problem: Problem) -> Step:
     """Adam on the mean negative log-likelihood."""
     net = network(problem).to(problem.device)
-    return adam_step(net, lambda x, y: problem.nll(net(x), y))
+    return adam_step(problem, net, lambda x, y: problem.nll(net(x), y))
 
 
 class LocalWeights(nn.Module):
@@ -44,7 +44,7 @@ def local(problem: Problem) -> Step:
             x = x if i == last else F.leaky_relu(x)
         return problem.rows * problem.nll(x, y) + divergence
 
-    return adam_step(weights, loss)
+    return adam_step(problem, weights, loss)
 
 
 PLAIN: dict[str, Contestant] = {

@@ -39,12 +39,14 @@ class Problem:
     sizes   widths from input to output; or the name of a module of ``MODULES``, which takes images of 28 x 28
     rows    N, to which a mini-batch's log-likelihood is scaled
     batch   B; a batch of N rows is a full batch
+    lr      Adam's
     """
 
     sizes: tuple[int, ...] | str
     rows: int
     batch: int
     device: torch.device
+    lr: float = LR
 
     @property
     def name(self) -> str:
@@ -191,9 +193,9 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def adam_step(net: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
-    """A step of fused Adam on what ``loss_of(x, y)`` gives."""
-    optimiser = torch.optim.Adam(net.parameters(), lr=LR, fused=True)
+def adam_step(problem: Problem, net: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    """A step of fused Adam on what ``loss_of(x, y)`` gives; it has ``net``."""
+    optimiser = torch.optim.Adam(net.parameters(), lr=problem.lr, fused=True)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
         loss = loss_of(x, y)
@@ -202,6 +204,7 @@ def adam_step(net: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]) -> St
         optimiser.step()
         return loss.detach()
 
+    step.net = net
     return step
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.provenance import RESULTS, table
+from benchmarks.speed.fits import level_of, seconds_to
 
 __all__ = ["TABLES"]
 
@@ -42,7 +43,26 @@ def main_table() -> str:
     return table(head, rows) + "\n\n" + _origin(found)
 
 
+def fits_table() -> str:
+    """Seconds to the levels that all contestants reach, and this package's share of each other's."""
+    found, fits = _part("fits"), {}
+    for name, course in found.get("fits", {}).items():
+        fits.setdefault(name.rpartition(", 0")[0] or name, []).append(course)
+    levels = [level_of(fits, i) for i in (1, 2)] if fits else []
+    times = {name: [seconds_to(courses, i + 1, levels[i]) for i in (0, 1)] for name, courses in fits.items()}
+    rows, here = [], [name for name in fits if name.startswith("my-net")]
+    for name, courses in fits.items():
+        lines = [line for course in courses for line in course]
+        best = [f"{max(line[1] for line in lines):.2f}", f"{min(line[2] for line in lines):.4f}"]
+        shares = [f"{times[own][i] / times[name][i]:.2f}" for i in (0, 1) for own in here]
+        rows.append([name, *best, *(f"{t:.0f}" for t in times[name]), *shares])
+    head = ["a fit", "highest ELBO a row", "lowest NLL", f"seconds to {levels[0]:.2f}", f"to {-levels[1]:.4f}"]
+    head += [f"{what}: {way} / this" for what in ("ELBO", "NLL") for way in (name.rpartition(" ")[2] for name in here)]
+    return table(head, rows) + "\n\n" + _origin(found)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "speed fits": fits_table,
     "speed main": main_table,
     "speed steps": steps_table,
 }

@@ -15,14 +15,14 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
 import bnn_pyro as bp
-from benchmarks.speed.problem import INIT_SCALE, LR, NOISE, Contestant, Problem, Step
+from benchmarks.speed.problem import INIT_SCALE, NOISE, Contestant, Problem, Step
 
 __all__ = ["THROUGH_PYRO", "adam"]
 
 
-def adam() -> pyro.optim.PyroOptim:
+def adam(problem: Problem) -> pyro.optim.PyroOptim:
     """Pyro's Adam, fused as everybody's is here."""
-    return pyro.optim.Adam({"lr": LR, "fused": True})
+    return pyro.optim.Adam({"lr": problem.lr, "fused": True})
 
 
 def observe(problem: Problem, f: Tensor, y: Tensor) -> None:
@@ -57,7 +57,7 @@ def hidden_layers(problem: Problem) -> Step:
             weights.append((mean, scale))
         layers(x, weights)
 
-    return SVI(model, guide, adam(), TraceMeanField_ELBO()).step
+    return SVI(model, guide, adam(problem), TraceMeanField_ELBO()).step
 
 
 class BayesianMLP(PyroModule):
@@ -83,7 +83,7 @@ def auto_normal(problem: Problem) -> Step:
     """Pyro's mean-field autoguide."""
     model = BayesianMLP(problem)
     guide = AutoNormal(model, init_scale=INIT_SCALE)
-    return SVI(model, guide, adam(), TraceMeanField_ELBO()).step
+    return SVI(model, guide, adam(problem), TraceMeanField_ELBO()).step
 
 
 THROUGH_PYRO: dict[str, Contestant] = {
