@@ -44,7 +44,7 @@ def main_table() -> str:
 
 
 def fits_table() -> str:
-    """Seconds to the levels that all contestants reach, and this package's share of each other's."""
+    """CPU seconds to the levels that all contestants reach, and this package's share of each other's."""
     found, fits = _part("fits"), {}
     for name, course in found.get("fits", {}).items():
         fits.setdefault(name.rpartition(", 0")[0] or name, []).append(course)
@@ -56,7 +56,7 @@ def fits_table() -> str:
         best = [f"{max(line[1] for line in lines):.2f}", f"{min(line[2] for line in lines):.4f}"]
         shares = [f"{times[own][i] / times[name][i]:.2f}" for i in (0, 1) for own in here]
         rows.append([name, *best, *(f"{t:.0f}" for t in times[name]), *shares])
-    head = ["a fit", "highest ELBO a row", "lowest NLL", f"seconds to {levels[0]:.2f}", f"to {-levels[1]:.4f}"]
+    head = ["a fit", "highest ELBO a row", "lowest NLL", f"CPU seconds to {levels[0]:.2f}", f"to {-levels[1]:.4f}"]
     head += [f"{what}: {way} / this" for what in ("ELBO", "NLL") for way in (name.rpartition(" ")[2] for name in here)]
     return table(head, rows) + "\n\n" + _origin(found)
 
