@@ -188,20 +188,29 @@ class DrawNormals(torch.autograd.Function):
         for group, *array in zip(ctx.groups, *flats, rest[:count], rest[count:], strict=True):
             own, first = slice(first, first + len(group)), first + len(group)
             a, b = (of[own] if len(group) == 1 else of[own].repeat_interleave(torch.tensor(group)) for of in sums)
-            of_draws = [loc.new_zeros(n) if g is None else g for n, g in zip(group, of_arrays[own], strict=True)]
-            for m, r, dm, dr, s, e, g in _pieces(*array, of_draws[0] if len(group) == 1 else torch.cat(of_draws)):
-                torch.addcmul(g, m, b, value=2, out=dm)
-                slope = (g * e).addcmul_(s, b, value=2).addcdiv_(a, s)
-                torch.sigmoid(r, out=dr).mul_(slope)
-        sizes = [n for group in ctx.groups for n in group]
-        of_means, of_scales = of_arrays[number : 2 * number], of_arrays[2 * number :]
-        cuts = (flat.split(sizes) for flat in (rho, d_loc, d_rho))
-        for of_mean, of_scale, r, dm, dr in zip(of_means, of_scales, *cuts, strict=True):
-            if of_mean is not None:
-                dm.add_(of_mean)
-            if of_scale is not None:
-                dr.addcmul_(of_scale, torch.sigmoid(r))
+            of = [_joined(of_arrays[k:][own], group, loc) for k in (0, number, 2 * number)]
+            for m, r, dm, dr, s, e, *gs in _pieces(*array, *(g for g in of if g is not None)):
+                g, g_mean, g_scale = (None if one is None else gs.pop(0) for one in of)
+                if g is None:
+                    torch.mul(m, 2 * b, out=dm)
+                    slope = s * (2 * b)
+                else:
+                    torch.addcmul(g, m, b, value=2, out=dm)
+                    slope = (g * e).addcmul_(s, b, value=2)
+                if g_mean is not None:
+                    dm.add_(g_mean)
+                if g_scale is not None:
+                    slope.add_(g_scale)
+                torch.sigmoid(r, out=dr).mul_(slope.addcdiv_(a, s))
         return d_loc, d_rho, None, None
+
+
+def _joined(of_arrays: tuple[Tensor | None, ...], sizes: list[int], like: Tensor) -> Tensor | None:
+    """Gradients of neighbouring arrays of these sizes as one, zeros where there is none; None where none has one."""
+    if all(g is None for g in of_arrays):
+        return None
+    parts = [like.new_zeros(n) if g is None else g for n, g in zip(sizes, of_arrays, strict=True)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _groups(sizes: list[int]) -> list[list[int]]:
