@@ -51,7 +51,7 @@ def test_what_does_not_go_together_is_refused():
         (classes, "learned", "student-t", "student-t is for regression, and the task is classification"),
         (classes, "learned", "ordinal", "is for ordinal, and the task is classification; leave"),
         (ordinal, "learned", "normal", "for regression, and the task is ordinal; take ordinal"),
-        (NUMBERS, "heteroscedastic", "laplace", "heteroscedastic goes with likelihood=normal"),
+        (NUMBERS, "heteroscedastic", "laplace", "heteroscedastic goes with likelihood=normal or student-t"),
         (NUMBERS, "learned", "cauchy", "unknown likelihood 'cauchy'"),
     ):
         refuses(message, make_likelihood, schema, noise, name)

@@ -54,8 +54,12 @@ def student_t(f, w):
     return dist.StudentT(2 + w["log_df"].exp(), SHIFT + SCALE * f, SCALE * w["log_noise"].exp())
 
 
-def heteroscedastic(f, w):
-    return dist.Normal(SHIFT + SCALE * f[:, ::2], SCALE * (1e-3 + torch.nn.functional.softplus(f[:, 1::2])))
+def by_input(f):
+    return SHIFT + SCALE * f[:, ::2], SCALE * (1e-3 + torch.nn.functional.softplus(f[:, 1::2]))
+
+
+def student_t_by_input(f, w):
+    return dist.StudentT(2 + w["log_df"].exp(), *by_input(f))
 
 
 def ordered(f, w):
@@ -72,7 +76,8 @@ NOISE, DF = dist.Normal(-1.0, 1.0), dist.Normal(2.0, 1.0)
     [
         (NUMBERS, lambda f, w: dist.Normal(SHIFT + SCALE * f, SCALE * w["log_noise"].exp()), {"log_noise": NOISE}, {}),
         (NUMBERS, student_t, {"log_noise": NOISE, "log_df": DF}, {"likelihood": "student-t"}),
-        (NUMBERS, heteroscedastic, {}, {"noise": "heteroscedastic"}),
+        (NUMBERS, lambda f, w: dist.Normal(*by_input(f)), {}, {"noise": "heteroscedastic"}),
+        (NUMBERS, student_t_by_input, {"log_df": DF}, {"noise": "heteroscedastic", "likelihood": "student-t"}),
         (LABELS, lambda f, w: dist.Bernoulli(logits=f), {}, {}),
         (bp.dataset(*ratings(60), task="ordinal", seed=0), ordered, {"cuts": CUTS}, {}),
     ],

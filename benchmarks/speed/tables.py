@@ -44,21 +44,22 @@ def main_table() -> str:
 
 
 def fits_table() -> str:
-    """CPU seconds to the levels that all contestants reach, and this package's share of each other's."""
-    found, fits = _part("fits"), {}
+    """CPU seconds to the best ELBO and NLL that a package and this one both reach, and the ratio of these."""
+    found, rows, fits = _part("fits"), [], {}
     for name, course in found.get("fits", {}).items():
         fits.setdefault(name.rpartition(", 0")[0] or name, []).append(course)
-    levels = [level_of(fits, i) for i in (1, 2)] if fits else []
-    times = {name: [seconds_to(courses, i + 1, levels[i]) for i in (0, 1)] for name, courses in fits.items()}
-    rows, here = [], [name for name in fits if name.startswith("my-net")]
+    here = {name: fits.pop(name) for name in list(fits) if name.startswith("my-net")}
     for name, courses in fits.items():
-        lines = [line for course in courses for line in course]
-        best = [f"{max(line[1] for line in lines):.2f}", f"{min(line[2] for line in lines):.4f}"]
-        shares = [f"{times[own][i] / times[name][i]:.2f}" for i in (0, 1) for own in here]
-        rows.append([name, *best, *(f"{t:.0f}" for t in times[name]), *shares])
-    head = ["a fit", "highest ELBO a row", "lowest NLL", f"CPU seconds to {levels[0]:.2f}", f"to {-levels[1]:.4f}"]
-    head += [f"{what}: {way} / this" for what in ("ELBO", "NLL") for way in (name.rpartition(" ")[2] for name in here)]
-    return table(head, rows) + "\n\n" + _origin(found)
+        for column, what in ((1, "ELBO a row"), (2, "NLL")):
+            level = level_of({name: courses, **here}, column)
+            own, *ours = (seconds_to(one, column, level) for one in (courses, *here.values()))
+            cells = [f"{what} {level if column == 1 else -level:.4g}", f"{own:.0f}"]
+            rows.append([name, *cells, *(f"{seconds:.0f}, {seconds / own:.2f}" for seconds in ours)])
+    return (
+        table(["package", "to", "CPU seconds", *(f"{name}: seconds, ratio" for name in here)], rows)
+        + "\n\n"
+        + _origin(found)
+    )
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -112,6 +112,21 @@ class StudentT(LearnedNoise):
         return dist.StudentT(2 + self.own("log_df").exp(), *self.loc_and_scale(f))
 
 
+class HeteroscedasticT(Heteroscedastic):
+    """y ~ StudentT(ν; shift + scale·f₁, scale·(10⁻³ + softplus f₂)), ν as in ``StudentT``, one for all inputs."""
+
+    information = Likelihood.information
+
+    def __init__(self, shift: float = 0.0, scale: float = 1.0) -> None:
+        super().__init__(shift, scale)
+        self.add_own(log_df=(2.0, 1.0))
+
+    def components(self, f: Tensor) -> dist.StudentT:
+        """See ``Likelihood``."""
+        normal = super().components(f)
+        return dist.StudentT(2 + self.own("log_df").exp(), normal.loc, normal.scale)
+
+
 class LaplaceNoise(LearnedNoise):
     """y ~ Laplace(shift + scale·f, σ), density exp(−|y − loc|/σ) / 2σ; σ as in ``LearnedNoise``."""
 
@@ -228,8 +243,8 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     """The likelihood for a schema.
 
     noise: of numbers, ``"learned"`` (one scale with a LogNormal prior), ``"heteroscedastic"`` (a second output of the
-        network; "normal" only), ``"correlated"`` (of several targets; "normal" only) or a fixed scale in target units,
-        on a log scale of log y. Ignored where targets are classes or counts.
+        network; "normal" and "student-t" only), ``"correlated"`` (of several targets; "normal" only) or a fixed scale in
+        target units, on a log scale of log y. Ignored where targets are classes or counts.
     likelihood: a key of ``LIKELIHOODS``; by default that of the task.
 
     Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
@@ -261,9 +276,10 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     if on_log_scale and kind is not Normal:
         raise UserError(f"target_scale=log goes with likelihood=normal, not {name}: y need not have a finite mean")
     if noise == "heteroscedastic":
-        if kind is not Normal:
-            raise UserError(f"noise=heteroscedastic goes with likelihood=normal, not {name}")
-        return (LogHeteroscedastic if on_log_scale else Heteroscedastic)(schema.y_shift, schema.y_scale)
+        by_input = {Normal: LogHeteroscedastic if on_log_scale else Heteroscedastic, StudentT: HeteroscedasticT}
+        if kind not in by_input:
+            raise UserError(f"noise=heteroscedastic goes with likelihood=normal or student-t, not {name}")
+        return by_input[kind](schema.y_shift, schema.y_scale)
     try:
         scale = None if noise == "learned" else float(noise)
     except (TypeError, ValueError):
