@@ -243,8 +243,8 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     """The likelihood for a schema.
 
     noise: of numbers, ``"learned"`` (one scale with a LogNormal prior), ``"heteroscedastic"`` (a second output of the
-        network; "normal" and "student-t" only), ``"correlated"`` (of several targets; "normal" only) or a fixed scale in
-        target units, on a log scale of log y. Ignored where targets are classes or counts.
+        network; "normal" and "student-t" only), ``"correlated"`` (of several targets; "normal" only) or a fixed scale
+        in target units, on a log scale of log y. Ignored where targets are classes or counts.
     likelihood: a key of ``LIKELIHOODS``; by default that of the task.
 
     Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
