@@ -71,8 +71,7 @@ def theirs(name: str, task: Problem, data: bp.Dataset) -> Course:
         while spent < MOST:
             start = time.process_time()
             while time.process_time() - start < LOOK:
-                batches = batches or [*torch.randperm(task.rows).split(task.batch)]
-                rows = batches.pop()
+                rows = (batches := batches or [*torch.randperm(task.rows).split(task.batch)]).pop()
                 runner.step(data.x_train[rows], data.y_train[rows])
             spent += time.process_time() - start
             found.append([spent, *look(net, moments(runner.step), data)])
@@ -87,15 +86,15 @@ def ours(sampling: str, task: Problem, data: bp.Dataset) -> Course:
         def run(self, model: Any, guide: Any, data: bp.Dataset, *, report: Any = None, **rest: Any) -> bp.Posterior:
             def watch(*_: object) -> None:
                 spent = (now := time.process_time()) - start - apart[0]
-                if spent - (found[-1][0] if found else 0.0) >= LOOK:
+                if spent >= LOOK + (found[-1][0] if found else 0.0):
                     means, scales = (cut(v.detach(), guide.shapes) for v in (guide.loc, guide.scale))
                     found.append([spent, *look(net, {n: (means[n], scales[n]) for n in means}, data)])
                     apart[0] += time.process_time() - now
 
             return super().run(model, guide, data, report=watch, **rest)
 
-    entry = bp.Bayesian(net, prior="normal:1", sampling=sampling)
-    bp.fit(entry, data, Watched(patience=0), seed=0, device="cpu", progress=False)
+    how = dict(seed=0, device="cpu", progress=False)
+    bp.fit(bp.Bayesian(net, prior="normal:1", sampling=sampling), data, Watched(patience=0), **how)
     return found
 
 
@@ -110,10 +109,7 @@ def time_fits(task: Problem, only: list[str], result: dict[str, Any]) -> None:
             pyro.set_rng_seed(0)
             fit = ours(OURS[name], task, data) if rate is None else theirs(name, replace(task, lr=rate), data)
             result[name if rate is None else f"{name}, {rate:g}"] = fit
-            print(
-                f"  {name} {rate or ''}: {fit[-1][0]:.0f} CPU s, ELBO {fit[-1][1]:.3f}, NLL {fit[-1][2]:.4f}",
-                flush=True,
-            )
+            print(f"  {name} {rate or ''}: {fit[-1][0]:.0f} CPU s, ELBO and NLL {fit[-1][1:]}", flush=True)
 
 
 def level_of(fits: Mapping[str, list[Course]], column: int) -> float:

@@ -75,8 +75,7 @@ def gradient(bp: Any, method: Any) -> tuple[float, float]:
 
 def sghmc(bp: Any) -> tuple[float, float]:
     """An epoch of a last layer of 256 features, 4,096 rows, without a start that is optimised; a weight's last draw."""
-    how = {"start": "jitter"} if hasattr(bp.SGHMC, "start") else {}  # the only one of before
-    method = bp.SGHMC(epochs=20, burn_in=1, batch_size=512, lr=0.1, **how)
+    method = bp.SGHMC(epochs=20, burn_in=1, batch_size=512, lr=0.1, start="jitter")
     seconds, posterior = fit(bp, bp.MeanField(hidden=()), rows(bp, (256, 10), 4096), method)
     return seconds / 20, posterior.chains["layers.0.weight"].flatten()[-1].item()
 
