@@ -4,6 +4,7 @@ And those of times until an event, some of them censored. A time is one number w
 happened at t, and −t where it had not happened by then. Its log density is log p(t), or log P(T > t).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,23 @@ def select(d: Distribution, index: Any) -> Distribution:
 def dtype_of(d: Distribution) -> torch.dtype:
     """That of its parameters."""
     return next(iter(parameters(d).values()))[0].dtype
+
+
+class HeavyTailed(StudentT):
+    """Student's t; of degrees of freedom that many share the gamma functions of its density are taken once."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """In nats."""
+        df = self.df[
+            tuple(slice(None) if stride else slice(1) for stride in self.df.stride())
+        ]  # before it was expanded
+        z = (value - self.loc) / self.scale
+        constant = torch.lgamma(0.5 * (df + 1)) - torch.lgamma(0.5 * df) - 0.5 * (math.pi * df).log()
+        return constant - self.scale.log() - 0.5 * (df + 1) * (z.square() / df).log1p()
+
+
+#: By the same cdf.
+CDFS[HeavyTailed] = CDFS[StudentT]
 
 
 class LeastExtreme(dist.Gumbel):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.parts.components import LogNormalTimes, Times, WeibullTimes
+from bnn_pyro.parts.components import HeavyTailed, LogNormalTimes, Times, WeibullTimes
 from bnn_pyro.parts.observed import LearnedNoise, Likelihood, LogNormalMixture, Ordinal, TimeMixture
 from bnn_pyro.parts.several import CorrelatedNoise, Several
 
@@ -107,9 +107,9 @@ class StudentT(LearnedNoise):
         super().__init__(shift, scale, noise)
         self.add_own(log_df=(2.0, 1.0))
 
-    def components(self, f: Tensor) -> dist.StudentT:
+    def components(self, f: Tensor) -> HeavyTailed:
         """See ``Likelihood``."""
-        return dist.StudentT(2 + self.own("log_df").exp(), *self.loc_and_scale(f))
+        return HeavyTailed(2 + self.own("log_df").exp(), *self.loc_and_scale(f))
 
 
 class HeteroscedasticT(Heteroscedastic):
@@ -121,10 +121,10 @@ class HeteroscedasticT(Heteroscedastic):
         super().__init__(shift, scale)
         self.add_own(log_df=(2.0, 1.0))
 
-    def components(self, f: Tensor) -> dist.StudentT:
+    def components(self, f: Tensor) -> HeavyTailed:
         """See ``Likelihood``."""
         normal = super().components(f)
-        return dist.StudentT(2 + self.own("log_df").exp(), normal.loc, normal.scale)
+        return HeavyTailed(2 + self.own("log_df").exp(), normal.loc, normal.scale)
 
 
 class LaplaceNoise(LearnedNoise):

@@ -88,7 +88,7 @@ class Rule:
     settings  of the variant, and ``method_settings``, over their defaults
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
     many      likewise, where more than ``MANY`` rows train
-    noise     the variant's ``noise`` where targets are numbers with Normal noise
+    noise     settings of the variant where targets are numbers and nobody says their ``likelihood`` or ``noise``
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
     lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
     least     the smallest such factor; 0: this rule is always taken where it is reached
@@ -107,7 +107,7 @@ class Rule:
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     wide: Mapping[str, Any] = field(default_factory=dict)
     many: Mapping[str, Any] = field(default_factory=dict)
-    noise: str = "learned"
+    noise: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
 
 
@@ -115,9 +115,10 @@ RULES = (
     Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
          sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
-         wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)}, noise="heteroscedastic"),
+         wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)},
+         noise={"noise": "heteroscedastic", "likelihood": "student-t"}),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
-         optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise="heteroscedastic"),
+         optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise={"noise": "heteroscedastic"}),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
          optimisation, {"members": 1}, 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
          steps=600),
@@ -260,9 +261,9 @@ def choose(
         known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
     for rule in rules:
-        other = schema.has_classes or schema.task == "survival" or settings.get("likelihood", "normal") != "normal"
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
-        own |= {} if other else {"noise": rule.noise}
+        if schema.task in ("regression", "targets") and _by_input(settings):
+            own |= {k: v for k, v in rule.noise.items() if k == "noise" or schema.target_scale != "log"}
         of_method = dict(rule.method_settings)
         if rule.steps:
             of_method["epochs"] = max(MIN_EPOCHS, math.ceil(rule.steps / math.ceil(rows / of_method["batch_size"])))
@@ -282,6 +283,12 @@ def choose(
     what = f"{rows:,} rows × {inputs:,} inputs in {span}, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
+
+
+def _by_input(settings: Mapping[str, Any]) -> bool:
+    """Whether these leave it to a rule that the noise of numbers depends on the input."""
+    normal = settings.get("likelihood", "normal") in ("normal", "student-t")
+    return normal and settings.get("noise", "heteroscedastic") == "heteroscedastic"
 
 
 def step_work(method: Method, model: nn.Module, schema: Schema, rows: int) -> int:
