@@ -218,7 +218,18 @@ def test_small_tables_are_sampled_and_shortened_where_there_is_no_time():
     shares = [v / vars(whole.method)[k] for k, v in vars(short.method).items() if v != vars(whole.method)[k]]
     assert len(shares) > 1 and max(shares) < 0.9 and max(shares) - min(shares) < 0.02
     assert short.auto["expected_seconds"] <= 60 < whole.auto["expected_seconds"]
-    assert whole.entry.noise == "heteroscedastic" and choose(LABELS, 2000).entry.noise == bp.MeanField().noise
+
+
+def test_noise_of_numbers_has_heavy_tails_and_a_scale_by_the_input_but_where_somebody_says_another():
+    def noise(schema=TABLE, **settings):
+        return (entry := choose(schema, 500, settings=settings).entry).noise, entry.likelihood
+
+    usual, none = ("heteroscedastic", "student-t"), (bp.MeanField().noise, bp.MeanField().likelihood)
+    assert [noise(), noise(noise="heteroscedastic"), noise(likelihood="student-t")] == [usual] * 3
+    assert noise(likelihood="normal") == ("heteroscedastic", "normal")
+    assert noise(noise="learned") == ("learned", none[1]) and noise(likelihood="laplace") == (none[0], "laplace")
+    assert noise(replace(TABLE, target_scale="log")) == ("heteroscedastic", none[1])
+    assert {noise(LABELS), noise(replace(TABLE, task="counts")), noise(replace(TABLE, task="survival"))} == {none}
 
 
 def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
