@@ -260,9 +260,11 @@ def choose(
             raise unknown("inference method", method, METHODS)
         known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
+    by_input = schema.task in ("regression", "targets") and settings.get("noise", "heteroscedastic") == "heteroscedastic"
+    by_input = by_input and settings.get("likelihood", "normal") in ("normal", "student-t")
     for rule in rules:
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
-        if schema.task in ("regression", "targets") and _by_input(settings):
+        if by_input:
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or schema.target_scale != "log"}
         of_method = dict(rule.method_settings)
         if rule.steps:
@@ -283,12 +285,6 @@ def choose(
     what = f"{rows:,} rows × {inputs:,} inputs in {span}, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
-
-
-def _by_input(settings: Mapping[str, Any]) -> bool:
-    """Whether these leave it to a rule that the noise of numbers depends on the input."""
-    normal = settings.get("likelihood", "normal") in ("normal", "student-t")
-    return normal and settings.get("noise", "heteroscedastic") == "heteroscedastic"
 
 
 def step_work(method: Method, model: nn.Module, schema: Schema, rows: int) -> int:
