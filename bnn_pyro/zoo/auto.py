@@ -260,11 +260,11 @@ def choose(
             raise unknown("inference method", method, METHODS)
         known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
-    by_input = schema.task in ("regression", "targets") and settings.get("likelihood", "normal") in ("normal", "student-t")
-    by_input = by_input and settings.get("noise", "heteroscedastic") == "heteroscedastic"
+    by_input = settings.get("noise", "heteroscedastic") == "heteroscedastic"
+    by_input = by_input and settings.get("likelihood", "normal") in ("normal", "student-t")
     for rule in rules:
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
-        if by_input:
+        if by_input and schema.task in ("regression", "targets"):
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or schema.target_scale != "log"}
         of_method = dict(rule.method_settings)
         if rule.steps:
