@@ -18,7 +18,8 @@ from bnn_pyro.errors import Introduced, UserError
 ABSTAIN = -1
 #: Entries of the largest array of one block, 8 MB in float64.
 BLOCK = 2**20
-#: Points at which a cdf is evaluated to integrate it: of a continuous one (for a CRPS on either side of y), of counts.
+#: Points at which a cdf is evaluated to integrate it: of a continuous one, half of them on either side of y for a
+#: CRPS; of counts.
 GRID, COUNTS = 512, 4096
 
 
