@@ -62,6 +62,7 @@ def test_what_does_not_go_together_is_refused():
 
 RATES = np.array([[1.5, 40.0, 0.01], [3.0, 55.0, 2.0]])
 DISPERSION = np.array([[0.7], [8.0]])
+ONE_WIDE = np.array([[40.0], *[[0.3]] * 40])
 DF, LOCS, SCALES = np.array([[2.1], [9.0]]), np.array([[0.0, 5.0, -2.0], [1.0, 8.0, -2.0]]), np.array([[1.0], [0.3]])
 SHAPES = LOCS**2 + 0.5
 FAR, WIDE = np.array([[0.0, 5, 1], [4, 5, 1.5], [-1, -60, 1]]), np.array([[1, 0.1, 0.5], [0.5, 2, 0.4], [3, 1, 1]])
@@ -111,13 +112,15 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
         (bp.Prediction(dist.Normal(*tensors(FAR, WIDE))), stats.norm(FAR, WIDE), [0.3, 5.05, 2.0], -400),
         (Mixture(dist.StudentT(*tensors(DF, LOCS, SCALES))), stats.t(DF, LOCS, SCALES), [0.7, 6.0, -9.0], -400),
         (Mixture(HeavyTailed(*tensors(DF, LOCS, SCALES))), stats.t(DF, LOCS, SCALES), [0.7, 6.0, -9.0], -400),
+        (Mixture(HeavyTailed(*tensors(9 + 0 * ONE_WIDE, LOCS[:1], ONE_WIDE))), stats.t(9, LOCS[:1], ONE_WIDE),
+         [0.1, 5.1, -2.2], -1000),
         (Mixture(dist.Laplace(*tensors(LOCS, SCALES))), stats.laplace(LOCS, SCALES + 0 * LOCS), [0.7, 6.0, -9.0], -400),
         (LogNormalMixture(dist.LogNormal(*tensors(LOCS / 4, SCALES))), stats.lognorm(SCALES, scale=np.exp(LOCS / 4)),
          [0.5, 3.0, 20.0], 0),
         # Of which there is no class of its own, and whose cdf PyTorch has for positive numbers alone.
         (Mixture(dist.Gamma(*tensors(SHAPES, DISPERSION))), stats.gamma(SHAPES, scale=1 / DISPERSION), [2.0, 44, 1], 0),
     ],
-    ids=["normal", "three normals", "student-t", "one df a draw", "laplace", "log-normal", "gamma"],
+    ids=["normal", "three normals", "student-t", "one df a draw", "one wide draw", "laplace", "log-normal", "gamma"],
 )  # fmt: skip
 def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest, monkeypatch):
     y = np.array(y)
@@ -139,7 +142,7 @@ def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest, mon
 
     crps = []
     for p in range(3):
-        ends = sorted((lowest, y[p], *reference.mean()[:, p], 400.0))
+        ends = sorted((lowest, y[p], *reference.mean()[:, p], 1000.0))
         crps += [integrate.quad(squared, a, b, args=(p,), limit=400)[0] for a, b in pairwise(ends)]
     assert bp.metrics.crps(prediction, y) == pytest.approx(np.sum(crps) / 3, rel=3e-3)
 

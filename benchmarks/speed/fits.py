@@ -66,7 +66,7 @@ def moments(step: Step) -> Moments:
 
 def theirs(name: str, task: Problem, data: bp.Dataset) -> Course:
     """``MOST`` seconds of steps, rows in a new order each epoch."""
-    runner, net, found, spent, batches = Runner(PEERS[name], task), network(task), [], 0.0, []
+    runner, net, course, spent, batches = Runner(PEERS[name], task), network(task), [], 0.0, []
     with runner.active():
         while spent < MOST:
             start = time.process_time()
@@ -74,28 +74,28 @@ def theirs(name: str, task: Problem, data: bp.Dataset) -> Course:
                 rows = (batches := batches or [*torch.randperm(task.rows).split(task.batch)]).pop()
                 runner.step(data.x_train[rows], data.y_train[rows])
             spent += time.process_time() - start
-            found.append([spent, *look(net, moments(runner.step), data)])
-    return found
+            course.append([spent, *look(net, moments(runner.step), data)])
+    return course
 
 
 def ours(sampling: str, task: Problem, data: bp.Dataset) -> Course:
     """``bp.fit`` by its defaults, to its end."""
-    net, found, start, apart = network(task), [], time.process_time(), [0.0]
+    net, course, start, apart = network(task), [], time.process_time(), [0.0]
 
     class Watched(bp.SVI):
         def run(self, model: Any, guide: Any, data: bp.Dataset, *, report: Any = None, **rest: Any) -> bp.Posterior:
             def watch(*_: object) -> None:
                 spent = (now := time.process_time()) - start - apart[0]
-                if spent >= LOOK + (found[-1][0] if found else 0.0):
+                if spent >= LOOK + (course[-1][0] if course else 0.0):
                     means, scales = (cut(v.detach(), guide.shapes) for v in (guide.loc, guide.scale))
-                    found.append([spent, *look(net, {n: (means[n], scales[n]) for n in means}, data)])
+                    course.append([spent, *look(net, {n: (means[n], scales[n]) for n in means}, data)])
                     apart[0] += time.process_time() - now
 
             return super().run(model, guide, data, report=watch, **rest)
 
     how = dict(seed=0, device="cpu", progress=False)
     bp.fit(bp.Bayesian(net, prior="normal:1", sampling=sampling), data, Watched(patience=0), **how)
-    return found
+    return course
 
 
 def time_fits(task: Problem, only: list[str], result: dict[str, Any]) -> None:
@@ -119,13 +119,13 @@ def level_of(fits: Mapping[str, list[Course]], column: int) -> float:
 
 def seconds_to(courses: list[Course], column: int, level: float) -> float:
     """The first seconds, on a line between two looks, at which one of the courses has it."""
-    found = []
+    seconds = []
     for course in courses:
         values = _so_far(course, column)
         if (i := int(np.searchsorted(values, level))) < len(course):
             around = slice(max(0, i - 1), i + 1)
-            found.append(float(np.interp(level, values[around], [line[0] for line in course[around]])))
-    return min(found)
+            seconds.append(float(np.interp(level, values[around], [line[0] for line in course[around]])))
+    return min(seconds)
 
 
 def _so_far(course: Course, column: int) -> np.ndarray:

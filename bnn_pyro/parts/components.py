@@ -21,7 +21,7 @@ from bnn_pyro.errors import UserError
 
 #: Where log of the cumulative hazard is cut off: beyond it the exponential of 32-bit numbers would soon end.
 MAX_LOG_HAZARD = 60.0
-#: Of the table of Student's t.
+#: Steps of the table of Student's t.
 T_STEPS = 4096
 #: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
 CDFS: dict[type, Callable[..., np.ndarray]] = {
@@ -75,9 +75,8 @@ class HeavyTailed(StudentT):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """In nats."""
-        df = self.df[
-            tuple(slice(None) if stride else slice(1) for stride in self.df.stride())
-        ]  # before it was expanded
+        once = tuple(slice(None) if stride else slice(1) for stride in self.df.stride())  # along what is expanded
+        df = self.df[once]
         z = (value - self.loc) / self.scale
         constant = torch.lgamma(0.5 * (df + 1)) - torch.lgamma(0.5 * df) - 0.5 * (math.pi * df).log()
         return constant - self.scale.log() - 0.5 * (df + 1) * (z.square() / df).log1p()

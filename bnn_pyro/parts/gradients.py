@@ -72,9 +72,9 @@ class ScaledLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients for X, M, S."""
-        given, M, S, ratio = ctx.saved_tensors
-        X, G, R = given.to(M.dtype), G.to(M.dtype), (2 * G * ratio).to(M.dtype)  # under autocast they have 16 bits
-        d_X = (R @ S.square()).mul_(X).addmm_(G, M).to(given.dtype) if ctx.needs_input_grad[0] else None
+        inputs, M, S, ratio = ctx.saved_tensors
+        X, G, R = inputs.to(M.dtype), G.to(M.dtype), (2 * G * ratio).to(M.dtype)  # under autocast they have 16 bits
+        d_X = (R @ S.square()).mul_(X).addmm_(G, M).to(inputs.dtype) if ctx.needs_input_grad[0] else None
         return d_X, G.mT @ X, (R.mT @ X.square()).mul_(S)
 
 

@@ -97,6 +97,10 @@ class Heteroscedastic(Likelihood):
 
 
 # -- numbers with outliers --------------------------------------------------------------------------------------------
+#: The prior of log(ν − 2).
+TAILS = {"log_df": (2.0, 1.0)}
+
+
 class StudentT(LearnedNoise):
     """y ~ StudentT(ν; shift + scale·f, σ), ν = 2 + exp(log_df), log_df ~ Normal(2, 1); σ as in ``LearnedNoise``.
 
@@ -105,11 +109,11 @@ class StudentT(LearnedNoise):
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
         super().__init__(shift, scale, noise)
-        self.add_own(log_df=(2.0, 1.0))
+        self.add_own(**TAILS)
 
     def components(self, f: Tensor) -> HeavyTailed:
         """See ``Likelihood``."""
-        return HeavyTailed(2 + self.own("log_df").exp(), *self.loc_and_scale(f))
+        return _student_t(self, *self.loc_and_scale(f))
 
 
 class HeteroscedasticT(Heteroscedastic):
@@ -119,12 +123,16 @@ class HeteroscedasticT(Heteroscedastic):
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0) -> None:
         super().__init__(shift, scale)
-        self.add_own(log_df=(2.0, 1.0))
+        self.add_own(**TAILS)
 
     def components(self, f: Tensor) -> HeavyTailed:
         """See ``Likelihood``."""
         normal = super().components(f)
-        return HeavyTailed(2 + self.own("log_df").exp(), normal.loc, normal.scale)
+        return _student_t(self, normal.loc, normal.scale)
+
+
+def _student_t(likelihood: Likelihood, loc: Tensor, scale: Tensor | float) -> HeavyTailed:
+    return HeavyTailed(2 + likelihood.own("log_df").exp(), loc, scale)
 
 
 class LaplaceNoise(LearnedNoise):
