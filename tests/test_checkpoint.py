@@ -22,14 +22,14 @@ import bnn_pyro as bp
 from bnn_pyro import checkpoint
 from bnn_pyro.checkpoint import Checkpoint, Run
 from bnn_pyro.files import write_whole
-from bnn_pyro.inference import cost, log_joint, optimise
+from bnn_pyro.inference import cost, log_joint, optimise, svi
 from bnn_pyro.inference.log_joint import elbo_of
 from bnn_pyro.inference.training_loop import settled
 from bnn_pyro.progress import progress_bar
 
 METHODS = {
     "svi, mini-batches": bp.SVI(epochs=6, batch_size=8, lr=0.01, lr_warmup=15, clip=0.9),
-    "svi, full batch": bp.SVI(epochs=24, lr=0.01),
+    "svi, full batch": bp.SVI(epochs=24, lr=0.01, scale_lr=0.1),
     "map": bp.MAP(epochs=6, batch_size=8, lr=0.01),
     "svi, augmented": bp.SVI(epochs=6, batch_size=8, lr=0.01, augment=lambda x: x + torch.rand(()), workers=1),
 }
@@ -48,6 +48,19 @@ def test_a_stopped_run_goes_on_to_the_same_result(tmp_path, name):
     resumed = fit(METHODS[name], tmp_path, resume=True)
     assert same(resumed, whole) and same(bp.load(tmp_path), whole)
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_a_fit_begun_before_scales_had_a_rate_of_their_own_goes_on_without(tmp_path, monkeypatch):
+    with bp.isolated(1):
+        net = torch.nn.Sequential(torch.nn.Linear(4, 4000), torch.nn.Linear(4000, 1))
+    how = dict(entry=bp.Bayesian(net))
+    method = bp.SVI(epochs=8, patience=0)
+    with monkeypatch.context() as earlier, interrupted(5):
+        earlier.setattr(svi, "SCALE_LR", 0.0)
+        fit(method, tmp_path, **how)
+    assert fit(method, tmp_path, resume=True, **how).provenance["schedule"]["scale_lr"] == 0.01
+    monkeypatch.setattr(svi, "SCALE_LR", 0.0)
+    assert same(bp.load(tmp_path, module=net), fit(method, **how))
 
 
 def test_other_settings_are_refused(tmp_path):

@@ -78,6 +78,23 @@ def test_steps_are_those_by_hand(warmup, clip):
     assert (w - start).abs().max() > 0.1
 
 
+@pytest.mark.usefixtures("seeded")
+def test_scales_have_a_learning_rate_of_their_own():
+    """The first step of Adam moves every parameter by its rate. Of the highest ELBO the rate is no less than 0.01."""
+    start, found = (fit(bp.SVI(epochs=1, lr=lr, scale_lr=50 * lr)).guide for lr in (1e-12, 1e-3))
+    for name, rate in (("loc", 1e-3), ("rho", 0.05)):
+        moved = (getattr(found, name) - getattr(start, name)).abs()
+        torch.testing.assert_close(moved, torch.full_like(moved, rate), rtol=1e-3, atol=1e-6)
+    with pytest.raises(bp.UserError, match="leave it out"):
+        bp.fit(bp.VariationalDropout(noise=1.0), PROBLEM.data, bp.SVI(epochs=1, scale_lr=0.1), progress=False)
+    wide, narrow = (bp.Bayesian(nn.Sequential(nn.Linear(4, h), nn.Linear(h, 1))) for h in (5000, 5))
+    for entry, method, rate in (
+        (wide, bp.SVI(patience=0), 0.01), (wide, bp.SVI(), None), (wide, bp.SVI(patience=0, lr=1e-3), None),
+        (narrow, bp.SVI(patience=0), None), (bp.MeanField(hidden=(5000,)), bp.SVI(patience=0), None),
+    ):  # fmt: skip
+        assert method.resolved(entry.model(PROBLEM.data.schema), PROBLEM.data).scale_lr == rate
+
+
 def test_mini_batches_take_every_row_once_an_epoch(monkeypatch):
     """Batches are made up afresh in each epoch."""
     batches = []

@@ -47,7 +47,7 @@ def fits_table() -> str:
     """CPU seconds to the best ELBO and NLL that a package and this one both reach, and the ratio of these."""
     found, rows, fits = _part("fits"), [], {}
     for name, course in found.get("fits", {}).items():
-        fits.setdefault(name.rpartition(", 0")[0] or name, []).append(course)
+        fits.setdefault(name.partition("; ")[0], []).append(course)
     here = {name: fits.pop(name) for name in list(fits) if name.startswith("my-net")}
     for name, courses in fits.items():
         for column, what in ((1, "ELBO a row"), (2, "NLL")):

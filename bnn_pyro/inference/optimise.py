@@ -142,8 +142,8 @@ class Optimisation(Settings):
         """
         apart, patience = self.held_out(model, data, 0)
         rule = plain(self.resolved(model, apart)) | {"epochs": round(trace["epoch"][-1])}
-        chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr", "lr_warmup", "clip")
-                  if getattr(self, k) is None and k in rule}  # fmt: skip
+        chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr", "scale_lr", "lr_warmup", "clip")
+                  if getattr(self, k, 0) is None and rule.get(k) is not None}  # fmt: skip
         if over:
             warnings.warn(f"{over}: the weights of then are kept", stacklevel=4)
         of = "validation rows" if len(data.x_val) else f"of {len(data.x_train)} training rows"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -39,6 +39,8 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
+#: Learning rate of a log scale at least, where the highest ELBO is asked for.
+SCALE_LR = 0.01
 #: ({site: weights}, trace, why it ended before its end) of a member.
 Member = tuple[dict[str, Tensor], Trace, str]
 
@@ -49,6 +51,9 @@ class SVI(Optimisation):
 
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
+    scale_lr       the first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²); by rule ``lr``, and of a
+                   network of one's own with ``patience=0`` at least 0.01: ρ is about log σ, and how far that has to go
+                   does not depend on the number of weights, as ``lr`` does
     """
 
     converges_to: ClassVar[str] = "best in family"
@@ -58,6 +63,13 @@ class SVI(Optimisation):
     patient_steps: ClassVar[int] = GUIDE_STEPS
     num_particles: int = setting(1, low=1)
     temperature: float = setting(1.0, above=0)
+    scale_lr: float | None = setting(None, above=0, optional=True)
+
+    def resolved(self, model: nn.Module, data: Dataset) -> Self:
+        """See ``Optimisation.resolved``; ``scale_lr`` is None where it is ``lr``."""
+        rule = super().resolved(model, data)
+        to_the_end = self.patience == 0 and self.lr is None and self.stops_early(model)
+        return rule._by_rule({"scale_lr": SCALE_LR} if to_the_end and rule.lr < SCALE_LR else {})
 
     def stops_early(self, model: nn.Module) -> bool:
         """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""

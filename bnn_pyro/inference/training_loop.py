@@ -39,6 +39,8 @@ from bnn_pyro.posterior import model_buffers
 MEMORY = 0.01
 #: Lines of the trace that a verdict takes; standard errors and √N nats that are no rise; √N nats that may be missed.
 LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
+#: Parameters of guides that σ is a function of: softplus(ρ), exp(½ log σ²).
+LOG_SCALES = ("rho", "log_variance")
 
 Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch and elbo
 
@@ -70,7 +72,7 @@ class Training:
         self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, here()
         num, size = len(self.x), settings.batch_size
         self.objective = self.ranks.averaged(Objective(self.model, self.guide, self.num_particles))
-        self.optimiser = torch.optim.Adam(self.guide.parameters(), lr=settings.lr, fused=True)
+        self.optimiser = self._adam(getattr(settings, "scale_lr", None) or settings.lr)
         if isinstance(self.model, BayesianNet):
             self.model.precision = settings.precision
         elif settings.precision == "bfloat16":
@@ -87,6 +89,17 @@ class Training:
         self.figures = torch.empty(self.window, 2, dtype=torch.float64, device=self.x.device)
         if self.ranks.rank:
             set_stream(self.seed, self.ranks.rank, 0)
+
+    def _adam(self, scale_lr: float) -> torch.optim.Adam:
+        groups: list[Any] = list(self.guide.parameters())
+        if scale_lr != self.settings.lr:
+            named = dict(self.guide.named_parameters())
+            scales = {name: p for name, p in named.items() if name.rpartition(".")[2] in LOG_SCALES}
+            if not scales:
+                raise UserError("this guide has no scales of Normals that scale_lr would be for; leave it out")
+            rest = [p for name, p in named.items() if name not in scales]
+            groups = [dict(params=rest), dict(params=[*scales.values()], initial_lr=scale_lr)]
+        return torch.optim.Adam(groups, lr=self.settings.lr, fused=True)
 
     def steps(self) -> Iterator[dict[str, float] | None]:
         """Those that are left, and what to show after a line of the trace."""
@@ -112,7 +125,7 @@ class Training:
         """One step. Raises UserError where the likelihood is given parameters that are not finite."""
         settings = self.settings
         for group in self.optimiser.param_groups:
-            group["lr"] = settings.lr * self._share_of_lr()
+            group["lr"] = group.get("initial_lr", settings.lr) * self._share_of_lr()
         for part in self.jointly_drawn:
             part.clear_gradients()
         self.optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
@@ -207,6 +220,8 @@ class Training:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         self.guide.load_state_dict(state["guide"])
+        if len(state["optimiser"]["param_groups"]) == 1:  # it was begun with one rate, and goes on with it
+            self.optimiser = self._adam(self.settings.lr)
         self.optimiser.load_state_dict(state["optimiser"])
         self.model.load_state_dict(state.get("buffers", {}), strict=False)
         self.first = self.step = state["step"]
