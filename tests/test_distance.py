@@ -18,6 +18,7 @@ import bnn_pyro as bp
 from bnn_pyro.calibration import Conformal
 from bnn_pyro.diagnostics.draws import as_chain
 from bnn_pyro.metrics import distance_floor, distances
+from bnn_pyro.parts.components import HeavyTailed
 from bnn_pyro.parts.mixtures import Mixture
 
 A = classes([[[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]], [[0.7, 0.1, 0.2], [0.1, 0.85, 0.05]]])
@@ -97,6 +98,9 @@ def test_the_expected_loss_of_a_mixture_has_its_closed_form():
     torch.testing.assert_close(squared, torch.tensor(expected), rtol=1e-3, atol=1e-4)
     over = prediction.risk(lambda y: (y > 0.1).double()).expected
     torch.testing.assert_close(over, 1 - prediction.cdf(torch.full((30,), 0.1).double()), rtol=0, atol=5e-3)
+    heavy = Mixture(HeavyTailed(torch.full((1, 2), 3.0), torch.tensor([[0.0, 0.13]]), torch.ones(1, 2)))
+    above = torch.from_numpy(stats.t.sf([0.4, 0.27], 3))
+    torch.testing.assert_close(heavy.risk(lambda y: (y > 0.4).double()).expected, above, rtol=0, atol=5e-3)
     # A piece left costs 1, one missing 3: E(a − Y)⁺ + 3 E(Y − a)⁺, least where a is the quantile of ¾.
     stock = torch.linspace(-3, 3, 241, dtype=torch.float64)
     loss = lambda y: (stock - y[..., None]).clamp_min(0) + 3 * (y[..., None] - stock).clamp_min(0)  # noqa: E731

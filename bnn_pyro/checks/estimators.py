@@ -210,7 +210,7 @@ class _Trained:
     def epochs(self, loop: Optimisation) -> np.ndarray:
         """The ELBO of every epoch (E, 1), nats, from the very loop that trains."""
         how = {"run": Run(self.seed), "latent": self.latent, "num_particles": 1}
-        trace, _ = Optimisation.minimise(loop, self.model, self.q, self.data, **how)
+        trace = Optimisation.minimise(loop, self.model, self.q, self.data, **how)[0].trace
         return np.array(trace["elbo"])[:, None]
 
     def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | None = None, particles: int = 1) -> Values:

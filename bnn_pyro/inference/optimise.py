@@ -150,8 +150,8 @@ class Optimisation(Settings):
         about = {"early_stopping": {"rows": len(apart.x_val), "of": of, "patience": patience}} if patience else {}
         return ({"schedule": chosen} if chosen else {}) | ({"stopped": over} if over else {}) | about
 
-    def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any) -> tuple[Trace, str]:
-        """Fit ``guide``, see :class:`Training`: (trace, as ``Run.take``). Raises UserError where it is not finite."""
+    def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any) -> tuple[Training, str]:
+        """Fit ``guide``: (what did so, as ``Run.take``). Raises UserError where it is not finite."""
         training = Training(self, model, guide, data, run.seed, **how)
         over = run.take(training)
         if training.since:  # it was over within a line of the trace
@@ -159,4 +159,4 @@ class Optimisation(Settings):
         if training.watch is not None:
             training.watch.finish()
         training.check_guide()
-        return training.trace, over
+        return training, over

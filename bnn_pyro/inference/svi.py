@@ -30,7 +30,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.cost import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
 from bnn_pyro.inference.early_stopping import GUIDE_STEPS, EarlyStopping, GuideStopping
 from bnn_pyro.inference.optimise import Optimisation
-from bnn_pyro.inference.training_loop import Trace
+from bnn_pyro.inference.training_loop import LOG_SCALES, Trace
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
@@ -52,8 +52,8 @@ class SVI(Optimisation):
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
     scale_lr       the first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²); by rule ``lr``, and of a
-                   network of one's own with ``patience=0`` at least 0.01: ρ is about log σ, and how far that has to go
-                   does not depend on the number of weights, as ``lr`` does
+                   network of one's own with ``patience=0`` and without ``lr`` at least 0.01: ρ is about log σ, and how
+                   far that has to go does not depend on the number of weights, as ``lr`` does
     """
 
     converges_to: ClassVar[str] = "best in family"
@@ -80,14 +80,18 @@ class SVI(Optimisation):
         if guide is None:
             raise UserError("SVI needs a guide, and this variant has none; use --inference map")
         run, how = Run(**how), dict(latent=self.temperature, num_particles=self.num_particles)
+        if self.scale_lr and not any(name.rpartition(".")[2] in LOG_SCALES for name, _ in guide.named_parameters()):
+            raise UserError("this guide has no scales of Normals that scale_lr would be for; leave it out")
         apart, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = GuideStopping(model, guide, apart, patience)
-        trace, over = self.minimise(model, guide, apart, run, **how)
-        about = self.chosen(model, data, trace, over)
+        training, over = self.minimise(model, guide, apart, run, **how)
+        about = self.chosen(model, data, training.trace, over)
+        if training.settings.scale_lr is None and "schedule" in about:
+            about["schedule"].pop("scale_lr", None)  # it was begun before there was one
         if patience:
             about["early_stopping"] |= {"epoch": how["watch"].state["best_epoch"], "sd_factor": how["watch"].factor}
-        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=about)
+        return Posterior(model, data.schema, guide=guide, trace=training.trace, provenance=about)
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ class MAP(Optimisation):
         data, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
-        trace, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
+        training, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
+        trace = training.trace
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
         return point, trace, over
 

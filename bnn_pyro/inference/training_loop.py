@@ -14,7 +14,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,6 @@ class Training:
         if scale_lr != self.settings.lr:
             named = dict(self.guide.named_parameters())
             scales = {name: p for name, p in named.items() if name.rpartition(".")[2] in LOG_SCALES}
-            if not scales:
-                raise UserError("this guide has no scales of Normals that scale_lr would be for; leave it out")
             rest = [p for name, p in named.items() if name not in scales]
             groups = [dict(params=rest), dict(params=[*scales.values()], initial_lr=scale_lr)]
         return torch.optim.Adam(groups, lr=self.settings.lr, fused=True)
@@ -220,7 +218,8 @@ class Training:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         self.guide.load_state_dict(state["guide"])
-        if len(state["optimiser"]["param_groups"]) == 1:  # it was begun with one rate, and goes on with it
+        if len(state["optimiser"]["param_groups"]) < len(self.optimiser.param_groups):
+            self.settings = replace(self.settings, scale_lr=None)  # it was begun with one rate, and goes on with it
             self.optimiser = self._adam(self.settings.lr)
         self.optimiser.load_state_dict(state["optimiser"])
         self.model.load_state_dict(state.get("buffers", {}), strict=False)

@@ -160,18 +160,20 @@ class Decisions(Introduced):
         return Risk((weights * values).sum(0), "predictive", note)
 
     def cells(self) -> tuple[Tensor, Tensor]:
-        """Values (G, B) and their probabilities, float64: G even steps before the transform, or counts.
+        """Values (G, B) and their probabilities, float64: counts, or G steps that grow from the median, before the
+        transform, as heavy tails need.
 
         They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the tails.
         """
-        low, high = self.quantile([1e-5, 1 - 1e-5]).double()
+        low, middle, high = self.quantile([1e-5, 0.5, 1 - 1e-5]).double()
         if self.is_discrete:
             step = 1 + int((high - low).max()) // COUNTS
             edges = low - 1 + step * torch.arange(2 + int((high - low).max()) // step)[:, None]
             at = edges[1:] - (step - 1) / 2
         else:
-            share = torch.linspace(0, 1, 2 * GRID + 1, dtype=torch.float64)[:, None]
-            both = self.transform(torch.lerp(self.transform.inv(low), self.transform.inv(high), share))
+            share = torch.linspace(-1, 1, 2 * GRID + 1, dtype=torch.float64)[:, None]
+            low, middle, high = (self.transform.inv(end) for end in (low, middle, high))
+            both = self.transform(torch.lerp(middle, torch.where(share < 0, low, high), share.abs() ** 3))
             edges, at = both[::2], both[1::2]
         points = max(1, 2 * BLOCK // (getattr(self, "base", self).num_draws * len(edges)))
         parts = [self[i : i + points].cdf(edges[:, i : i + points]) for i in range(0, len(self), points)]

@@ -88,7 +88,8 @@ class Rule:
     settings  of the variant, and ``method_settings``, over their defaults
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
     many      likewise, where more than ``MANY`` rows train
-    noise     settings of the variant where targets are numbers and nobody says their ``likelihood`` or ``noise``
+    noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
+              these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
     lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
     least     the smallest such factor; 0: this rule is always taken where it is reached
