@@ -29,7 +29,7 @@ from bnn_pyro.parts.weights import cut
 
 __all__ = ["level_of", "seconds_to", "time_fits"]
 
-RATES, LOOK, MOST = (0.001, 0.003, 0.01), 8.0, 120.0  # seconds between two looks, and of a fit of others
+RATES, INTERVAL, MAX_SECONDS = (0.001, 0.003, 0.01), 8.0, 120.0  # of a look, and of a fit of others
 OURS = {"my-network, rows": "rows", "my-network, weights": "weights"}
 Course = list[list[float]]  # [seconds, ELBO a row in nats, NLL in nats] of each look
 Moments = Mapping[str, tuple[Tensor, Tensor]]  # {parameter: (μ, σ)}
@@ -65,12 +65,12 @@ def moments(step: Step) -> Moments:
 
 
 def theirs(name: str, task: Problem, data: bp.Dataset) -> Course:
-    """``MOST`` seconds of steps, rows in a new order each epoch."""
+    """``MAX_SECONDS`` seconds of steps, rows in a new order each epoch."""
     runner, net, course, spent, batches = Runner(PEERS[name], task), network(task), [], 0.0, []
     with runner.active():
-        while spent < MOST:
+        while spent < MAX_SECONDS:
             start = time.process_time()
-            while time.process_time() - start < LOOK:
+            while time.process_time() - start < INTERVAL:
                 rows = (batches := batches or [*torch.randperm(task.rows).split(task.batch)]).pop()
                 runner.step(data.x_train[rows], data.y_train[rows])
             spent += time.process_time() - start
@@ -86,7 +86,7 @@ def ours(sampling: str, task: Problem, data: bp.Dataset, patience: int | None) -
         def run(self, model: Any, guide: Any, data: bp.Dataset, *, report: Any = None, **rest: Any) -> bp.Posterior:
             def watch(*_: object) -> None:
                 spent = (now := time.process_time()) - start - apart[0]
-                if spent >= LOOK + (course[-1][0] if course else 0.0):
+                if spent >= INTERVAL + (course[-1][0] if course else 0.0):
                     means, scales = (cut(v.detach(), guide.shapes) for v in (guide.loc, guide.scale))
                     course.append([spent, *look(net, {n: (means[n], scales[n]) for n in means}, data)])
                     apart[0] += time.process_time() - now

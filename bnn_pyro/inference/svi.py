@@ -39,8 +39,8 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
-#: Learning rate of a log scale at least, where the highest ELBO is asked for.
-SCALE_LR = 0.01
+#: The smallest learning rate of q's scales where a network of one's own is fitted to the highest ELBO.
+MIN_SCALE_LR = 0.01
 #: ({site: weights}, trace, why it ended before its end) of a member.
 Member = tuple[dict[str, Tensor], Trace, str]
 
@@ -69,7 +69,7 @@ class SVI(Optimisation):
         """See ``Optimisation.resolved``; ``scale_lr`` is None where it is ``lr``."""
         rule = super().resolved(model, data)
         to_the_end = self.patience == 0 and self.lr is None and self.stops_early(model)
-        return rule._by_rule({"scale_lr": SCALE_LR} if to_the_end and rule.lr < SCALE_LR else {})
+        return rule._by_rule({"scale_lr": MIN_SCALE_LR} if to_the_end and rule.lr < MIN_SCALE_LR else {})
 
     def stops_early(self, model: nn.Module) -> bool:
         """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""

@@ -21,8 +21,8 @@ from bnn_pyro.errors import UserError
 
 #: Where log of the cumulative hazard is cut off: beyond it the exponential of 32-bit numbers would soon end.
 MAX_LOG_HAZARD = 60.0
-#: Steps of the table of Student's t, and where it ends: before its last steps, which are too wide for the tails.
-T_STEPS, T_FAR = 4096, 25.0
+#: Steps of the table of Student's t, and the largest |t| read off it: its last steps are too wide for the tails.
+T_STEPS, MAX_T = 4096, 25.0
 #: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
 CDFS: dict[type, Callable[..., np.ndarray]] = {
     Poisson: lambda y, rate: np.where(y < 0, 0.0, special.gammaincc(np.floor(y).clip(0) + 1, rate)),
@@ -71,12 +71,12 @@ def dtype_of(d: Distribution) -> torch.dtype:
 
 
 class HeavyTailed(StudentT):
-    """Student's t; of degrees of freedom that many share the gamma functions of its density are taken once."""
+    """Student's t; the gamma functions of its density are of the degrees of freedom before they were expanded."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """In nats."""
-        once = tuple(slice(None) if stride else slice(1) for stride in self.df.stride())  # along what is expanded
-        df = self.df[once]
+        unexpanded = tuple(slice(None) if stride else slice(1) for stride in self.df.stride())
+        df = self.df[unexpanded]
         z = (value - self.loc) / self.scale
         constant = torch.lgamma(0.5 * (df + 1)) - torch.lgamma(0.5 * df) - 0.5 * (math.pi * df).log()
         return constant - self.scale.log() - 0.5 * (df + 1) * (z.square() / df).log1p()
@@ -102,7 +102,7 @@ def _t_cdf(y: np.ndarray, df: np.ndarray, loc: np.ndarray, scale: np.ndarray) ->
         at = (z / np.sqrt(z * z + 8) + 1) * (T_STEPS / 2)  # nan where z is not finite
         left = np.nan_to_num(np.minimum(at, T_STEPS - 1)).astype(np.int64)
     share, left = at - left, left + (T_STEPS + 1) * np.arange(len(df))[:, None]
-    below, far = table[left] * (1 - share) + table[left + 1] * share, np.abs(z) > T_FAR
+    below, far = table[left] * (1 - share) + table[left + 1] * share, np.abs(z) > MAX_T
     below[far] = special.stdtr(np.broadcast_to(df, z.shape)[far], z[far])
     return below
 

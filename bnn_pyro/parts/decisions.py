@@ -163,7 +163,8 @@ class Decisions(Introduced):
         """Values (G, B) and their probabilities, float64: counts, or G steps that grow from the median, before the
         transform, as heavy tails need.
 
-        They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the tails.
+        They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the tails. A loss that grows as y² is
+        too small where its mean rests on them: by 3 % of Student's t with 3 degrees of freedom, by 25 % with 2.3.
         """
         low, middle, high = self.quantile([1e-5, 0.5, 1 - 1e-5]).double()
         if self.is_discrete:

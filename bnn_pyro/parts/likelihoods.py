@@ -98,7 +98,7 @@ class Heteroscedastic(Likelihood):
 
 # -- numbers with outliers --------------------------------------------------------------------------------------------
 #: The prior of log(ν − 2).
-TAILS = {"log_df": (2.0, 1.0)}
+DF_PRIOR = {"log_df": (2.0, 1.0)}
 
 
 class StudentT(LearnedNoise):
@@ -109,7 +109,7 @@ class StudentT(LearnedNoise):
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
         super().__init__(shift, scale, noise)
-        self.add_own(**TAILS)
+        self.add_own(**DF_PRIOR)
 
     def components(self, f: Tensor) -> HeavyTailed:
         """See ``Likelihood``."""
@@ -123,7 +123,7 @@ class HeteroscedasticT(Heteroscedastic):
 
     def __init__(self, shift: float = 0.0, scale: float = 1.0) -> None:
         super().__init__(shift, scale)
-        self.add_own(**TAILS)
+        self.add_own(**DF_PRIOR)
 
     def components(self, f: Tensor) -> HeavyTailed:
         """See ``Likelihood``."""

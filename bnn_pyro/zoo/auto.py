@@ -54,8 +54,8 @@ GPU_WORK = 3e7
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
 WIDE = 16
-#: Rows above which a network to be sampled has a third hidden layer; below which degrees of freedom are not learned.
-MANY, FEW = 1000, 100
+#: Rows above which a network to be sampled has a third hidden layer; from which on noise is Student's t.
+MANY, MIN_STUDENT_T = 1000, 100
 
 #: (settings of the method, N, M, cores) -> seconds.
 Cost = Callable[[Mapping[str, Any], int, int, int], float]
@@ -266,8 +266,8 @@ def choose(
     for rule in rules:
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
         if by_input and schema.task in ("regression", "targets"):
-            tails = schema.target_scale != "log" and rows >= FEW
-            own |= {k: v for k, v in rule.noise.items() if k == "noise" or tails}
+            student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
+            own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
         of_method = dict(rule.method_settings)
         if rule.steps:
             of_method["epochs"] = max(MIN_EPOCHS, math.ceil(rule.steps / math.ceil(rows / of_method["batch_size"])))
