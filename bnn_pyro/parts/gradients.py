@@ -164,21 +164,20 @@ class DrawNormals(torch.autograd.Function):
 
         dμ = dw + 2 b μ        dρ = (dw ε + a/σ + 2 b σ) · sigmoid(ρ)        a, b: the gradients of the two sums
 
-    μ and σ come out as well, for what takes them beside the draw: their gradients add to dμ and, before sigmoid, dρ.
-
     In pieces that stay in the processor's cache, of a part of an array or several small ones: a network has many more
-    weights than fit there. ``spare`` are tensors (P,) that nobody needs, for the gradients: millions of numbers in
-    memory that is new to a process are slow.
+    weights than fit there. The gradients take the memory of σ and ε, so that a second backward pass is torch's
+    RuntimeError. ``spare`` are tensors (P,) that nobody needs, for both: memory that is new to a process is slow.
     """
 
     @staticmethod
     def forward(ctx, loc: Tensor, rho: Tensor, sizes: list[int], spare: list[Tensor]) -> tuple[Tensor, ...]:
-        """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw, its μ, its σ). loc, rho: (P,)."""
-        ctx.groups, ctx.spare = _groups(sizes), spare
+        """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw). loc, rho: (P,)."""
+        ctx.groups = _groups(sizes)
         ctx.set_materialize_grads(False)
         lengths, logs, squares = [sum(group) for group in ctx.groups], [], []
-        scales, noises, draws = ([torch.empty_like(part) for part in loc.split(lengths)] for _ in range(3))
-        arrays = zip(loc.split(lengths), rho.split(lengths), scales, noises, draws, strict=True)
+        scale, noise = (spare.pop() if spare else torch.empty_like(loc) for _ in range(2))
+        draws = [torch.empty_like(part) for part in loc.split(lengths)]
+        arrays = zip(*(flat.split(lengths) for flat in (loc, rho, scale, noise)), draws, strict=True)
         for group, array in zip(ctx.groups, arrays, strict=True):
             array[3].normal_()
             log_scale = square = 0.0
@@ -191,45 +190,31 @@ class DrawNormals(torch.autograd.Function):
                 torch.addcmul(m, s, e, out=w)
             logs.append(log_scale)
             squares.append(square)
-        ctx.save_for_backward(loc, rho, *scales, *noises)
-        each = (p for parts in (draws, scales) for g, p in zip(ctx.groups, parts, strict=True) for p in p.split(g))
-        draws = [next(each) for _ in sizes]
-        return torch.cat(logs), torch.cat(squares), *draws, *loc.detach().split(sizes), *each
+        ctx.save_for_backward(loc, rho, scale, noise)
+        each = (part for group, draw in zip(ctx.groups, draws, strict=True) for part in draw.split(group))
+        return torch.cat(logs), torch.cat(squares), *each
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, of_logs: Tensor | None, of_squares: Tensor | None, *of_arrays: Tensor | None) -> tuple:
+    def backward(ctx, of_logs: Tensor | None, of_squares: Tensor | None, *of_draws: Tensor | None) -> tuple:
         """Those of loc and rho."""
-        loc, rho, *rest = ctx.saved_tensors
-        count, number = len(ctx.groups), len(of_arrays) // 3
-        d_loc, d_rho = (ctx.spare.pop() if ctx.spare else torch.empty_like(loc) for _ in range(2))
-        flats = (flat.split([sum(group) for group in ctx.groups]) for flat in (loc, rho, d_loc, d_rho))
-        sums = [loc.new_zeros(number) if of is None else of for of in (of_logs, of_squares)]
+        loc, rho, scale, noise = ctx.saved_tensors
+        lengths = [sum(group) for group in ctx.groups]
+        flats = zip(*(flat.split(lengths) for flat in (loc, rho, scale, noise)), strict=True)
+        sums = [loc.new_zeros(len(of_draws)) if of is None else of for of in (of_logs, of_squares)]
         first = 0
-        for group, *array in zip(ctx.groups, *flats, rest[:count], rest[count:], strict=True):
+        for group, array in zip(ctx.groups, flats, strict=True):
             own, first = slice(first, first + len(group)), first + len(group)
             a, b = (of[own] if len(group) == 1 else of[own].repeat_interleave(torch.tensor(group)) for of in sums)
-            of = [_joined(of_arrays[k:][own], group, loc) for k in (0, number, 2 * number)]
-            for m, r, dm, dr, s, e, *gs in _pieces(*array, *(g for g in of if g is not None)):
-                g, g_mean, g_scale = (None if one is None else gs.pop(0) for one in of)
-                if g is None:
-                    torch.mul(m, 2 * b, out=dm)
-                    slope = s * (2 * b)
-                else:
-                    torch.addcmul(g, m, b, value=2, out=dm)
-                    slope = (g * e).addcmul_(s, b, value=2)
-                if g_mean is not None:
-                    dm.add_(g_mean)
-                if g_scale is not None:
-                    slope.add_(g_scale)
-                torch.sigmoid(r, out=dr).mul_(slope.addcdiv_(a, s))
-        return d_loc, d_rho, None, None
+            for m, r, s, e, g in _pieces(*array, _joined(of_draws[own], group, loc)):
+                slope = (g * e).addcmul_(s, b, value=2).addcdiv_(a, s)
+                torch.addcmul(g, m, b, value=2, out=e)
+                torch.sigmoid(r, out=s).mul_(slope)
+        return noise, scale, None, None
 
 
-def _joined(of_arrays: tuple[Tensor | None, ...], sizes: list[int], like: Tensor) -> Tensor | None:
-    """Gradients of neighbouring arrays of these sizes as one, zeros where there is none; None where none has one."""
-    if all(g is None for g in of_arrays):
-        return None
+def _joined(of_arrays: tuple[Tensor | None, ...], sizes: list[int], like: Tensor) -> Tensor:
+    """Gradients of neighbouring arrays of these sizes as one, zeros where there is none."""
     parts = [like.new_zeros(n) if g is None else g for n, g in zip(sizes, of_arrays, strict=True)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

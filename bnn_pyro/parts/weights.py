@@ -108,19 +108,16 @@ class FlatNormals:
 
     @cached_property
     def drawn(self) -> dict[str, tuple[Tensor, ...]]:
-        """{array: (Σ log σ, Σ (μ² + σ²), a draw, μ and σ (*shape))}, with gradients."""
+        """{array: (Σ log σ, Σ (μ² + σ²), a draw (*shape))}, with gradients."""
         sizes = [shape.numel() for shape in self.shapes.values()]
         if len(self.loc) <= gradients.PIECE or self.loc.is_cuda:  # what fits in the cache, and kernels that are few
             draws = torch.addcmul(self.loc, self.scale, torch.randn_like(self.loc)).split(sizes)
             squares = self.loc.square() + self.scale.square()
             logs, squares = ([part.sum() for part in v.split(sizes)] for v in (self.scale.log(), squares))
-            parts = [*draws, *self.loc.split(sizes), *self.scale.split(sizes)]
         else:
-            logs, squares, *parts = gradients.DrawNormals.apply(self.loc, self.rho, sizes, self.spare)
-        n, arrays = len(sizes), zip(self.shapes.items(), logs, squares, strict=True)
-        return {
-            name: (a, b, *(part.view(shape) for part in parts[i::n])) for i, ((name, shape), a, b) in enumerate(arrays)
-        }
+            logs, squares, *draws = gradients.DrawNormals.apply(self.loc, self.rho, sizes, self.spare)
+        arrays = zip(self.shapes.items(), logs, squares, draws, strict=True)
+        return {name: (a, b, draw.view(shape)) for (name, shape), a, b, draw in arrays}
 
     def arrays(self) -> Iterator[tuple[str, "JointlyDrawn"]]:
         """(array, its distribution) of each."""
@@ -143,7 +140,7 @@ class JointlyDrawn(NormalWeights):
         if self.sums is not None or shape != self.event_shape or not torch.is_grad_enabled():
             return super()._draw(shape)
         # A draw may refer to its distribution: no cycle.
-        *self.sums, draw, self.loc, self.scale = self.whole.drawn.pop(self.name)
+        *self.sums, draw = self.whole.drawn.pop(self.name)
         return draw
 
 
