@@ -21,6 +21,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method
+from bnn_pyro.inference.cost import GPU_WORK, step_work
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import Start, load
 from bnn_pyro.parts.backbone import from_text
@@ -28,7 +29,7 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import announce, forwarded, progress_bar
 from bnn_pyro.zoo import Entry
-from bnn_pyro.zoo.auto import GPU_WORK, MINUTES, Setup, make_setup, say, set_up, step_work
+from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
 
 #: What a provenance's ``key`` holds, the last where there is one.
 KEY = ("variant", "its settings", "inference method", "the method's settings", "seed", "training rows", "start")

@@ -212,12 +212,17 @@ def test_every_rule_is_reached_by_some_size_and_fits_into_the_minutes(schema):
     assert order == sorted(order)  # in the same minutes, more rows never bring an earlier rule
 
 
-def test_small_tables_are_sampled_and_shortened_where_there_is_no_time():
-    whole, short = (choose(TABLE, 2000, minutes=m) for m in (60, 1))
-    assert whole.inference == short.inference and whole.method == bp.METHODS[whole.inference]()
-    shares = [v / vars(whole.method)[k] for k, v in vars(short.method).items() if v != vars(whole.method)[k]]
-    assert len(shares) > 1 and max(shares) < 0.9 and max(shares) - min(shares) < 0.02
-    assert short.auto["expected_seconds"] <= 60 < whole.auto["expected_seconds"]
+def test_small_tables_are_sampled_for_longer_and_shortened_where_there_is_no_time():
+    def changed(rows, minutes):
+        choice, usual = choose(TABLE, rows, minutes=minutes), vars(bp.MILE())
+        assert choice.inference == "mile" and choice.auto["expected_seconds"] <= 60 * minutes
+        return {k: v / usual[k] for k, v in vars(choice.method).items() if v != usual[k]}
+
+    assert [changed(300, m) for m in (5, 20)] == [{"warmup": k, "thin": k} for k in (rules.LONGER, 4 * rules.LONGER)]
+    assert set(choose(TABLE, 300, settings={"thin": 7}).method.__dict__.items()) >= {("thin", 7), ("epochs", 300)}
+    shares = changed(2000, 1)
+    assert shares.keys() == {"warmup", "thin", "epochs"} and max(shares.values()) < 0.9
+    assert max(shares.values()) - min(shares.values()) < 0.02
 
 
 def test_noise_of_numbers_has_heavy_tails_and_a_scale_by_the_input_but_where_somebody_says_another():

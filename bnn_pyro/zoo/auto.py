@@ -5,8 +5,8 @@
     kind of inputs, rows N, multiplications of the network a row M, minutes  →  variant, method, settings, reason
 
 The first rule for the data's kind of inputs is taken whose fit, of the length ``least`` of its full one or more, ends
-within the minutes. Of the full length so much is run as fits into them. Times are those of the machine that the
-constants were measured on (docs/which-method.md has the evidence for the order of the rules).
+within the minutes. Of the full length so much is run as fits into them, and chains of few rows are longer. Times are
+those of the machine that the constants were measured on (docs/which-method.md has the evidence for the rules).
 """
 
 import math
@@ -22,6 +22,7 @@ from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.inference.cost import (
     ARITHMETIC,
+    CHAINS,
     COMPILATION,
     LARGE,
     PROCESS,
@@ -32,7 +33,6 @@ from bnn_pyro.inference.cost import (
 from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
-from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.progress import announce, duration
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Bayesian, Entry
@@ -44,12 +44,11 @@ MINUTES = 5.0
 
 #: Seconds besides their arithmetic of a transition of chains that move as one, and of a step of several networks.
 TRANSITION, STEP = 3e-4, 6e-3
-#: Gradients of a transition, and chains where settings leave them out.
-GRADIENTS, CHAINS = 2, 8
-#: Of the full length at least.
-LEAST = 0.01
-#: Multiplications of a step from which on a GPU is faster: it takes 3 to 6 ms for any (docs/results/speed.md).
-GPU_WORK = 3e7
+#: Gradients of a transition.
+GRADIENTS = 2
+#: Of the default length at least; and how many times as long chains of few rows are in ``MINUTES``, or in less where
+#: they fit, and in proportion in more.
+LEAST, LONGER = 0.01, 3.0
 
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
@@ -92,6 +91,7 @@ class Rule:
               these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
     lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
+    longer    those of them that are longer than by default where the minutes allow it, by ``LONGER``
     least     the smallest such factor; 0: this rule is always taken where it is reached
     seconds   of a fit
     reason    why, a clause
@@ -110,6 +110,7 @@ class Rule:
     many: Mapping[str, Any] = field(default_factory=dict)
     noise: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
+    longer: tuple[str, ...] = ()
 
 
 RULES = (
@@ -117,7 +118,7 @@ RULES = (
          sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
          wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)},
-         noise={"noise": "heteroscedastic", "likelihood": "student-t"}),
+         noise={"noise": "heteroscedastic", "likelihood": "student-t"}, longer=("warmup", "thin")),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise={"noise": "heteroscedastic"}),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
@@ -276,25 +277,17 @@ def choose(
             net = setup.entry.net(schema, len(schema.classes) or 2)
         macs = multiplications(net, torch.zeros(1, *schema.input_shape))
         whole = schedule(rows, macs)._asdict() | {k: v for k, v in vars(setup.method).items() if v is not None}
-        share, lengths = 1.0, {}
-        while (seconds := rule.seconds({**whole, **lengths}, rows, macs, cores)) > 60 * minutes and share > LEAST:
+        share = LONGER * max(1.0, minutes / MINUTES) if rule.longer else 1.0
+        while True:
+            times = {key: share if key in rule.longer else min(1.0, share) for key in rule.lengths.keys() - settings}
+            lengths = {key: max(rule.lengths[key], int(t * whole[key])) for key, t in times.items() if t != 1}
+            seconds = rule.seconds({**whole, **lengths}, rows, macs, cores)
+            if seconds <= 60 * minutes or share <= LEAST:
+                break
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
-            shorter = {key: max(least, int(share * whole[key])) for key, least in rule.lengths.items()}
-            lengths = {key: value for key, value in shorter.items() if key not in settings}
         if share >= rule.least or rule is rules[-1]:
             break
     span = f"{minutes:g} minute{'s' * (minutes != 1)}"
     what = f"{rows:,} rows × {inputs:,} inputs in {span}, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
-
-
-def step_work(method: Method, model: nn.Module, schema: Schema, rows: int) -> int:
-    """Multiplications of a step or gradient, forward: of a row · rows of a step · chains that move as one."""
-    net, weights = getattr(model, "net", None), sum(v.numel() for v in model.initial.values() if v.dim() > 1)
-    with in_mode(net or model, training=False), torch.no_grad():
-        macs = weights if net is None else max(weights, multiplications(net, torch.zeros(1, *schema.input_shape)))
-    batch, chains = getattr(method, "batch_size", 0), getattr(method, "chains", 1) or CHAINS
-    batch = schedule(rows, weights).batch_size if batch is None else 0 if hasattr(method, "warmup") else batch
-    alone = getattr(method, "one_by_one", False) and not getattr(method, "group", False)
-    return macs * (batch if 0 < batch < rows else rows) * (1 if alone else chains)
