@@ -48,7 +48,7 @@ TRANSITION, STEP = 3e-4, 6e-3
 GRADIENTS = 2
 #: Of the default length at least; and how many times as long chains of few rows are in ``MINUTES``, or in less where
 #: they fit, and in proportion in more.
-LEAST, LONGER = 0.01, 3.0
+LEAST, LONGER = 0.01, 5.0
 
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
@@ -118,7 +118,7 @@ RULES = (
          sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
          wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)},
-         noise={"noise": "heteroscedastic", "likelihood": "student-t"}, longer=("warmup", "thin")),
+         noise={"noise": "heteroscedastic", "likelihood": "student-t"}, longer=("thin",)),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise={"noise": "heteroscedastic"}),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
