@@ -15,7 +15,7 @@ SIGNS = zip(
     ["+", "-", "*", "/", ">", ">=", "<", "<=", "==", "!=", "&&", "||"],
     strict=True,
 )
-OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "erf", "sin", "cos", "gelu", "lgamma", "digamma", "sign")
+OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "gelu", "lgamma", "digamma", "sign")
 POINTWISE = {
     **{getattr(aten, name): f"({{0}} {sign} {{1}})" for name, sign in SIGNS},
     **{getattr(aten, name): f"{name}{{f}}({{0}})" for name in OWN_NAMES},
@@ -28,6 +28,7 @@ POINTWISE = {
     aten.abs: "fabs{f}({0})",
     aten.rsqrt: "(1 / sqrt{f}({0}))",
     aten.tanh: "quick_tanh{f}({0})",
+    aten.erf: "quick_erf{f}({0})",
     aten.sigmoid: "(1 / (1 + exp{f}(-{0})))",
     aten.relu: "larger{f}({0}, 0)",
     aten.maximum: "larger{f}({0}, {1})",

@@ -13,7 +13,11 @@
 #define BOTH(name) VECTOR double name(double); VECTOR float name##f(float);
 BOTH(exp) BOTH(expm1) BOTH(log) BOTH(log1p) BOTH(tanh) BOTH(erf) BOTH(sin) BOTH(cos)
 double sqrt(double); float sqrtf(float); double fabs(double); float fabsf(float); double pow(double, double);
-float powf(float, float); double lgamma(double); float lgammaf(float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
+float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
+__attribute__((const)) double lgamma(double); /* constant but for signgam, which nobody reads: taken out of loops */
+__attribute__((const)) float lgammaf(float);
+static inline double quick_erf(double);
+static inline float quick_erff(float);
 #define INLINE(type, f) \
   static inline type larger##f(type a, type b) { return a > b || a != a ? a : b; } \
   static inline type smaller##f(type a, type b) { return a < b || a != a ? a : b; } \
@@ -27,10 +31,12 @@ float powf(float, float); double lgamma(double); float lgammaf(float); void *ali
     type r = 1 / (a * a); \
     return s + log##f(a) - 1 / (2 * a) - r * ((type)1 / 12 - r * ((type)1 / 120 - r * ((type)1 / 252 - r / 240))); \
   } \
-  static inline type gelu##f(type a) { return a * (type)0.5 * (1 + erf##f(a * (type)0.70710678118654752)); }
+  static inline type gelu##f(type a) { return a * (type)0.5 * (1 + quick_erf##f(a * (type)0.70710678118654752)); }
 INLINE(double, ) INLINE(float, f)
 static inline double quick_tanh(double x) { return tanh(x); }
-/* The rational approximation of Eigen (generic_fast_tanh_float), good to a few units in the last place */
+static inline double quick_erf(double x) { return erf(x); }
+/* The rational approximations of Eigen (generic_fast_tanh_float, generic_fast_erf_float), good to a few units in the
+   last place */
 static inline float quick_tanhf(float x) {
   float c = smallerf(largerf(x, -7.9053111f), 7.9053111f), s = c * c;
   float p = -2.76076847742355e-16f * s + 2.00018790482477e-13f;
@@ -40,6 +46,15 @@ static inline float quick_tanhf(float x) {
   q = q * s + 2.26843463243900e-03f; q = q * s + 4.89352518554385e-03f;
   float t = c * p / q;
   return s < 1.6e-7f ? x : t;
+}
+static inline float quick_erff(float x) {
+  float c = smallerf(largerf(x, -4), 4), s = c * c;
+  float p = -2.72614225801306e-10f * s + 2.77068142495902e-08f; p = p * s + -2.10102402082508e-06f;
+  p = p * s + -5.69250639462346e-05f; p = p * s + -7.34990630326855e-04f; p = p * s + -2.95459980854025e-03f;
+  p = p * s + -1.60960333262415e-02f;
+  float q = -1.45660718464996e-05f * s + -2.13374055278905e-04f; q = q * s + -1.68282697438203e-03f;
+  q = q * s + -7.37332916720468e-03f; q = q * s + -1.42647390514189e-02f;
+  return c * p / q;
 }
 /* out[m, n] = sum over k of x[m, k] y[k, n], the sums in registers: what is loaded is used several times. The loops of
    strip## run along n, contiguous in out and y; those of dots## along k, contiguous in x and y. */
