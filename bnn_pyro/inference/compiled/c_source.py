@@ -194,8 +194,8 @@ class _Writer:
 
     def _mm(self, like: Tensor, left: object, right: object) -> Array:
         """(M, K) (K, N), or a batch of them, by ``matmul`` of the prelude."""
-        # A constant is laid out so that n is contiguous.
-        right = right.contiguous() if isinstance(right, Tensor) else right
+        if isinstance(right, Tensor):  # along k where that is the longer: n may be too short for vectors
+            right = right.mT.contiguous().mT if right.shape[-2] > right.shape[-1] else right.contiguous()
         a, b = self._for_matmul(like, self._stored(left), self._stored(right))
         made = self._new(like)
         lead, f = ["p"] if like.dim() == 3 else [], "f" if like.dtype == torch.float32 else ""
