@@ -68,6 +68,9 @@ def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece):
             totals[k] = totals[k] + used + (i + 1) * kl_divergence(one, p)
     results = [(total, *torch.autograd.grad(total, [loc, rho], retain_graph=True)) for total in totals]
     torch.testing.assert_close(*results)
+    if piece < len(loc):
+        with pytest.raises(RuntimeError, match="one backward pass"):
+            totals[0].backward()
     noise = torch.cat([((draws[name] - mean[name]) / sd[name]).flatten() for name in shapes])
     assert noise.abs().max() < 5 and 0.3 < noise.std() < 2  # of standard Normals
 

@@ -96,6 +96,12 @@ def test_elementwise_functions():
     torch.testing.assert_close(made(z)[1], apply(z), rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
+def test_erf_stays_within_its_range():
+    z = torch.linspace(-8, 8, 20_001).double()[None]
+    erf = compiled.compile_gradient(lambda z: (z.sum(1), torch.erf(z.float()).double()), z)(z)[1]
+    assert (erf.abs() <= 1).all() and (erf - torch.erf(z)).abs().max() < 6e-7
+
+
 def test_numbers_too_small_to_be_normal_are_zero_and_only_there():
     """As torch.set_flush_denormal has it: gradients of gelu would take several times as long."""
     z = torch.full((2, 3), 1e-20, dtype=torch.float64)

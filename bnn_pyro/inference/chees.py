@@ -27,15 +27,12 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import DECAY, OFFSET, DualAveraging, check_steps
 from bnn_pyro.inference.chains import Chain, Record
-from bnn_pyro.inference.cost import choose_compiled
+from bnn_pyro.inference.cost import TYPICAL, choose_compiled
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, one_thread, set_generator_state
 from bnn_pyro.settings import setting
-
-#: Gradients that an iteration may be expected to take, all chains at once.
-TYPICAL = 20
 
 #: The approach: iterations at most, and as a share of the warm-up; first step size, leapfrog steps, aim for the
 #: acceptance rate, and how fast it is followed; quantile of the chains' step sizes that the adaptation begins with.

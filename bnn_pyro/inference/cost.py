@@ -39,6 +39,8 @@ COMPILATION, PROCESS = 2.5, 5.0
 #: run that is long; the share of its draws that is proposed instead.
 TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
 
+#: Steps that a trajectory of ChEES or of the adjusted microcanonical sampler may be expected to take.
+TYPICAL = 20
 #: Chains where settings leave them out; multiplications of a step from which on a GPU is faster: it takes 3 to 6 ms for
 #: any (docs/results/speed.md).
 CHAINS, GPU_WORK = 8, 3e7

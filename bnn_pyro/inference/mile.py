@@ -32,6 +32,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import OFFSET, ChainLost, DualAveraging, check_steps
+from bnn_pyro.inference.cost import TYPICAL
 from bnn_pyro.inference.hmc import SeparateChains
 from bnn_pyro.inference.microcanonical import GRADIENTS, EnergyTuning, Moments, State, direction, refresh, travel
 from bnn_pyro.inference.potential import Potential
@@ -56,8 +57,6 @@ HALVINGS = 10
 FIRST_STEP = 1e-3
 #: Members of a network whose weights are at most so many; four of a larger one.
 MEMBERS, SMALL = 8, 10_000
-#: Steps that a trajectory may be expected to take where adjusted.
-TYPICAL = 20
 
 
 @dataclass(frozen=True)

@@ -165,8 +165,8 @@ class DrawNormals(torch.autograd.Function):
         dμ = dw + 2 b μ        dρ = (dw ε + a/σ + 2 b σ) · sigmoid(ρ)        a, b: the gradients of the two sums
 
     In pieces that stay in the processor's cache, of a part of an array or several small ones: a network has many more
-    weights than fit there. The gradients take the memory of σ and ε, so that a second backward pass is torch's
-    RuntimeError. ``spare`` are tensors (P,) that nobody needs, for both: memory that is new to a process is slow.
+    weights than fit there. The gradients take the memory of σ and ε, so that there is no second backward pass.
+    ``spare`` are tensors (P,) that nobody needs, for both: memory that is new to a process is slow.
     """
 
     @staticmethod
@@ -197,13 +197,16 @@ class DrawNormals(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, of_logs: Tensor | None, of_squares: Tensor | None, *of_draws: Tensor | None) -> tuple:
-        """Those of loc and rho."""
+        """Those of loc and rho.   Raises RuntimeError at a second call."""
+        groups, ctx.groups = ctx.groups, None
+        if groups is None:
+            raise RuntimeError("a draw of mean-field weights has one backward pass: differentiate the sum")
         loc, rho, scale, noise = ctx.saved_tensors
-        lengths = [sum(group) for group in ctx.groups]
+        lengths = [sum(group) for group in groups]
         flats = zip(*(flat.split(lengths) for flat in (loc, rho, scale, noise)), strict=True)
         sums = [loc.new_zeros(len(of_draws)) if of is None else of for of in (of_logs, of_squares)]
         first = 0
-        for group, array in zip(ctx.groups, flats, strict=True):
+        for group, array in zip(groups, flats, strict=True):
             own, first = slice(first, first + len(group)), first + len(group)
             a, b = (of[own] if len(group) == 1 else of[own].repeat_interleave(torch.tensor(group)) for of in sums)
             for m, r, s, e, g in _pieces(*array, _joined(of_draws[own], group, loc)):

@@ -94,7 +94,10 @@ class MeanFieldNormal(NormalGuide):
         return FlatNormals(self.loc, self.rho, self.shapes, self._spare).arrays()
 
     def clear_gradients(self) -> None:
-        """Forget the gradients of the last step, whose memory the next one takes where no allocator keeps it."""
+        """Forget the gradients of the last step, whose memory the next one takes where no allocator keeps it.
+
+        Whoever still holds one of them reads other numbers after the next draw.
+        """
         self._spare[:] = [p.grad for p in (self.loc, self.rho) if p.grad is not None and not p.is_cuda]
         self.loc.grad = self.rho.grad = None
 

@@ -105,6 +105,8 @@ class FlatNormals:
         self.loc, self.rho, self.shapes, self.spare = loc, rho, shapes, spare
 
     scale = cached_property(lambda self: F.softplus(self.rho))
+    #: By array, of one split: the backward pass of each split fills an array of all weights.
+    scales = cached_property(lambda self: cut(self.scale, self.shapes))
 
     @cached_property
     def drawn(self) -> dict[str, tuple[Tensor, ...]]:
@@ -134,7 +136,7 @@ class JointlyDrawn(NormalWeights):
         self.whole, self.name, self.loc, self.sums = whole, name, loc, None
         ArrayDistribution.__init__(self, loc.shape)
 
-    scale = cached_property(lambda self: cut(self.whole.scale, self.whole.shapes)[self.name])
+    scale = cached_property(lambda self: self.whole.scales[self.name])
 
     def _draw(self, shape: torch.Size) -> Tensor:
         if self.sums is not None or shape != self.event_shape or not torch.is_grad_enabled():

@@ -4,9 +4,9 @@
 
     kind of inputs, rows N, multiplications of the network a row M, minutes  →  variant, method, settings, reason
 
-The first rule for the data's kind of inputs is taken whose fit, of the length ``least`` of its full one or more, ends
-within the minutes. Of the full length so much is run as fits into them, and chains of few rows are longer. Times are
-those of the machine that the constants were measured on (docs/which-method.md has the evidence for the rules).
+The first rule for the data's kind of inputs is taken whose fit, of the share ``least`` of its default length or
+more, ends within the minutes. Of that length so much is run as fits into them, and chains of few rows are longer. Times
+are those of the machine that the constants were measured on (docs/which-method.md has the evidence for the rules).
 """
 
 import math
@@ -27,6 +27,7 @@ from bnn_pyro.inference.cost import (
     LARGE,
     PROCESS,
     PYRO_STEP,
+    TYPICAL,
     gradient_seconds,
     multiplications,
 )
@@ -46,9 +47,9 @@ MINUTES = 5.0
 TRANSITION, STEP = 3e-4, 6e-3
 #: Gradients of a transition.
 GRADIENTS = 2
-#: Of the default length at least; and how many times as long chains of few rows are in ``MINUTES``, or in less where
+#: Of the default length at least; and how many times that long chains of few rows are in ``MINUTES``, or in less where
 #: they fit, and in proportion in more.
-LEAST, LONGER = 0.01, 5.0
+MIN_SHARE, LONGER = 0.01, 5.0
 
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
@@ -68,7 +69,8 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
     together = math.ceil(chains / processes)
     transition = TRANSITION + together * GRADIENTS * gradient_seconds(rows, macs)
-    sampled = (s["warmup"] + s["draws"] * s["thin"]) * transition
+    steps = TYPICAL if s.get("adjusted") else 1
+    sampled = (s["warmup"] + s["draws"] * s["thin"]) * steps * transition
     return PROCESS + COMPILATION + members + sampled
 
 
@@ -252,8 +254,8 @@ def choose(
 
     Raises UserError for minutes that are not above 0, or a method that no rule for such inputs has.
     """
-    if not (isinstance(minutes, int | float) and 0 < minutes < math.inf):
-        raise UserError(f"minutes must be a number above 0, got {minutes!r:.40}")
+    if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):
+        raise UserError(f"minutes must be a number above 0 and below a million, got {minutes!r:.40}")
     kind, cores, rows = "image" if schema.is_image else "table", usable_cores(), max(1, rows)
     inputs = math.prod(schema.input_shape)
     rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
@@ -282,7 +284,7 @@ def choose(
             times = {key: share if key in rule.longer else min(1.0, share) for key in rule.lengths.keys() - settings}
             lengths = {key: max(rule.lengths[key], int(t * whole[key])) for key, t in times.items() if t != 1}
             seconds = rule.seconds({**whole, **lengths}, rows, macs, cores)
-            if seconds <= 60 * minutes or share <= LEAST:
+            if seconds <= 60 * minutes or share <= MIN_SHARE:
                 break
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
         if share >= rule.least or rule is rules[-1]:

@@ -194,9 +194,12 @@ class _Writer:
 
     def _mm(self, like: Tensor, left: object, right: object) -> Array:
         """(M, K) (K, N), or a batch of them, by ``matmul`` of the prelude."""
-        if isinstance(right, Tensor):  # along k where that is the longer: n may be too short for vectors
-            right = right.mT.contiguous().mT if right.shape[-2] > right.shape[-1] else right.contiguous()
-        a, b = self._for_matmul(like, self._stored(left), self._stored(right))
+        a = self._stored(left)
+        if isinstance(right, Tensor):  # is laid out for nothing: along k where that is longer, as n may be too short
+            ways = right.mT.contiguous().mT, right.contiguous()
+            ways = ways if right.shape[-2] > right.shape[-1] else ways[::-1]
+            right = min(ways, key=lambda b: _copies(like, a.like, b)[0])
+        a, b = self._for_matmul(like, a, self._stored(right))
         made = self._new(like)
         lead, f = ["p"] if like.dim() == 3 else [], "f" if like.dtype == torch.float32 else ""
         batch = f"for (long p = 0; p < {like.shape[0]}; p++) " if lead else ""
@@ -207,18 +210,12 @@ class _Writer:
         return made
 
     def _for_matmul(self, like: Tensor, a: Array, b: Array) -> tuple[Array, Array]:
-        """The factors as ``matmul`` is quick with them: the smaller of the copies that make them so, where need be."""
-        (m, k), n, (om, on) = a.like.shape[-2:], b.like.shape[-1], like.stride()[-2:]
-        along_m, along_n, along_k = om == 1 and m > 4, on == 1 and n > 4, k > 4
-        ways = []
-        for possible, left, right in ((along_n, None, -1), (along_m, -2, None), (along_k, -1, -2)):
-            parts = [(x, axis) for x, axis in ((a, left), (b, right)) if axis is not None and x.like.stride(axis) != 1]
-            if possible:
-                ways.append((sum(x.like.numel() for x, _ in parts), parts))
-        _, parts = min(ways, key=lambda way: way[0], default=(0, []))
-        likes = (x.like.contiguous() if axis == -1 else x.like.mT.contiguous().mT for x, axis in parts)
-        copies = {id(x): self._copy(like, x) for (x, _), like in zip(parts, likes, strict=True)}
-        return copies.get(id(a), a), copies.get(id(b), b)
+        """The factors as ``matmul`` is quick with them."""
+        factors = [a, b]
+        for i, axis in _copies(like, a.like, b.like)[1]:
+            x = factors[i].like
+            factors[i] = self._copy(x.contiguous() if axis == -1 else x.mT.contiguous().mT, factors[i])
+        return factors[0], factors[1]
 
     def _copy(self, like: Tensor, base: object) -> Array:
         made, base = self._new(like), self._array(base)
@@ -257,3 +254,15 @@ class _Writer:
         """The part into a larger array, from ``start`` on along ``dim``."""
         shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
         self._loop(part.like.shape, made.like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
+
+
+def _copies(like: Tensor, a: Tensor, b: Tensor) -> tuple[int, list[tuple[int, int]]]:
+    """The least that ``matmul`` needs copied to be quick: (numbers, [(which factor, its axis to be contiguous)])."""
+    (m, k), n, (om, on) = a.shape[-2:], b.shape[-1], like.stride()[-2:]
+    along_m, along_n, along_k = om == 1 and m > 4, on == 1 and n > 4, k > 4
+    ways = []
+    for possible, *axes in ((along_n, None, -1), (along_m, -2, None), (along_k, -1, -2)):
+        parts = [(i, axis) for i, axis in enumerate(axes) if axis is not None and (a, b)[i].stride(axis) != 1]
+        if possible:
+            ways.append((sum((a, b)[i].numel() for i, _ in parts), parts))
+    return min(ways, key=lambda way: way[0], default=(0, []))

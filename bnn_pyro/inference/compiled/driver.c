@@ -13,7 +13,7 @@ typedef struct {
   long stages;
 } Job;
 /* From FLUSH to RESTORE numbers too small to be normal are zero to this thread: arithmetic with them is slow, and the
-   derivative of gelu has many */
+   derivative of gelu has many. A logarithm of one is -INFINITY */
 #if defined(__SSE__)
 #define FLUSH unsigned mode = __builtin_ia32_stmxcsr(); __builtin_ia32_ldmxcsr(mode | 0x8040);
 #define RESTORE __builtin_ia32_ldmxcsr(mode);

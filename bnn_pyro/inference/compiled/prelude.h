@@ -36,7 +36,7 @@ INLINE(double, ) INLINE(float, f)
 static inline double quick_tanh(double x) { return tanh(x); }
 static inline double quick_erf(double x) { return erf(x); }
 /* The rational approximations of Eigen (generic_fast_tanh_float, generic_fast_erf_float), good to a few units in the
-   last place */
+   last place; 1 + erf is not below 0 */
 static inline float quick_tanhf(float x) {
   float c = smallerf(largerf(x, -7.9053111f), 7.9053111f), s = c * c;
   float p = -2.76076847742355e-16f * s + 2.00018790482477e-13f;
@@ -54,7 +54,7 @@ static inline float quick_erff(float x) {
   p = p * s + -1.60960333262415e-02f;
   float q = -1.45660718464996e-05f * s + -2.13374055278905e-04f; q = q * s + -1.68282697438203e-03f;
   q = q * s + -7.37332916720468e-03f; q = q * s + -1.42647390514189e-02f;
-  return c * p / q;
+  return smallerf(largerf(c * p / q, -1), 1);
 }
 /* out[m, n] = sum over k of x[m, k] y[k, n], the sums in registers: what is loaded is used several times. The loops of
    strip## run along n, contiguous in out and y; those of dots## along k, contiguous in x and y. */
