@@ -54,7 +54,9 @@ static inline float quick_erff(float x) {
   p = p * s + -1.60960333262415e-02f;
   float q = -1.45660718464996e-05f * s + -2.13374055278905e-04f; q = q * s + -1.68282697438203e-03f;
   q = q * s + -7.37332916720468e-03f; q = q * s + -1.42647390514189e-02f;
-  return smallerf(largerf(c * p / q, -1), 1);
+  float y = c * p / q;
+  y = y > 1 ? 1 : y;  /* not smallerf: gcc would make no vectors of it */
+  return y < -1 ? -1 : y;
 }
 /* out[m, n] = sum over k of x[m, k] y[k, n], the sums in registers: what is loaded is used several times. The loops of
    strip## run along n, contiguous in out and y; those of dots## along k, contiguous in x and y. */
