@@ -97,6 +97,7 @@ def test_elementwise_functions():
 
 
 def test_erf_stays_within_its_range():
+    """Its rational approximation is off by up to 4.5e-7, and without a limit beyond 1 near |x| = 4."""
     z = torch.linspace(-8, 8, 20_001).double()[None]
     erf = compiled.compile_gradient(lambda z: (z.sum(1), torch.erf(z.float()).double()), z)(z)[1]
     assert (erf.abs() <= 1).all() and (erf - torch.erf(z)).abs().max() < 6e-7

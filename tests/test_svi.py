@@ -145,15 +145,14 @@ def test_the_entropy_of_an_auxiliary_site_without_closed_form_is_added(auxiliary
         torch.testing.assert_close(elbo - log_likelihood, -flow.log_prob(drawn[0]))
 
 
-@pytest.mark.parametrize("scale_lr", [None, 0.15])
-def test_full_batch_reaches_the_mean_field_optimum(scale_lr, alpha=1e-4):
+@pytest.mark.parametrize("rate", [None, 0.15])
+def test_full_batch_reaches_the_mean_field_optimum(rate, alpha=1e-4):
     """Errors are in posterior standard deviations (means) and in log (scales): their spread over seeds bounds them.
 
     A KL counted four times moves a log scale by 0.7, so the bound itself has to stay under 0.45.
     """
     problem = correlated(noise=5.0, y_shift=40.0, y_scale=8.0)
-    svi = bp.SVI(epochs=500, batch_size=0, lr=0.03, final_lr=0.0, scale_lr=scale_lr)
-    entry = problem.entry(init_scale=0.05)
+    svi, entry = bp.SVI(epochs=500, batch_size=0, lr=0.03, final_lr=0.0, scale_lr=rate), problem.entry(init_scale=0.05)
     fits = [bp.fit(entry, problem.data, svi, seed=s, progress=False, device="cpu") for s in range(3)]
     q = [(p.guide.loc.detach().double(), p.guide.scale.detach().double()) for p in fits]
     lacking = [problem.log_evidence - problem.gap - problem.elbo(*one) for one in q]

@@ -1,4 +1,4 @@
-"""What a fit is going to cost, and what follows: whether to compile, how many processes to start, what to say.
+"""What a fit is going to cost, and what follows: whether to compile, how many processes, which device, what to say.
 
     seconds of a run  ≈  gradients · (overhead + arithmetic),   arithmetic ∝ rows · weights
 

@@ -93,7 +93,7 @@ class Rule:
               these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
     lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
-    longer    those of them that are longer than by default where the minutes allow it, by ``LONGER``
+    longer    those of them that may also be up to ``LONGER`` times their default, where the minutes allow it
     least     the smallest such factor; 0: this rule is always taken where it is reached
     seconds   of a fit
     reason    why, a clause
@@ -252,7 +252,7 @@ def choose(
 
     rows: that train.   method: the rules of this one alone.   settings: over those of the rule, of either.
 
-    Raises UserError for minutes that are not above 0, or a method that no rule for such inputs has.
+    Raises UserError for minutes that are not above 0 and below a million, or a method that no rule for such inputs has.
     """
     if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):
         raise UserError(f"minutes must be a number above 0 and below a million, got {minutes!r:.40}")

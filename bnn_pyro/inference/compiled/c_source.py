@@ -195,7 +195,7 @@ class _Writer:
     def _mm(self, like: Tensor, left: object, right: object) -> Array:
         """(M, K) (K, N), or a batch of them, by ``matmul`` of the prelude."""
         a = self._stored(left)
-        if isinstance(right, Tensor):  # is laid out for nothing: along k where that is longer, as n may be too short
+        if isinstance(right, Tensor):  # laid out at no cost: along k where that is longer, as n may be too short
             ways = right.mT.contiguous().mT, right.contiguous()
             ways = ways if right.shape[-2] > right.shape[-1] else ways[::-1]
             right = min(ways, key=lambda b: _copies(like, a.like, b)[0])

@@ -14,7 +14,7 @@
 BOTH(exp) BOTH(expm1) BOTH(log) BOTH(log1p) BOTH(tanh) BOTH(erf) BOTH(sin) BOTH(cos)
 double sqrt(double); float sqrtf(float); double fabs(double); float fabsf(float); double pow(double, double);
 float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
-__attribute__((const)) double lgamma(double); /* constant but for signgam, which nobody reads: taken out of loops */
+__attribute__((const)) double lgamma(double); /* so that loops need not call them again; nobody reads signgam */
 __attribute__((const)) float lgammaf(float);
 static inline double quick_erf(double);
 static inline float quick_erff(float);
