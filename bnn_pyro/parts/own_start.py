@@ -35,7 +35,7 @@ from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 
 BATCH_NORM = ("batch", "frozen")
 #: Training rows whose statistics a draw is normalised by.
-NORM_ROWS = 1024
+NORM_ROWS = 512
 #: Rows and draws that the start is measured by; σ of a weight, as a share of the root mean square of its site's values;
 #: the factor by which the variance of a layer's activations may be off.
 START_ROWS, START_DRAWS, SHARE, FACTOR = 128, 8, 0.1, 2.0
@@ -220,13 +220,16 @@ class BatchStatistics(nn.Module):
         probe = copy.deepcopy(net).to("meta").eval()
         self._seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for path, layer in norm_layers(probe).items():
-            layer.train().register_forward_pre_hook(partial(self._record, path))
+            layer.register_forward_pre_hook(partial(self._record, path))
         self._probe = (probe,)  # no submodule: it has no tensors of its own
         self._last: tuple[tuple[Tensor, ...], list[int], dict[str, Tensor]] | None = None
 
-    def _record(self, path: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _record(self, path: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         over = [dim for dim in range(inputs[0].dim()) if dim != 1]
-        self._seen.setdefault(path, []).append((inputs[0].mean(over), inputs[0].var(over, correction=0)))
+        mean = inputs[0].mean(over, keepdim=True)
+        variance = (inputs[0] - mean).square().mean(over)  # several times as fast as ``var``
+        layer.running_mean, layer.running_var = mean.flatten(), variance
+        self._seen.setdefault(path, []).append((layer.running_mean, variance))
 
     def take(self, x: Tensor) -> None:
         """Normalise by at most ``NORM_ROWS`` of these training rows (N, *input_shape), evenly spaced."""
