@@ -109,7 +109,8 @@ class Kernel:
         check_steps(self.warmup.step, self.warmup.done)
 
     def _set_dynamics(self) -> None:
-        self.dynamics = Dynamics(self.gradient, self.warmup.scale, getattr(self.potential, "compiled", None))
+        scale = self.warmup.inverse_mass.sqrt().numpy()
+        self.dynamics = Dynamics(self.gradient, scale, getattr(self.potential, "compiled", None))
 
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and a line of JSON."""
