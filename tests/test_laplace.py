@@ -76,9 +76,9 @@ def targets(num=60):
 
 def log_joint(model, data, temperature=1.0):
     """The Pyro model's own log joint in float64, as a function of the flat vector of its sites."""
-    x, y = data.x_train.double(), data.y_train
+    model, x, y = model.double(), data.x_train.double(), data.y_train
     y = y.double() if y.is_floating_point() else y
-    return lambda w: traced_log_joint(model.double(), sites(model, w), x, y, temperature)
+    return lambda w: traced_log_joint(model, sites(model, w), x, y, temperature)
 
 
 def sites(model, w):
