@@ -285,5 +285,4 @@ def _rows(stops: bool, data: Dataset, *others: Any) -> Tensor:
 
 
 def _methods(what: str) -> str:
-    """The names of the methods with this class attribute."""
     return ", ".join(name for name, kind in METHODS.items() if getattr(kind, what, False))

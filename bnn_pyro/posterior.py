@@ -20,6 +20,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
+from torch.utils._pytree import tree_map_only
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import Introduced, UserError
@@ -112,9 +113,8 @@ class Posterior(Introduced):
         numbers = sum(value.numel() for value in self.model.initial.values())
         draws, priors, q = self.draw(min(200, max(20, DESCRIBED // numbers)), seed=0), model.prior(), {}
         if self.guide is not None:
-            with isolated(0), torch.no_grad(), poutine.trace() as trace:
-                self.guide(None)
-            q = {site: node["fn"] for site, node in _latent(trace.trace).items()}
+            with isolated(0):
+                q = {site: node["fn"] for site, node in _drawn(self.guide).items()}
         known = {name for name, _ in model.net.named_parameters()} | {*model.still}
         for site, value in model.net.state_dict().items():
             if site not in known:  # a buffer, or another name of a parameter
@@ -155,10 +155,9 @@ class Posterior(Introduced):
         size = max(1, BLOCK_BYTES // (4 * weights))
         if self.chains is None:
             for start in range(0, num, size):
-                plate = pyro.plate("draws", min(size, num - start), dim=-1)
-                with torch.no_grad(), poutine.trace() as trace, plate:
-                    self.guide(x)
-                yield {name: node["value"] for name, node in _latent(trace.trace).items()}
+                with pyro.plate("draws", min(size, num - start), dim=-1):
+                    sites = _drawn(self.guide, x)
+                yield {name: node["value"] for name, node in sites.items()}
             return
         stored = next(iter(self.chains.values())).shape[:2].numel()
         keep = torch.linspace(0, stored - 1, min(num, stored)).round().long()
@@ -175,9 +174,8 @@ class Posterior(Introduced):
             raise UserError(
                 "stored draws have no mean weights: the mean of likely networks is in general no likely one"
             )
-        with isolated(0), torch.no_grad(), poutine.trace() as trace:
-            self.guide(None)
-        sites = _latent(trace.trace)
+        with isolated(0):
+            sites = _drawn(self.guide)
         try:
             if sites.keys() != self.model.initial.keys():
                 raise NotImplementedError
@@ -192,19 +190,16 @@ class Posterior(Introduced):
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        backbone = getattr(self.model, "backbone", None)
+        backbone, buffers = getattr(self.model, "backbone", None), model_buffers(self.model)
         tensors = {
-            "guide": None if self.guide is None else {k: v.cpu() for k, v in self.guide.state_dict().items()},
-            "chains": None if self.chains is None else {k: v.cpu() for k, v in self.chains.items()},
-            "stats": {k: v.cpu() for k, v in self.stats.items()},
-            "backbone": {k: v.cpu() for k, v in backbone.state_dict().items()} if backbone is not None else None,
+            "guide": None if self.guide is None else dict(self.guide.state_dict()),
+            "chains": None if self.chains is None else dict(self.chains),
+            "stats": dict(self.stats),
+            "backbone": None if backbone is None else dict(backbone.state_dict()),
         }
-        if self.rows is not None:
-            tensors["rows"] = self.rows
-        if buffers := model_buffers(self.model):
-            tensors["buffers"] = {k: v.cpu() for k, v in buffers.items()}
+        tensors |= ({} if self.rows is None else {"rows": self.rows}) | ({"buffers": buffers} if buffers else {})
         buffer = io.BytesIO()
-        torch.save(tensors, buffer)
+        torch.save(tree_map_only(Tensor, Tensor.cpu, tensors), buffer)
         blob = buffer.getvalue()
         meta = {
             "format": FORMAT,
@@ -255,11 +250,14 @@ def _subject(posterior: Posterior) -> tuple[Any, ...]:
     return settings, temperature, provenance.get("fingerprint"), length
 
 
-def _latent(trace: poutine.Trace) -> dict[str, dict]:
+@torch.no_grad()
+def _drawn(guide: nn.Module, x: Tensor | None = None) -> dict[str, dict]:
     """The sites of a guide's call that are the model's: an auxiliary one (the whole of a joint guide) is not."""
+    with poutine.trace() as trace:
+        guide(x)
     return {
         name: node
-        for name, node in trace.nodes.items()
+        for name, node in trace.trace.nodes.items()
         if node["type"] == "sample"
         and not poutine.util.site_is_subsample(node)
         and not node["infer"].get("is_auxiliary")

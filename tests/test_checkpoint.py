@@ -227,10 +227,9 @@ def test_a_limit_in_the_warm_up_is_an_error_and_a_checkpoint(name, monkeypatch, 
     method = TIMED[name][0]
     with monkeypatch.context() as patch:
         clock(patch)
-        with pytest.raises(bp.UserError, match=rf"at transition \d+ of {method.warmup}: .*max-minutes 1 with --res"):
-            timed(method, out=tmp_path, max_minutes=0.3)
-        with pytest.raises(bp.UserError, match=r"take --max-minutes [12]; all draws take \d+ (s|minutes) more"):
-            timed(method, max_minutes=0.3)
+        words = rf"at transition \d+ of {method.warmup}: .*max-minutes 1 with --resume"
+        refuses(words, timed, method, out=tmp_path, max_minutes=0.3)
+        refuses(r"take --max-minutes [12]; all draws take \d+ (s|minutes) more", timed, method, max_minutes=0.3)
     resumed = timed(method, out=tmp_path, resume=True, max_minutes=60)  # a warning would be an error
     assert same(resumed, timed(method))
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conjugate import correlated, dataset, model_of
 from monte_carlo import covariance
+from zoo_problems import traced_log_joint
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
@@ -15,6 +16,7 @@ from bnn_pyro.inference import laplace, linear
 from bnn_pyro.inference.linear import Curvature, factored, summed
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.observed import ReadLikelihood
+from bnn_pyro.parts.weights import cut
 
 UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
 
@@ -74,19 +76,13 @@ def targets(num=60):
 
 def log_joint(model, data, temperature=1.0):
     """The Pyro model's own log joint in float64, as a function of the flat vector of its sites."""
-    model = model.double()
-    shapes = {site: value.shape for site, value in model.initial.items()}
-    x, y = data.x_train.double(), data.y_train
+    model, x, y = model.double(), data.x_train.double(), data.y_train
     y = y.double() if y.is_floating_point() else y
+    return lambda w: traced_log_joint(model, sites(model, w), x, y, temperature)
 
-    def of(w):
-        pieces = w.split([shape.numel() for shape in shapes.values()])
-        sites = {site: piece.view(shape) for (site, shape), piece in zip(shapes.items(), pieces, strict=True)}
-        trace = poutine.trace(poutine.condition(model, data=sites)).get_trace(x, y)
-        terms = {name: trace.nodes[name]["fn"].log_prob(trace.nodes[name]["value"]).sum() for name in (*shapes, "y")}
-        return terms.pop("y") / temperature + sum(terms.values())
 
-    return of
+def sites(model, w):
+    return cut(w, {site: value.shape for site, value in model.initial.items()})
 
 
 CASES = {
@@ -137,9 +133,7 @@ def expected_hessian(model, data, w):
     Two values of the right mean and variance then have the right expectation.
     """
     with bp.isolated(0), ReadLikelihood() as read:
-        pieces = dict(zip(model.initial, w.split([value.numel() for value in model.initial.values()]), strict=True))
-        sites = {site: pieces[site].view(value.shape) for site, value in model.initial.items()}
-        poutine.condition(model.double(), data=sites)(data.x_train.double())
+        poutine.condition(model.double(), data=sites(model, w))(data.x_train.double())
     fn = read.likelihood
     each = [replace(data, y_train=y.detach()) for y in (fn.mean + fn.stddev, fn.mean - fn.stddev)]
     return sum(-torch.func.hessian(log_joint(model, one))(w) for one in each) / 2

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from monte_carlo import stop_at
+from refused import refuses
 from run_folders import same
 
 import bnn_pyro as bp
@@ -81,15 +82,14 @@ def test_predictions_at_the_start_are_the_networks_own(name):
 def test_what_is_no_point_estimate_of_a_network_with_features_is_refused(entry, method, what, monkeypatch):
     small_defaults(monkeypatch, "mlp", {"hidden": (7,)}, {"epochs": 2, "batch_size": 30})
     posterior = fit(entry, digits(), method)
-    with pytest.raises(bp.UserError, match=f"point estimate of convnet or mlp; this posterior is of {what}"):
-        bp.LastLayer(backbone=posterior)
+    refuses(f"point estimate of convnet or mlp; this posterior is of {what}", bp.LastLayer, backbone=posterior)
 
 
 def test_a_backbone_of_another_split_is_refused(tmp_path):
     below = fit(CONV, digits(seed=1), out=tmp_path)
     for backbone in (str(tmp_path), below):
-        with pytest.raises(bp.UserError, match=r"another split of digits .*'seed': 1.* here .*'seed': 0"):
-            fit(bp.LastLayer(backbone=backbone), digits())
+        words = r"another split of digits .*'seed': 1.* here .*'seed': 0"
+        refuses(words, fit, bp.LastLayer(backbone=backbone), digits())
     fit(bp.LastLayer(backbone=str(tmp_path)), digits(seed=1, limit=30))  # fewer rows of the same split
     fit(bp.LastLayer(backbone=below), replace(digits(), name="others"))
 

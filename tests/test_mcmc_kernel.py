@@ -1,7 +1,6 @@
 """HMC and NUTS: trajectories beside Pyro's own kernels, posteriors that are known, gradients that are not numbers."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pyro
@@ -194,15 +193,6 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_linear_regression(name):
-    """The whole covariance, in units of a target that is not standardised."""
-    problem = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
-    posterior = fit(problem.entry(), problem.data, SAMPLERS[name])
-    check_gaussian(problem, posterior)
-    assert posterior.stats["diverging"].sum() == 0
-
-
 def test_many_rows_do_not_cost_acceptance():
     """The sum over 50,000 rows is exact enough: energies a float32 sum could not tell apart are."""
     problem = correlated(num=50_000, inputs=2)
@@ -213,13 +203,16 @@ def test_many_rows_do_not_cost_acceptance():
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_what_is_recorded(name):
-    problem = correlated(num=40)
-    posterior = fit(problem.entry(), problem.data, replace(SAMPLERS[name], draws=400))
+def test_linear_regression_and_what_is_recorded_of_it(name):
+    """The whole covariance, in units of a target that is not standardised."""
+    problem, method = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0), SAMPLERS[name]
+    posterior = fit(problem.entry(), problem.data, method)
+    check_gaussian(problem, posterior)
     stats = posterior.stats
     own = {"nuts": "tree_depth", "hmc": "trajectory_length"}[name]
     assert set(stats) == {"acceptance_rate", "diverging", "energy", "lp", "n_steps", "step_size", own}
-    assert all(v.shape == (2, 400) and v.dtype == torch.float64 for v in stats.values())
+    assert all(v.shape == (2, method.draws) and v.dtype == torch.float64 for v in stats.values())
+    assert stats["diverging"].sum() == 0
     # lp is the log joint of the stored draw: quadratic around the mean, from its value there.
     w = weights(posterior) - problem.mean
     drop = 0.5 * torch.einsum("cdi,ij,cdj->cd", w, problem.precision, w)

@@ -103,13 +103,12 @@ def test_a_resumed_fit_is_the_same_and_other_weights_are_another_fit(tmp_path):
     with bp.isolated(7):
         net = convnet()
     data = bp.load_data("digits", limit=100)
-    whole = fit(net, bp.SVI(epochs=3, batch_size=50), data, out=tmp_path)
-    again = fit(net, bp.SVI(epochs=3, batch_size=50), data, out=tmp_path, resume=True)
+    how = net, bp.SVI(epochs=3, batch_size=50), data
+    whole, again = fit(*how, out=tmp_path), fit(*how, out=tmp_path, resume=True)
     assert torch.equal(whole.guide.loc, again.guide.loc) and again.provenance["module"]["batch_norm"] == "batch"
     with torch.no_grad():
         net[2].weight.add_(1)
-    with pytest.raises(bp.UserError, match="finished posterior of other settings"):
-        fit(net, bp.SVI(epochs=3, batch_size=50), data, out=tmp_path, resume=True)
+    refuses("finished posterior of other settings", fit, *how, out=tmp_path, resume=True)
     json.dumps(plain(bp.Bayesian(net)))
 
 

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pyro
 import pyro.distributions as dist
-import pyro.poutine as poutine
 import pytest
 import torch
 from torch import nn
-from zoo_problems import problem
+from zoo_problems import problem, traced_log_joint
 
 import bnn_pyro as bp
 from bnn_pyro.inference import compiled
@@ -39,16 +38,9 @@ def draws(target, num=5):
 
 
 def by_pyro(target, z):
-    """log p(w) + log p(y | x, w)/T of one z, term by term, by a trace of the model."""
+    """The log joint of one z by a trace of the model."""
     w = {site: value[0] for site, value in target.weights(z[None]).items()}
-    with poutine.trace() as trace, poutine.condition(data=w):
-        target.model(target.x, target.y)
-    total = 0.0
-    for name, site in trace.trace.nodes.items():
-        if site["type"] == "sample" and not poutine.util.site_is_subsample(site):
-            term = site["fn"].log_prob(site["value"]).double().sum()
-            total += term / (target.temperature if name == "y" else 1.0)
-    return total
+    return traced_log_joint(target.model, w, target.x, target.y, target.temperature)
 
 
 @pytest.mark.parametrize("task", NETS)
@@ -92,21 +84,18 @@ def test_elementwise_functions():
         parts = z.float().chunk(len(functions), 1)
         return torch.cat([f(part) for f, part in zip(functions.values(), parts, strict=True)], 1).double()
 
-    made = compiled.compile_gradient(lambda z: ((y := apply(z)).sum(1), y), z)
+    made = compiled.compile_gradient(lambda z, y: ((w := apply(z)).sum(1), w), z, z)
     torch.testing.assert_close(made(z)[1], apply(z), rtol=1e-5, atol=1e-7, equal_nan=True)
-
-
-def test_erf_stays_within_its_range():
-    """Its rational approximation is off by up to 4.5e-7, and without a limit beyond 1 near |x| = 4."""
+    # The rational approximation of erf is off by up to 4.5e-7, and without a limit beyond 1 near |x| = 4.
     z = torch.linspace(-8, 8, 20_001).double()[None]
-    erf = compiled.compile_gradient(lambda z: (z.sum(1), torch.erf(z.float()).double()), z)(z)[1]
+    erf = compiled.compile_gradient(lambda z, y: (z.sum(1), torch.erf(z.float()).double()), z, z)(z)[1]
     assert (erf.abs() <= 1).all() and (erf - torch.erf(z)).abs().max() < 6e-7
 
 
 def test_numbers_too_small_to_be_normal_are_zero_and_only_there():
     """As torch.set_flush_denormal has it: gradients of gelu would take several times as long."""
     z = torch.full((2, 3), 1e-20, dtype=torch.float64)
-    made = compiled.compile_gradient(lambda z: (z.sum(1), z.float().square().double()), z)
+    made = compiled.compile_gradient(lambda z, y: (z.sum(1), z.float().square().double()), z, z)
     assert (made(z)[1] == 0).all() == (platform.machine() in ("x86_64", "AMD64"))
     assert (z.float().square() > 0).all()
 

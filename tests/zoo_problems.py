@@ -2,6 +2,7 @@
 
 from functools import lru_cache, partial
 
+import pyro.poutine as poutine
 import pytest
 import torch
 from conjugate import dataset
@@ -66,6 +67,13 @@ def problem(name, task, proper=False):
 def own_network(outputs, schema):
     outputs = {0: outputs, 2: 1}.get(len(schema.classes), len(schema.classes))
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.Tanh(), nn.Linear(4, outputs))
+
+
+def traced_log_joint(model, w, x, y, temperature=1.0):
+    """log p(w) + log p(y | x, w)/T of one set of weights, term by term, by Pyro's trace."""
+    nodes = poutine.trace(poutine.condition(model, data=w)).get_trace(x, y).nodes
+    terms = {site: nodes[site]["fn"].log_prob(nodes[site]["value"]).double().sum() for site in (*w, "y")}
+    return terms.pop("y") / temperature + sum(terms.values())
 
 
 def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):

@@ -70,11 +70,6 @@ class Warmup(DualAveraging):
     def _forget(self) -> None:
         self.draws, self.mean, self.squares = 0, 0.0, 0.0
 
-    @property
-    def scale(self) -> np.ndarray:
-        """√M⁻¹, (P,); see :class:`Dynamics`."""
-        return self.inverse_mass.sqrt().numpy()
-
     def restart(self, step: float) -> None:
         """Begin the averages again, from this step size."""
         super().__init__(step, centre=math.log(10 * step))

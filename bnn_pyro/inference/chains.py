@@ -112,7 +112,7 @@ class Chains:
     """All that the chains of a run need, sent to every process once; draws one of them wherever it is called.
 
     sampler      settings, with the verb ``kernel(potential, start, *seeds)``
-    starts       (C, P), or (C, G, P) where each of C tasks moves G chains as one
+    starts       (C, G, P): each of C tasks moves G chains as one
     compiled     whether each process compiles the potential's gradient first
     checkpoints  of each chain that has one in reach
     max_minutes  of a chain
@@ -128,7 +128,7 @@ class Chains:
 
     def numbers(self, c: int) -> range:
         """Which chains a task moves, from 0."""
-        each = self.starts.shape[1] if self.starts.ndim == 3 else 1
+        each = self.starts.shape[1]
         return range(c * each, (c + 1) * each)
 
     def name(self, c: int) -> str:

@@ -35,8 +35,8 @@ Moved = tuple[Transition, dict[str, float]]
 class SeparateChains(Sampler):
     """What samplers have whose chains do not learn from one another.
 
-    A subclass has ``kernel(potential, start, *seeds)``, one chain at its start or several, each with its seed, and
-    ``typical(whitened)``, the gradients that a transition may be expected to take.
+    A subclass has ``typical(whitened)``, the gradients that a transition may be expected to take, and ``_move(dynamics,
+    rng, point, step)``, a transition and what ``stats`` has of its own; or a ``kernel`` of several chains.
 
     cores  processes that the chains are divided among; 1: this one; 0: as many as there are cores, where the run is
            long enough. The draws are the same
@@ -44,11 +44,16 @@ class SeparateChains(Sampler):
 
     cores: int = setting(0, low=0)
 
+    former: ClassVar[Mapping[str, Any]] = {"mass": "diagonal"}
     #: Settings that no draw depends on: a run may be resumed with others.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
     #: Whether kernels move several chains as one: operators all of them, compiled code those of a process, since what
     #: Python does for a transition takes longer than a small network's gradient.
     group: ClassVar[bool] = False
+
+    def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> "Kernel":
+        """At the start of its chain, P numbers; call inside ``isolated``."""
+        return Kernel(self, potential, start.ravel(), seed)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``; from starts that are kept in the checkpoint."""
@@ -65,23 +70,11 @@ class SeparateChains(Sampler):
             z = state["starts"]
             tasks = len(z) if z.dim() == 3 or compiled else tasks  # as it was begun
         else:
-            z = starts(self.chains).cpu()
-            z = z.reshape(tasks, -1, potential.size) if self.group else z
+            z = starts(self.chains).cpu().reshape(tasks, -1, potential.size)
             if run.checkpoint is not None:
                 run.checkpoint.save({"starts": z})
-        z = z.numpy().reshape(tasks, -1, potential.size) if self.group else z.numpy()
+        z = z.reshape(tasks, -1, potential.size).numpy()
         return run_chains(Chains(self, potential, z, run.seed, compiled), min(cores, tasks), run)
-
-
-@dataclass(frozen=True)
-class _Sampler(SeparateChains):
-    """A subclass has ``move(dynamics, rng, point, step)``, a transition and what ``stats`` has of its own."""
-
-    former: ClassVar[Mapping[str, Any]] = {"mass": "diagonal"}
-
-    def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> "Kernel":
-        """At the start of its chain (P,); call inside ``isolated``."""
-        return Kernel(self, potential, start, seed)
 
 
 class Kernel:
@@ -101,7 +94,7 @@ class Kernel:
     def step(self) -> dict[str, float]:
         """One transition: what ``stats`` keeps of it. Raises UserError where the step size has become too small."""
         step = self.warmup.step
-        done, figures = self.sampler.move(self.dynamics, self.rng, self.point, step)
+        done, figures = self.sampler._move(self.dynamics, self.rng, self.point, step)
         self.point = done.point
         if self.warmup.learn(done.acceptance, done.point.z):
             self._new_metric()
@@ -116,7 +109,8 @@ class Kernel:
         check_steps(self.warmup.step, self.warmup.done)
 
     def _set_dynamics(self) -> None:
-        self.dynamics = Dynamics(self.gradient, self.warmup.scale, getattr(self.potential, "compiled", None))
+        scale = self.warmup.inverse_mass.sqrt().numpy()
+        self.dynamics = Dynamics(self.gradient, scale, getattr(self.potential, "compiled", None))
 
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and a line of JSON."""
@@ -139,7 +133,7 @@ class Kernel:
 
 
 @dataclass(frozen=True)
-class NUTS(_Sampler):
+class NUTS(SeparateChains):
     """Settings of the No-U-Turn sampler: trajectories go on until they turn back.
 
     max_tree_depth  at most 2^depth − 1 gradients a transition
@@ -147,18 +141,17 @@ class NUTS(_Sampler):
 
     max_tree_depth: int = setting(10, low=1)
 
-    def move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> Moved:
-        """See ``_Sampler``."""
+    def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> Moved:
         done = nuts(rng, point, dynamics, step, self.max_tree_depth)
         return done, {"tree_depth": float(done.depth)}
 
     def typical(self, whitened: bool) -> int:
-        """See ``_Sampler``."""
+        """See ``SeparateChains``."""
         return 2 ** min(self.max_tree_depth, 3 if whitened else 7) - 1
 
 
 @dataclass(frozen=True)
-class HMC(_Sampler):
+class HMC(SeparateChains):
     """Settings of Hamiltonian Monte Carlo with trajectories of random length.
 
     length     mean length of a trajectory, in standard deviations of the posterior as the mass matrix knows them; each
@@ -169,12 +162,11 @@ class HMC(_Sampler):
     length: float = setting(3.0, above=0)
     max_steps: int = setting(1024, low=1)
 
-    def move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> Moved:
-        """See ``_Sampler``."""
+    def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> Moved:
         length = self.length * (0.5 + rng.random())
         steps = min(self.max_steps, max(1, int(length / step)))
         return hmc(rng, point, dynamics, step, steps), {"trajectory_length": steps * step}
 
     def typical(self, whitened: bool) -> int:
-        """See ``_Sampler``."""
+        """See ``SeparateChains``."""
         return min(self.max_steps, max(1, round(self.length / (0.5 if whitened else 0.025))))

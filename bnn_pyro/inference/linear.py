@@ -18,7 +18,6 @@ the narrowest. A linear change of coordinates alters no draw's distribution, how
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from pyro.distributions import TorchDistribution
 from scipy.optimize import minimize
@@ -257,13 +256,10 @@ def mode_of(potential: Potential, space: Space) -> Tensor:
     plain, potential.space = potential.space, space
     evaluate = gradient_of(potential)
 
-    def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
-        density, gradient = evaluate(z)
-        return -density, -gradient
-
     try:
         start = space.inverse(potential.initial).cpu().numpy()
-        optimum = minimize(loss, start, jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
+        how = dict(jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
+        optimum = minimize(lambda z: tuple(-value for value in evaluate(z)), start, **how)
         u = space.forward(torch.from_numpy(optimum.x).to(potential.initial.device))
     finally:
         potential.space = plain

@@ -27,8 +27,6 @@ from bnn_pyro.settings import Settings, plain, setting
 
 #: Training rows up to which a step takes all of them; bounds of the rows of a step above.
 WHOLE, BATCHES = 512, (64, 256)
-#: Rows × weights up to which chains take all rows.
-WHOLE_WORK = 5_000_000
 #: Learning rate of 1,000 weights; bounds of those of any other number.
 LR, LR_BOUNDS = 0.01, (1e-3, 0.02)
 #: Of a network of one's own: most steps in which the learning rate rises; the multiple of the running mean of the
@@ -52,12 +50,6 @@ def schedule(rows: int, weights: int) -> Schedule:
     size = 0 if rows <= WHOLE else min(high, max(low, 2 ** round(math.log2(math.sqrt(rows)))))
     lr = min(LR_BOUNDS[1], max(LR_BOUNDS[0], LR * (1000 / max(weights, 1)) ** (1 / 3)))
     return Schedule(size, float(f"{lr:.2g}"), max(MIN_EPOCHS, MAX_STEPS // math.ceil(rows / (size or rows))))
-
-
-def batch_of_chains(rows: int, weights: int, in_memory: bool) -> int:
-    """Rows of a step of stochastic-gradient MCMC; 0: all, with which its step size is many times as large."""
-    size = schedule(rows, weights).batch_size
-    return 0 if in_memory and rows * weights <= WHOLE_WORK else size or BATCHES[0]
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,6 @@ class Potential(LogJoint):
         return True
 
     def _error(self, made: "CompiledGradient", z: Tensor) -> float:
-        """Of compiled code, relative to the largest entry."""
         pairs = zip(made(z), self.evaluate(z), strict=True)
         errors = [((a - b).abs().max() / b.abs().max().clamp_min(1.0)).item() for a, b in pairs]
         return max(errors) if all(e == e for e in errors) else math.nan

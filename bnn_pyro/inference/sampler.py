@@ -235,7 +235,6 @@ def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int)
 
 
 def _finite(potential: Potential, z: Tensor) -> Tensor:
-    """(C,), whether the density and its gradient are finite there."""
     density, gradient = potential(z)
     return torch.isfinite(density) & torch.isfinite(gradient).all(1)
 

@@ -29,9 +29,10 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, diverged
 from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
+from bnn_pyro.inference.log_joint import Weights
 from bnn_pyro.inference.members import by_rule, optimised
 from bnn_pyro.inference.mini_batches import Batches, draws_due, stable_step
-from bnn_pyro.inference.optimise import MIN_EPOCHS, batch_of_chains
+from bnn_pyro.inference.optimise import BATCHES, MIN_EPOCHS, schedule
 from bnn_pyro.inference.potential import log_likelihood
 from bnn_pyro.inference.training_loop import check_finite
 from bnn_pyro.isolation import generator_state, set_generator_state
@@ -44,8 +45,8 @@ LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
 #: Kinetic temperature at which chains diverge in the second half of the burn-in; what then becomes of the step size,
 #: the least share of the rule's with which they begin again, and steps in which momenta are hot from any start.
 TOO_HOT, CAUTION, LEAST_SHARE, TRANSIENT = 3.0, 0.25, 1e-4, 300
-#: Steps by rule.
-STEPS = 10_000
+#: Steps by rule; rows × weights up to which a step takes all rows, which lets it be many times as large.
+STEPS, WHOLE_WORK = 10_000, 5_000_000
 #: What a checkpoint calls the parts of stored draws.
 COLUMNS = ("draws", "log_joint", "validation")
 
@@ -61,12 +62,7 @@ class Chains:
     """C chains between two steps; w and v are (C, P): a step is one normal draw and a few passes over memory."""
 
     def __init__(
-        self,
-        settings: "StochasticGradient",
-        model: nn.Module,
-        data: Dataset,
-        seed: int,
-        start: Mapping[str, Tensor] | None = None,
+        self, settings: "StochasticGradient", model: nn.Module, data: Dataset, seed: int, start: Weights | None = None
     ) -> None:
         self.settings, self.x_val, self.y_val = (s := settings), data.x_val, data.y_val
         self.batches = Batches(data.x_train, data.y_train, s.batch_size, s.chains, seed)
@@ -256,7 +252,8 @@ class StochasticGradient(Settings):
         num, size = len(data.x_train), self.batch_size
         if size is None:
             weights = sum(value.numel() for value in model.initial.values())
-            size = batch_of_chains(num, weights, isinstance(data.x_train, Tensor))
+            whole = isinstance(data.x_train, Tensor) and num * weights <= WHOLE_WORK
+            size = 0 if whole else schedule(num, weights).batch_size or BATCHES[0]
         epochs = self.epochs or max(MIN_EPOCHS, STEPS // math.ceil(num / (size or num)))
         return replace(self, batch_size=size, epochs=epochs)
 

@@ -226,11 +226,11 @@ class Ensemble(MAP):
         cores = 1 if together else choose_cores(self.cores, self.members, data.x_train.device, seconds)
         # Together: on all threads; processes that share a fit agree by themselves on when to stop.
         where = dict(all_threads=True) if together else dict(cores=cores, watch=watch)
-        limit = run.max_minutes
-        if limit is not None:  # an equal share for every member
-            limit = max(0.0, limit - run.minutes) / max(1, math.ceil(len(todo) / cores))
-        places = [None] * self.members if on_cluster() else children
-        train = partial(_train, self, model, rows, replace(run, checkpoint=None, report=None), limit, places)
+        alone = replace(run, checkpoint=None, report=None)
+        if run.max_minutes is not None:  # an equal share for every member
+            left = max(0.0, run.max_minutes - run.minutes)
+            alone = replace(alone, max_minutes=left / max(1, math.ceil(len(todo) / cores)))
+        train = partial(_train, self, model, rows, alone, [None] * self.members if on_cluster() else children)
         names = [f"member {m + 1} of {self.members}" for m in todo]
         with executor("here") if together else nullcontext():
             map_tasks(train, todo, names=names, report=progress, done=keep, **where)
@@ -244,16 +244,15 @@ class Ensemble(MAP):
 
 
 def _train(
-    method: Ensemble, model: nn.Module, data: Dataset, run: Run, minutes: float | None,
-    children: Sequence[Checkpoint | None], m: int,
-) -> Member:  # fmt: skip
+    method: Ensemble, model: nn.Module, data: Dataset, run: Run, children: Sequence[Checkpoint | None], m: int
+) -> Member:
     """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
     seed = run.seed if m == 0 else int(np.random.SeedSequence([run.seed, m]).generate_state(1)[0])
     with isolated(seed):
         model = restarted(model) if m else copy.deepcopy(model)  # the first starts where the model does, as MAP would
         report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
         own = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
-        point, trace, over = method.find(model, data, Run(seed, children[m], report, minutes, start=own))
+        point, trace, over = method.find(model, data, Run(seed, children[m], report, run.max_minutes, start=own))
     return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
 
 

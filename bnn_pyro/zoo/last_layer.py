@@ -127,8 +127,6 @@ class LastLayer(Settings):
 
 
 class _Features(nn.Module):
-    """A network of this package up to its last layer."""
-
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net

@@ -37,25 +37,25 @@ FLAGS = (["-O3", "-march=native", *MATHS], ["-O3", *MATHS], ["-O2"])
 #: What comes before the gradient, in C, and what calls it.
 PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "driver.c"))
 
+#: What the driver exports: how many addresses, doubles and whole numbers each takes, in this order.
+FUNCTIONS = [("evaluate", 3, 0, 3), ("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 8, 0, 4)]
+
 #: (Source, constants) by recipe; of these and of libraries, which are kept by their source, so many.
 TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
 KEPT = 32
 
 
 class CompiledGradient:
-    """The log density and its gradient by C, the same on any number of threads.   targets: what it reads as y."""
+    """The log density and its gradient by C, the same on any number of threads.   constants: what it reads, y first."""
 
-    def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int, targets: Tensor | None = None) -> None:
-        self.targets = targets
+    def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int) -> None:
         self._library, self._constants, self.size, self.threads = library, constants, size, _threads()
-        library.bind((ctypes.c_void_p * max(1, len(constants)))(*(k.data_ptr() for k in constants)))
-        long, pointer = ctypes.c_long, ctypes.c_void_p
-        library.evaluate.argtypes = [pointer] * 3 + [long] * 3
-        library.leapfrog.argtypes = [pointer] * 6 + [long] * 4
-        library.subtree.argtypes = [pointer] * 5 + [ctypes.c_double] * 2 + [long] * 2
-        library.microcanonical.argtypes = [pointer] * 8 + [long] * 4
-        library.subtree.restype = library.evaluate.restype = library.leapfrog.restype = library.bind.restype = None
-        library.microcanonical.restype = None
+        self.targets = constants[0]
+        library.bind((ctypes.c_void_p * len(constants))(*(k.data_ptr() for k in constants)))
+        for name, arrays, doubles, numbers in FUNCTIONS:
+            types = [ctypes.c_void_p] * arrays + [ctypes.c_double] * doubles + [ctypes.c_long] * numbers
+            function = getattr(library, name)
+            function.argtypes, function.restype = types, None
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(C, P) float64 -> (C,), (C, P)."""
@@ -90,11 +90,11 @@ def _threads() -> int:
 
 
 def compile_gradient(
-    gradient: Callable[..., tuple[Tensor, Tensor]], z: Tensor, y: Tensor | None = None, same: bytes | None = None
+    gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], z: Tensor, y: Tensor, same: bytes | None = None
 ) -> CompiledGradient:
-    """Trace ``gradient`` at z (C, P) float64, for one chain, write it as C, compile and load it.
+    """Trace ``gradient(z, y)`` at z (C, P) float64, for one chain, write it as C, compile and load it.
 
-    y: targets that ``gradient(z, y)`` is to be given besides; the code has a copy of them.
+    y: targets, of which the code has a copy.
     same: the :func:`recipe` of ``gradient``, whose code is then used again.
 
     Raises NotCompiled with the reason.
@@ -104,7 +104,7 @@ def compile_gradient(
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise NotCompiled("there is no C compiler (install gcc or clang, or name one in the variable CC)")
-    inputs = (z[:1],) if y is None else (z[:1], y.clone(memory_format=torch.contiguous_format))
+    inputs = z[:1], y.clone(memory_format=torch.contiguous_format)
     if same is None:
         source, constants = _trace(gradient, inputs)
     else:
@@ -112,9 +112,9 @@ def compile_gradient(
         while len(TRACES) > KEPT:
             del TRACES[next(iter(TRACES))]
         source, constants = TRACES[same]
-        constants = [*inputs[1:], *constants[len(inputs) - 1 :]]
+        constants = [inputs[1], *constants[1:]]
     blob = _build(compiler, PRELUDE.read_text() + source + DRIVER.read_text())
-    return CompiledGradient(_load(blob), constants, z.shape[1], *inputs[1:])
+    return CompiledGradient(_load(blob), constants, z.shape[1])
 
 
 def recipe(model: nn.Module, *rest: Any) -> bytes | None:
@@ -141,14 +141,13 @@ class _Shapes(cloudpickle.Pickler):
         return type(obj).__name__, str(obj.dtype), tuple(obj.shape), obj.stride(), sha256(content).digest()
 
 
-def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, ...]) -> tuple[str, list[Tensor]]:
-    """(C source, its constants)."""
+def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, Tensor]) -> tuple[str, list[Tensor]]:
     try:
         first = make_fx(lambda *inputs: gradient(*inputs))(*inputs)
         plain = functionalize(first)
         graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=core_aten_decompositions())(*inputs)
         graph.graph.eliminate_dead_code()
-        return write_c(graph, inputs[1:])
+        return write_c(graph, inputs[1])
     except NotCompiled:
         raise
     except Exception as error:

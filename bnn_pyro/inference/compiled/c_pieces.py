@@ -10,14 +10,11 @@ aten = torch.ops.aten
 
 C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char", torch.int64: "long"}
 #: Elementwise operators as C expressions; {f} is the suffix of C's float functions.
-SIGNS = zip(
-    ["add", "sub", "mul", "div", "gt", "ge", "lt", "le", "eq", "ne", "logical_and", "logical_or"],
-    ["+", "-", "*", "/", ">", ">=", "<", "<=", "==", "!=", "&&", "||"],
-    strict=True,
-)
+SIGNS = dict(add="+", sub="-", mul="*", div="/", gt=">", ge=">=", lt="<", le="<=", eq="==", ne="!=")
+SIGNS |= dict(logical_and="&&", logical_or="||")
 OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "gelu", "lgamma", "digamma", "sign")
 POINTWISE = {
-    **{getattr(aten, name): f"({{0}} {sign} {{1}})" for name, sign in SIGNS},
+    **{getattr(aten, name): f"({{0}} {sign} {{1}})" for name, sign in SIGNS.items()},
     **{getattr(aten, name): f"{name}{{f}}({{0}})" for name in OWN_NAMES},
     **dict.fromkeys([aten.clone, aten.alias, aten._to_copy, aten.lift_fresh_copy], "{0}"),
     aten.sgn: "sign{f}({0})",

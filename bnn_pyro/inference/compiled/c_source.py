@@ -8,7 +8,7 @@ the smallest stride innermost, where the C compiler makes vector instructions of
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,15 +20,15 @@ from bnn_pyro.inference.compiled.c_pieces import C_TYPES, POINTWISE, VIEWS, Arra
 aten = torch.ops.aten
 
 
-def write_c(graph: fx.GraphModule, others: Sequence[Tensor] = ()) -> tuple[str, list[Tensor]]:
+def write_c(graph: fx.GraphModule, y: Tensor) -> tuple[str, list[Tensor]]:
     """(C source of ``double gradient(const double *z, double *g, char *work)`` and ``WORK``, the constants k0, k1, …).
 
-    graph: the first input (1, P) float64; outputs (1,) and (1, P), as ``make_fx`` traces them.
-    others: contiguous tensors that its other inputs are read from, the first of the constants.
+    graph: inputs (1, P) float64 and y; outputs (1,) and (1, P), as ``make_fx`` traces them.
+    y: contiguous, the first of the constants.
 
     Raises NotCompiled for an operator that is not here.
     """
-    writer = _Writer(graph, list(others))
+    writer = _Writer(graph, [y])
     body = "\n".join(writer.run())
     globals_ = "\n".join(f"static const {C_TYPES[k.dtype]} *k{i};" for i, k in enumerate(writer.constants))
     bind = " ".join(f"k{i} = constants[{i}];" for i in range(len(writer.constants)))
@@ -42,14 +42,13 @@ def write_c(graph: fx.GraphModule, others: Sequence[Tensor] = ()) -> tuple[str, 
 @dataclass
 class _Writer:
     graph: fx.GraphModule
-    constants: list[Tensor] = field(default_factory=list)
+    constants: list[Tensor]
     work: int = 0
 
     def run(self) -> list[str]:
-        """The statements of the function's body."""
         self.lines: list[str] = []
         self.values: dict[fx.Node, Array | tuple[Array, ...] | Tensor | tuple] = {}
-        inputs = iter(["z", *(f"k{i}" for i in range(len(self.constants)))])
+        inputs = iter(["z", "k0"])
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
                 val = node.meta["val"]
@@ -112,7 +111,6 @@ class _Writer:
         raise NotCompiled(f"an argument {value!r} has no C form")
 
     def _stored(self, value: object) -> Array:
-        """The same value in a buffer."""
         array = self._array(value)
         if array.at is None:
             return array
@@ -199,7 +197,11 @@ class _Writer:
             ways = right.mT.contiguous().mT, right.contiguous()
             ways = ways if right.shape[-2] > right.shape[-1] else ways[::-1]
             right = min(ways, key=lambda b: _copies(like, a.like, b)[0])
-        a, b = self._for_matmul(like, a, self._stored(right))
+        factors = [a, self._stored(right)]
+        for i, axis in _copies(like, *(factor.like for factor in factors))[1]:
+            x = factors[i].like
+            factors[i] = self._copy(x.contiguous() if axis == -1 else x.mT.contiguous().mT, factors[i])
+        a, b = factors
         made = self._new(like)
         lead, f = ["p"] if like.dim() == 3 else [], "f" if like.dtype == torch.float32 else ""
         batch = f"for (long p = 0; p < {like.shape[0]}; p++) " if lead else ""
@@ -208,14 +210,6 @@ class _Writer:
         strides = (s for array in (made, a, b) for s in array.like.stride()[-2:])
         self.lines.append(f"{batch}matmul{f}({places}, {', '.join(map(str, (*sizes, *strides)))});")
         return made
-
-    def _for_matmul(self, like: Tensor, a: Array, b: Array) -> tuple[Array, Array]:
-        """The factors as ``matmul`` is quick with them."""
-        factors = [a, b]
-        for i, axis in _copies(like, a.like, b.like)[1]:
-            x = factors[i].like
-            factors[i] = self._copy(x.contiguous() if axis == -1 else x.mT.contiguous().mT, factors[i])
-        return factors[0], factors[1]
 
     def _copy(self, like: Tensor, base: object) -> Array:
         made, base = self._new(like), self._array(base)
