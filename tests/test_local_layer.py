@@ -28,11 +28,11 @@ GEOMETRIES = [
 ]
 
 
-def layer(B=2, D=3, H=4, seed=0, dtype=torch.float64, **settings):
+def layer(B=2, D=3, H=4, seed=0, **settings):
     g = torch.Generator().manual_seed(seed)
-    x = torch.randn(B, D, generator=g, dtype=dtype)
-    mean = torch.rand(D, H, generator=g, dtype=dtype)
-    scale = 0.3 * torch.exp(0.3 * torch.rand(D, H, generator=g, dtype=dtype))
+    x = torch.randn(B, D, generator=g, dtype=torch.float64)
+    mean = torch.rand(D, H, generator=g, dtype=torch.float64)
+    scale = 0.3 * torch.exp(0.3 * torch.rand(D, H, generator=g, dtype=torch.float64))
     return HiddenLayer(x, mean, scale, **settings)
 
 
@@ -62,8 +62,8 @@ def arrays(bias, D=3, H=2, B=4, dtype=torch.float64):
     return [t.requires_grad_() for t in (X, M, L)]
 
 
-def prior_scale(column, rows, dtype=torch.float64):
-    return torch.linspace(0.5, 2.0, rows, dtype=dtype)[:, None] if column else torch.tensor(0.7, dtype=dtype)
+def prior_scale(column, rows):
+    return torch.linspace(0.5, 2.0, rows).double()[:, None] if column else torch.tensor(0.7).double()
 
 
 def check_gradient(function, inputs):
