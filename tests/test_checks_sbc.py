@@ -9,7 +9,8 @@ import pytest
 import torch
 from conjugate import LinearGaussian, dataset
 from pyro.distributions import MultivariateNormal
-from scipy.stats import binom, norm, poisson
+from scipy import stats
+from scipy.stats import binom
 
 import bnn_pyro as bp
 from bnn_pyro.checks import Subject, sbc
@@ -111,66 +112,51 @@ def test_a_sampler_passes_on_a_network():
     assert {"log_noise", "layers.1.bias[0]", "log-likelihood of the data"} <= set(outcome.evidence["labels"])
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Exact draws of a line, on a grid; ``right=False``: censored times become events, counts count three times."""
-
-    converges_to: ClassVar[str] = "exact"
-    likelihood: str
-    right: bool = True
-
-    def log_prob(self, y, line):
-        if self.likelihood == "log-normal":
-            z = (np.log(np.abs(y)) - 1 - 0.8 * line) / 0.5
-            return np.where((y > 0) | (not self.right), norm.logpdf(z), norm.logsf(z))
-        return (1 if self.right else 3) * poisson.logpmf(y, 3 * np.exp(line))
-
-    def run(self, model, guide, data, **how):
-        x, y, random = data.x_train[:, 0].numpy(), data.y_train.numpy(), np.random.default_rng(how["seed"])
-        a, b = (axis.ravel()[:, None] for axis in np.meshgrid(*[np.linspace(-4.5, 4.5, 61)] * 2))
-        log_p = self.log_prob(y, a * x + b).sum(-1) - ((a**2 + b**2) / 2)[:, 0]
-        p = np.exp(log_p - log_p.max())
-        w = np.concatenate([a, b], 1).T[:, random.choice(p.size, 159, p=p / p.sum())]
-        w = torch.tensor(w + random.uniform(-0.075, 0.075, w.shape)).float()[:, None]  # within a cell of the grid
-        chains = {"layers.0.weight": w[0, ..., None, None], "layers.0.bias": w[1, ..., None]}
-        return bp.Posterior(model, data.schema, chains=chains)
+#: Task, shift and scale of the targets, and their law given the line x w + b.
+LAWS = {
+    "normal": ("regression", 10.0, 3.0, lambda line: stats.norm(10 + 3 * line, NOISE)),
+    "log-normal": ("survival", 1.0, 0.8, lambda line: stats.lognorm(NOISE, scale=np.exp(1 + 0.8 * line))),
+    "poisson": ("counts", 3.0, 1.0, lambda line: stats.poisson(3 * np.exp(line))),
+}
 
 
-@pytest.mark.parametrize("likelihood", ["log-normal", "poisson"])
-@pytest.mark.parametrize(("right", "level"), [(True, "good"), (False, "bad")])
-def test_censored_times_and_counts_are_simulated_and_a_wrong_posterior_is_caught(likelihood, right, level):
-    task, shift, scale = {"log-normal": ("survival", 1.0, 0.8), "poisson": ("counts", 3.0, 1.0)}[likelihood]
-    given = data(inputs=1, y_shift=shift, y_scale=scale)
-    given = replace(given, schema=replace(given.schema, task=task), y_train=given.y_train.exp() * 3)
-    entry = bp.MeanField(hidden=(), noise=0.5, prior="normal:1", likelihood=likelihood)
+@pytest.mark.parametrize("name", LAWS)
+def test_simulated_data_are_the_model_s_counts_and_censored_times_too(name):
+    """Weights are from the prior, targets from the law given these, in their own units; densities are scipy's."""
+    task, shift, scale, law = LAWS[name]
+    given = data(y_shift=shift, y_scale=scale)
+    given = replace(given, schema=replace(given.schema, task=task), y_train=3 * given.y_train.exp())
+    entry, draws = replace(LINEAR, likelihood=name), []
     inputs = sim.design(given, 10, 4, 0)
-    results = [sim.replicate(entry, inputs, Grid(likelihood, right), 0, 159, k) for k in range(60)]
-    assert sbc.judge_ranks("exact", results, 159, 0).level == level
-
-
-UNITS = sim.design(data(y_shift=10.0, y_scale=3.0), 10, 4, 0)
-
-
-def test_simulated_data_are_the_model_s():
-    """Targets of linear regression: Normal around A w*, in the target's own units; weights from the prior."""
-    a, draws = torch.cat([UNITS.x, torch.ones(10, 1)], 1), []
     for _ in range(2):
         with bp.isolated(0):
-            made = sim.Simulator(LINEAR, UNITS)
+            made = sim.Simulator(entry, inputs)
             draws.append(made.draws(400))
     (w, y), (_, again) = draws
-    flat = torch.cat([w["layers.0.weight"][:, 0], w["layers.0.bias"]], 1)
-    residual = (y - 10 - 3 * flat @ a.T) / NOISE
-    assert abs(residual.std().item() - 1) < 4 / np.sqrt(2 * residual.numel()) and abs(residual.mean()) < 0.05
-    assert (flat.std(0) - PRIOR).abs().max() < 4 * PRIOR / np.sqrt(800) and torch.equal(y, again)
-    # Their quantities are the likelihood's and the network's.
-    asked, values = made.quantities({site: v[:5] for site, v in w.items()}, y[:5])
-    answers, flat = dict(zip([q.about for q in asked], values[1], strict=True)), flat[1].double()
-    law = torch.distributions.Normal(10 + 3 * a.double() @ flat, NOISE)
-    assert answers["log-likelihood of the data"] == pytest.approx(law.log_prob(y[1].double()).sum().item(), rel=1e-5)
-    assert answers["mean at row 2"] == pytest.approx(law.mean[1].item(), rel=1e-5)
-    prior = torch.distributions.Normal(0, PRIOR).log_prob(flat).sum().item()
-    assert answers["log prior density"] == pytest.approx(prior, rel=1e-5)
+    assert torch.equal(y, again)
+    flat = torch.cat([w["layers.0.weight"][:, 0], w["layers.0.bias"]], 1).double()
+    assert stats.kstest(flat.ravel(), stats.norm(0, PRIOR).cdf).pvalue > 1e-3
+    exact, y = law((flat @ torch.cat([inputs.x, torch.ones(10, 1)], 1).double().T).numpy()), y.double().numpy()
+    event, below = y > (0 if task == "survival" else -np.inf), 1.0
+    density = exact.logpmf(y) if task == "counts" else np.where(event, exact.logpdf(y), exact.logsf(-y))
+    if task == "survival":
+        ends = inputs.ends.numpy()
+        below = exact.cdf(ends)
+        assert (np.abs(y) == ends)[~event].all() and (y <= ends).all() and 0.2 < event.mean() < 0.8
+        assert abs((event - below).mean()) < 4 * np.sqrt((below * (1 - below)).mean() / event.size)
+    pit = exact.cdf(y) / below
+    if task == "counts":
+        pit = exact.cdf(y - 1) + np.random.default_rng(0).random(y.shape) * exact.pmf(y)
+    assert stats.kstest(pit[event], "uniform").pvalue > 1e-3
+    # Their quantities are the likelihood's and the network's, also of targets that are one for all weights.
+    for of, likelihood in ((y, density.sum(1)), (y[0], density.sum(1)[:1])):
+        asked, values = made.quantities(w, torch.from_numpy(of).float())
+        answers = dict(zip([q.about for q in asked], values.T, strict=True))
+        found = answers["log-likelihood of the data"][: len(likelihood)]
+        np.testing.assert_allclose(found, likelihood, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(answers["log prior density"], stats.norm(0, PRIOR).logpdf(flat).sum(1), rtol=1e-5)
+    if name == "normal":
+        np.testing.assert_allclose(answers["mean at row 2"], exact.mean()[:, 1], rtol=1e-5)
 
 
 def test_refused():

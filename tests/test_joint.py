@@ -13,7 +13,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import Rescale, elbo_of
-from bnn_pyro.parts.correlated_normal import FullCovariance, parse_family
+from bnn_pyro.parts.correlated_normal import parse_family
 
 JOINT_FAMILIES = ["full", "low-rank:2"]
 SITES = {"layers.0.weight": (1, 4), "layers.0.bias": (1,)}
@@ -79,7 +79,10 @@ def test_the_distribution_is_the_multivariate_normal(family):
 @pytest.mark.parametrize("prior", ["normal:0.8", "fan-in:1"])
 @pytest.mark.parametrize("family", JOINT_FAMILIES)
 def test_the_kl_is_torchs(family, prior):
-    """Cross-entropies of the parts less the entropy of the whole, noise included: one KL, and its gradient."""
+    """Cross-entropies of the parts less the entropy of the whole, noise included: one KL, and its gradient.
+
+    The full guide takes Σⱼ Aᵢⱼ² from the draw, in a backward pass of its own.
+    """
     model = small_model(prior=prior, noise="learned")
     guide, data = shaken(family, model.initial), correlated(num=5).data
     with bp.isolated(0):
@@ -141,13 +144,3 @@ def test_draws_come_back_from_an_archive_and_the_mean_weights_are_the_mean(famil
     assert all(torch.equal(v, again[s]) for s, v in draws.items())
     mean = posterior.at_mean_weights().chains
     assert torch.equal(torch.cat([v.flatten() for v in mean.values()]), posterior.guide.loc)
-
-
-def test_variances_have_their_gradient_after_a_draw_too():
-    """The full guide takes Σⱼ Aᵢⱼ² from the draw, in a backward pass of its own."""
-    with bp.isolated(0):
-        scale, root = torch.rand(4), torch.randn(4, 4).tril(-1).requires_grad_()
-        q = FullCovariance(torch.zeros(4), scale, root)
-        q.rsample()
-    (found,) = torch.autograd.grad(q.variance.sum(), root)
-    torch.testing.assert_close(found, 2 * scale.square()[:, None] * root.detach())

@@ -14,11 +14,9 @@ from refused import refuses
 from run_folders import reseal
 from test_own_network import fit, rows
 from torch import nn
-from torch.distributions import Normal
 from torch.func import functional_call
 
 import bnn_pyro as bp
-from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts import nets
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
@@ -49,33 +47,6 @@ def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method)
     own = fit(bp.Bayesian(own_layers, sampling="weights", **SMALL), METHODS[method], REGRESSION)
     here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
     assert here.keys() == there.keys() and all(torch.equal(here[site], there[site]) for site in there)
-
-
-def normed(schema):
-    net = nn.Sequential(nn.Linear(schema.input_shape[0], 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
-    net[1].requires_grad_(False)  # its scale is that of the next layer
-    return net
-
-
-def test_samplers_follow_the_gradient_of_the_network_in_torchs_training_mode():
-    """Normalised by the statistics of the training rows, which depend on the draw; for several chains at once."""
-    entry, data = bp.Bayesian(normed, prior="normal:0.5", noise=0.7), REGRESSION
-    model = entry.model(data.schema)
-    entry.prepare(model, entry.guide(model), data)
-    target = LogJoint(model, data.x_train, data.y_train)
-    u = target.initial + 0.3 * torch.randn(3, target.size, dtype=torch.float64)
-    density, gradient = target.gradient(u)
-    for chain in range(3):
-        net, flat = normed(data.schema).train(), u[chain].float().requires_grad_()
-        pieces = flat.split([p.numel() for p in model.net.parameters()])
-        w = {n: v.view_as(p) for (n, p), v in zip(model.net.named_parameters(), pieces, strict=True)}
-        f = functional_call(net, w, (data.x_train,)).squeeze(1)
-        joint = Normal(f, 0.7).log_prob(data.y_train).sum() + Normal(0, 0.5).log_prob(flat).sum()
-        torch.testing.assert_close(density[chain], joint.double().detach(), rtol=1e-5, atol=1e-4)
-        (slope,) = torch.autograd.grad(joint, flat)
-        torch.testing.assert_close(gradient[chain], slope.double(), rtol=1e-3, atol=1e-3)
-    sampled = fit(entry, bp.SGHMC(start="jitter", epochs=6, batch_size=5, chains=2, lr=1e-3), data)
-    assert bp.predict(sampled, data.x_train, num_draws=4).epistemic.min() > 0
 
 
 def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tmp_path):
@@ -264,7 +235,10 @@ def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path):
 GAP = np.where(np.arange(NUM)[:, None] == 2, np.float32("nan"), META)
 
 
-def test_inputs_that_cannot_be_fitted_are_refused():
+def test_inputs_that_cannot_be_fitted_and_new_rows_that_training_did_not_have_are_refused():
+    def fitted(x):
+        return bp.fit(bp.Bayesian(Words()), bp.dataset(x, Y), bp.SVI(epochs=1))
+
     for x, words in (
         ({"words": WORDS[:9], "meta": META}, r"different numbers of rows \('words' 9, 'meta' 60\)"),
         ({"words": WORDS.astype(str), "meta": META}, r"X\['words'\] is no array of numbers"),
@@ -273,11 +247,8 @@ def test_inputs_that_cannot_be_fitted_are_refused():
         ({"words": WORDS + 7, "meta": META}, "index that it has not.*none of its 7 numbers"),
         ({"words": WORDS[:, :2], "meta": META}, r"'words': \(2, 2\)"),
     ):
-        refuses(words, lambda x: bp.fit(bp.Bayesian(Words()), bp.dataset(x, Y), bp.SVI(epochs=1)), x)
-
-
-def test_new_rows_that_training_did_not_have_are_refused():
-    posterior = bp.fit(bp.Bayesian(Words()), bp.dataset({"words": WORDS, "meta": META}, Y), bp.SVI(epochs=1))
+        refuses(words, fitted, x)
+    posterior = fitted({"words": WORDS, "meta": META})
     for x, words in (
         ({"meta": META}, r"X has the inputs 'meta' \(N, 2\); this model takes 'words' \(N, 4\)"),
         ({"words": WORDS, "meta": GAP}, r"X\[2, 4\] is nan|x\[2, 4\] is nan"),

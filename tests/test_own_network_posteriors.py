@@ -1,20 +1,19 @@
-"""Layers whose posterior is integrated numerically, by equations written out, beside what methods make of them."""
+"""Layers by equations written out: the density that samplers follow, and the ELBO at its maximum by integration."""
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.checks import Subject
-from bnn_pyro.checks.known_answers import KnownAnswers
 from bnn_pyro.checks.problems import Problem
 from bnn_pyro.inference.log_joint import Objective
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.parts.guides import inverse_softplus
 
-# Warnings: an LSTM cannot be mapped over draws; the expected cost of a long run.
+# An LSTM cannot be mapped over draws, and says so.
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
@@ -95,8 +94,6 @@ LAYERS = {
 class Layer(Problem):
     """Regression by one of them; w ~ Normal(0, 1)."""
 
-    module: Any = None
-
     size = property(lambda self: LAYERS[self.title][2])
     settings = property(lambda self: {"prior": "normal:1", "noise": self.noise})
     is_linear: ClassVar[bool] = False
@@ -115,50 +112,33 @@ def layer(name):
     return replace(one, targets=y.float().double())
 
 
-@dataclass(frozen=True)
-class Integrated(KnownAnswers):
-    name: ClassVar[str] = "quadrature"
-    layer: str = ""
-
-    def _refuses(self, subject):
-        return ""
-
-    def problems(self, subject):
-        return [layer(self.layer)]
+def made(name):
+    """(the problem, the variant's model of it, its guide)"""
+    one, (make, where, *_) = layer(name), LAYERS[name]
+    entry = bp.Bayesian(make(), where=where, frozen="*", **one.settings)
+    model = entry.model(one.data.schema)
+    guide = entry.guide(model)
+    entry.prepare(model, guide, one.data)
+    return one, model, guide
 
 
-def subject(name, method, **settings):
-    make, where, *_ = LAYERS[name]
-    return Subject(bp.Bayesian(make(), where=where, frozen="*"), bp.METHODS[method], layer(name).data, settings)
-
-
-FEW = dict(compiled="no", chains=2, warmup=150)
-CASES = [
-    ("lstm", "hmc", FEW),
-    ("attention", "nuts", FEW),
-    ("attention", "sghmc", {}),
-    ("conv", "chees", dict(compiled="no")),
-    ("batch norm", "chees", dict(compiled="no", chains=16, superchains=8, warmup=100)),
-]
-
-
-@pytest.mark.parametrize(("name", "method", "settings"), CASES, ids=[f"{name}-{method}" for name, method, _ in CASES])
-def test_samplers_find_the_integrated_posterior_of_a_layer(name, method, settings):
-    """Means, covariances and predictions; the log joint is that of the equations."""
-    outcome = Integrated(effort=0.3, layer=name).run(subject(name, method, **settings))
-    assert outcome.level == "good", outcome.sentence
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_density_that_samplers_follow_and_its_gradient_are_the_equations(name):
+    """Of several chains at once."""
+    one, model, _ = made(name)
+    potential = Potential(model, one.data.x_train, one.data.y_train)
+    w = torch.linspace(-2, 2, 5 * one.size).double().view(5, -1).requires_grad_()
+    (found, slope), expected = potential(w.detach()), one.log_joint(w)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(slope, torch.autograd.grad(expected.sum(), w)[0], rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_elbo_of_a_layer_has_its_value_and_its_maximum_at_the_best_normal(name):
     """The mean over draws of the ELBO is the integral's, that of its gradient 0, and not 0 beside the maximum."""
-    one = layer(name)
-    mean, covariance = one.best_normal(one.mode(), False)
-    entry = subject(name, "svi").reduced(**one.settings)
     with bp.isolated(1):
-        model = entry.model(one.data.schema)
-        guide = entry.guide(model)
-        entry.prepare(model, guide, one.data)
+        one, model, guide = made(name)
+        mean, covariance = one.best_normal(one.mode(), False)
         objective, z = Objective(model.train(), guide, 1), []
         for shift in (0.0, 0.7):
             guide.loc.data = (mean + shift * covariance.diagonal().sqrt()).float()

@@ -14,7 +14,6 @@ from torch.func import functional_call
 import bnn_pyro as bp
 from bnn_pyro.parts import gradients, weights
 from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP
 from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import GammaNormal, ScaleMixture, parse_prior
@@ -112,25 +111,6 @@ def read(likelihood, f, **latent):
 
 
 SCHEMA = bp.Schema("regression", (1,), y_shift=100.0, y_scale=20.0)
-
-
-def test_heteroscedastic_noise():
-    likelihood = make_likelihood(SCHEMA, "heteroscedastic")
-    d = read(likelihood, torch.tensor([[0.5, 0.0], [0.0, -50.0], [0.0, 30.0]]))
-    assert likelihood.outputs == 2 and d.mean.tolist() == [110.0, 100.0, 100.0]
-    assert d.stddev.tolist() == pytest.approx([20 * (0.001 + math.log(2)), 0.02, 20 * 30.001])
-
-
-def test_classification_likelihoods():
-    f, y = randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
-    three = make_likelihood(bp.Schema("classification", (1,), classes=tuple("abc")))
-    torch.testing.assert_close(read(three, f).log_prob(y), f.log_softmax(-1)[torch.arange(6), y])
-    two = make_likelihood(bp.Schema("classification", (1,), classes=tuple("ab")))
-    assert (three.outputs, two.outputs) == (3, 1)
-    with bp.isolated(0):
-        observed = poutine.trace(two).get_trace(f[:, :1], (y > 0).long())  # integer labels
-        observed.compute_log_prob()
-    torch.testing.assert_close(observed.nodes["y"]["log_prob"], F.logsigmoid(f[:, 0] * (2.0 * (y > 0) - 1)))
 
 
 def test_mean_field_normal_starts_where_it_is_told():

@@ -45,6 +45,7 @@ def ratings(num=240, seed=0):
 NUMBERS, LABELS = bp.dataset(*numbers(), seed=0), bp.dataset(*labels(), seed=0)
 FITTED = bp.fit("mlp", NUMBERS, bp.MAP(epochs=2), seed=0, progress=False)
 X, Y = numbers()
+LABEL = labels()[1][:, 0].astype(int)
 FRAME = pd.DataFrame(np.concatenate([X, Y], 1), columns=["a", "b", "up", "down"])
 SIZES = ("low", "middle", "high", "top")
 SHIFT, SCALE = (torch.tensor(of) for of in (NUMBERS.schema.y_shift, NUMBERS.schema.y_scale))
@@ -79,6 +80,8 @@ NOISE, DF = dist.Normal(-1.0, 1.0), dist.Normal(2.0, 1.0)
         (NUMBERS, lambda f, w: dist.Normal(*by_input(f)), {}, {"noise": "heteroscedastic"}),
         (NUMBERS, student_t_by_input, {"log_df": DF}, {"noise": "heteroscedastic", "likelihood": "student-t"}),
         (LABELS, lambda f, w: dist.Bernoulli(logits=f), {}, {}),
+        (bp.dataset(*ratings(60), seed=0), lambda f, w: dist.Categorical(logits=f), {}, {}),
+        (bp.dataset(X, LABEL, seed=0), lambda f, w: dist.Categorical(torch.cat([-f, f], 1).sigmoid()), {}, {}),
         (bp.dataset(*ratings(60), task="ordinal", seed=0), ordered, {"cuts": CUTS}, {}),
     ],
 )

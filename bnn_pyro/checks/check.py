@@ -77,7 +77,7 @@ class Subject:
         own = defaults(self.kind)
         return build(self.kind, {**{k: v for k, v in settings.items() if k in own}, **self.given})
 
-    def tiny_method(self, *, draws: float = 1.0, epochs: float = 1.0, **settings: Any) -> Method:
+    def tiny_method(self, draws: float, epochs: float, **settings: Any) -> Method:
         """The method with settings that suffice on a tiny problem; see :func:`lengthened`."""
         return self.method({**lengthened(self.kind.tiny, draws, epochs), **settings})
 
@@ -276,7 +276,7 @@ def judge(
     return [Finding(about, *row, z) for about, row, z in zip(abouts, numbers, off.tolist(), strict=True)]
 
 
-def close(about: str, estimate: float, expected: float, tolerance: float, level: str = "bad") -> Finding:
-    """A finding without chance, of ``level`` where the two differ by more than ``tolerance``, or one is not finite."""
+def close(about: str, estimate: float, expected: float, tolerance: float) -> Finding:
+    """A finding without chance, bad where the two differ by more than ``tolerance``, or one is not finite."""
     good = abs(estimate - expected) <= tolerance
-    return Finding(about, float(estimate), float(expected), 0.0, level="good" if good else level)
+    return Finding(about, float(estimate), float(expected), 0.0, level="good" if good else "bad")

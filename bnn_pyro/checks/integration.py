@@ -39,7 +39,7 @@ class Nodes:
         return self.mass @ values
 
 
-def grid(log_density: LogDensity, reach: float, nodes: int = NODES) -> Nodes:
+def grid(log_density: LogDensity, reach: float) -> Nodes:
     """Of a density of two weights, all of which lies within ± ``reach`` in both."""
     axis = torch.linspace(-reach, reach, COARSE_NODES, dtype=torch.float64)
     log = log_density(torch.cartesian_prod(axis, axis)).view(COARSE_NODES, COARSE_NODES)
@@ -48,7 +48,7 @@ def grid(log_density: LogDensity, reach: float, nodes: int = NODES) -> Nodes:
     for other in (1, 0):
         places = inside.any(other).nonzero().flatten()
         low, high = axis[max(places[0] - 1, 0)], axis[min(places[-1] + 1, COARSE_NODES - 1)]
-        axes.append(torch.linspace(low, high, nodes, dtype=torch.float64))
+        axes.append(torch.linspace(low, high, NODES, dtype=torch.float64))
     w = torch.cartesian_prod(*axes)
     return Nodes(w, log_density(w).softmax(0))
 

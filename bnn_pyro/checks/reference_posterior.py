@@ -107,18 +107,18 @@ class ReferencePosterior:
         return ""
 
 
-def references(folder: Path = REFERENCES) -> list[str]:
+def references() -> list[str]:
     """Names of those that are there."""
-    return sorted(path.stem for path in folder.glob("*.json") if path.with_suffix(".npz").is_file())
+    return sorted(path.stem for path in REFERENCES.glob("*.json") if path.with_suffix(".npz").is_file())
 
 
-def load_reference(name: str, folder: Path = REFERENCES) -> ReferencePosterior:
+def load_reference(name: str) -> ReferencePosterior:
     """The reference of that name. Raises UserError where there is none, or its files are damaged."""
-    if name not in references(folder):
-        raise unknown("reference", name, references(folder))
-    path = folder / f"{name}.npz"
+    if name not in references():
+        raise unknown("reference", name, references())
+    path = REFERENCES / f"{name}.npz"
     try:
-        about = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+        about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         if about["format"] != FORMAT or archive_digest(path.read_bytes(), about) != about["sha256"]:
             raise ValueError
     except (ValueError, KeyError, TypeError):

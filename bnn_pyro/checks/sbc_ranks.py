@@ -117,8 +117,8 @@ def _p_of_sum(ranks: np.ndarray, num: int, power: int) -> float:
 p_location, p_width = partial(_p_of_sum, power=1), partial(_p_of_sum, power=2)
 
 
-def seen(total: int, num: int, chance: float, power: float = 0.8) -> tuple[float, float]:
-    """Widths of Normal draws, one below 1 and one above, beyond which ``p_width`` < chance with this power, about.
+def seen(total: int, num: int, chance: float) -> tuple[float, float]:
+    """Widths of Normal draws, one below 1 and one above, beyond which ``p_width`` < chance with a power of 0.8, about.
 
     Of ``total`` data sets and ``num`` draws each; 0 or infinite where it is below 0.2 or above 5.
     """
@@ -129,7 +129,7 @@ def seen(total: int, num: int, chance: float, power: float = 0.8) -> tuple[float
     chances = binom.pmf(np.arange(num + 1), num, below_truth).mean(1)  # of each rank, (widths, num + 1)
     mean = chances @ scores
     mean, sd = total * mean, np.sqrt(total * (chances @ scores**2 - mean**2))
-    noticed = widths[ndtr((low - mean) / sd) + ndtr((mean - high) / sd) >= power]
+    noticed = widths[ndtr((low - mean) / sd) + ndtr((mean - high) / sd) >= 0.8]
     return noticed[noticed < 1].max(initial=0.0), noticed[noticed > 1].min(initial=np.inf)
 
 

@@ -19,6 +19,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import chain_seed, isolated
+from bnn_pyro.parts.nets import users_code
 from bnn_pyro.parts.own_module import imported
 
 Step = tuple[int, Tensor | slice]  # its number, and its rows
@@ -65,10 +66,8 @@ class MiniBatches(torch_data.Dataset):
         with isolated(chain_seed(self.seed, number, 3)):
             made = []
             for one in schema.unstandardise(x.cpu()):
-                try:
+                with users_code(f"augment: {name} failed"):
                     made.append(torch.as_tensor(self.augment.function(one.clone()), dtype=x.dtype))
-                except Exception as error:  # the user's own code
-                    raise UserError(f"augment: {name} failed: {first_line(error)}") from error
                 if made[-1].shape != one.shape:
                     raise UserError(f"augment: {name} makes {tuple(made[-1].shape)} of {tuple(one.shape)}; it must "
                                     "keep the shape of an input")  # fmt: skip

@@ -18,8 +18,6 @@ from typing import Any
 
 from bnn_pyro.errors import UserError
 
-EXECUTORS = "here, processes, processes:4 or dask://HOST:PORT (a scheduler)"
-
 #: Seconds in which a scheduler must answer.
 ANSWER = 10.0
 
@@ -64,7 +62,8 @@ def parse_executor(text: str) -> Executor:
         return Executor(name, int(rest or 0))
     if re.fullmatch(r"dask://\S+:\d+/?", text):
         return Executor("dask", client="tcp:" + rest.rstrip("/"))
-    raise UserError(f"unknown executor '{text}'; valid: {EXECUTORS}")
+    valid = "here, processes, processes:4 or dask://HOST:PORT (a scheduler)"
+    raise UserError(f"unknown executor '{text}'; valid: {valid}")
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, first_line, unknown
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.nets import in_mode, weights_digest
+from bnn_pyro.parts.nets import in_mode, users_code, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 
 #: Input numbers, and rows, that one call of the network takes at most: bounds the memory of its activations.
@@ -104,16 +104,11 @@ class Backbone(nn.Module):
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
         name, schema, own = f"the backbone ({in_words(self.description)})", self._schema, self._own
-        try:
+        with users_code(f"{name} does not take inputs of shape {tuple(x.shape)}"), in_mode(self.net, training=False):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)
-            with in_mode(self.net, training=False):
-                features = self.net(x)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a user's own network raises
-            raise UserError(f"{name} does not take inputs of shape {tuple(x.shape)}: {first_line(error)}") from error
+            features = self.net(x)
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
             got, rows = shape or type(features).__name__, len(x)

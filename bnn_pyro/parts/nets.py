@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, first_line, unknown
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -40,6 +40,17 @@ def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
     finally:
         for part in changed:
             part.training = not training
+
+
+@contextmanager
+def users_code(what: str) -> Iterator[None]:
+    """Whatever a user's own code raises is a UserError, ``what`` and its first line; but for too little memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise UserError(f"{what}: {first_line(error)}") from error
 
 
 @contextmanager
@@ -98,9 +109,6 @@ class _Net(nn.Module):
         self.activation = ACTIVATIONS[activation]
 
     def _add_layers(self, widths: Sequence[int], bias: bool, rates: Sequence[float]) -> None:
-        for rate in rates:
-            if not 0 <= rate < 1:
-                raise UserError(f"a dropout rate lies between 0 (none) and 1 (excluded), got {rate}")
         self.layers = nn.ModuleList(Linear(i, o, bias=bias) for i, o in pairwise(widths))
         self.rates = tuple(rates)
 
@@ -135,7 +143,7 @@ class MLP(_Net):
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
     dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).   exposure: see :class:`_Net`.
 
-    Raises UserError for an unknown activation or a rate outside [0, 1).
+    Raises UserError for an unknown activation.
     """
 
     takes_draws = True
@@ -164,7 +172,7 @@ class ConvNet(_Net):
     hidden: widths of the layers after them.   kernel, padding: of every convolution, in pixels.
     dropout: share of the inputs of every fully connected layer that is removed.   The others are as in :class:`MLP`.
 
-    Raises UserError for inputs that are no images, or too small images; an unknown activation; a rate outside [0, 1).
+    Raises UserError for inputs that are no images, or too small images, or an unknown activation.
     """
 
     def __init__(

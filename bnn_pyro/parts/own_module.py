@@ -8,6 +8,7 @@ import copy
 import difflib
 import fnmatch
 import importlib
+import operator
 import os
 import re
 import sys
@@ -26,6 +27,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.errors import UserError, first_line, unknown
+from bnn_pyro.parts.nets import users_code
 
 #: Rows from which on many draws of convolutions are slower by ``vmap`` than one after the other, on a CPU.
 MANY_ROWS = 16
@@ -81,16 +83,12 @@ def imported(text: str) -> Callable[..., Any]:
     file, colon, name = text.partition(":")
     if not (colon and name):
         raise UserError(f"a function is given as package.module:function, got '{text}'")
-    try:
+    with users_code(f"there is no {text}"):
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
         try:
-            found = importlib.import_module(file)
+            found = operator.attrgetter(name)(importlib.import_module(file))
         finally:
             sys.path.remove(os.getcwd())
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # whatever the user's own file raises
-        raise UserError(f"there is no {text}: {first_line(error)}") from error
     if not callable(found):
         raise UserError(f"{text} is {type(found).__name__}, not a function")
     return found
@@ -264,13 +262,8 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
     Raises UserError, of ``shape``, where it does not take x (B, *input_shape) or gives others than (B, width).
     """
     name = type(net).__name__
-    try:
+    with users_code(f"{name} does not take inputs of shape {shape or tuple(x.shape)}"):
         f = net(x)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever a user's own network raises
-        given = shape or tuple(x.shape)
-        raise UserError(f"{name} does not take inputs of shape {given}: {first_line(error)}") from error
     shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
     if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())

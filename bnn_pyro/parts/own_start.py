@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.nets import in_mode, outputs_seen
+from bnn_pyro.parts.nets import in_mode, outputs_seen, users_code
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 
 BATCH_NORM = ("batch", "frozen")
@@ -108,12 +108,8 @@ def _check_training(net: nn.Module, x: Tensor) -> None:
         for n, p in net.named_parameters():  # far away, where a norm is beyond its bound
             values[n] += 30 * _typical(p) * torch.randn_like(p)
         w = {n: values[n].clone() for n, _ in net.named_parameters()}
-        try:
+        with users_code(f"{name} fails in training mode"):
             f = functional_call(net, values, (x,))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever a user's own network raises
-            raise UserError(f"{name} fails in training mode: {first_line(error)}") from error
     if getattr(f, "shape", None) != shape:
         what = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(shape)} out of it; leave "

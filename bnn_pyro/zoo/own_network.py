@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
-from bnn_pyro.errors import UserError, first_line
+from bnn_pyro.errors import UserError
 from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
-from bnn_pyro.parts.nets import described, in_mode
+from bnn_pyro.parts.nets import described, in_mode, users_code
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
 from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
@@ -52,11 +52,9 @@ class ModuleSource:
         if isinstance(self.origin, nn.Module):
             return own_copy(self.origin)
         name = self.description["name"]
-        try:
+        with users_code(f"{name} gave no module"):
             takes = [p for p in inspect.signature(self.origin).parameters.values() if p.default is p.empty]
             made = self.origin(*[schema] * min(1, len(takes)))
-        except Exception as error:  # the user's own code
-            raise UserError(f"{name} gave no module: {first_line(error)}") from error
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} must return a torch.nn.Module, and gave {type(made).__name__}")
         return own_copy(made)
