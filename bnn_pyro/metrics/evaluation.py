@@ -58,7 +58,7 @@ def _covered_by_lot(share: float, prediction: Prediction, y: np.ndarray) -> np.n
 
 def _coverage(share: float, of: Callable = _covered, what: str = "targets", more: str = "") -> Metric:
     text = f"share of {what} inside the central {share:.0%} interval{more}"
-    return Metric(partial(of, share), mean_of, text, "nominal", nominal=share, share=True)
+    return Metric(partial(of, share), mean_of, text, "nominal", share=True)
 
 
 def interval_verdict(share: float, observed: float, num: int) -> str:

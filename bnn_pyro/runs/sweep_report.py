@@ -15,13 +15,10 @@ from bnn_pyro.metrics import METRICS
 from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.reports.page import Picture, render
 from bnn_pyro.reports.ranking import SOURCES
-from bnn_pyro.reports.tables import SHARES, Section, as_text
+from bnn_pyro.reports.tables import SHARES, WIDTH, Section, as_text
 from bnn_pyro.runs.folder import OutputFolder
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED, SEED_STEP
 from bnn_pyro.runs.sweep_statistics import ALPHA, CLEAR, OPEN, WORSE, DatasetSummary, Mean, MetricSummary
-
-#: Characters of a line in a terminal.
-WIDTH = 110
 
 
 def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary], form: str = "text") -> str:
