@@ -147,7 +147,6 @@ def ood_bars(
 
 # -- pieces ------------------------------------------------------------------------------------------------------------
 def _need_images(prediction: Prediction, x: Tensor) -> None:
-    """Raises UserError where x is not an image for each point of the prediction."""
     if x.dim() != 4 or len(x) != len(prediction):
         raise UserError(f"x must be {len(prediction)} images (B, channels, height, width), got shape {tuple(x.shape)}")
 

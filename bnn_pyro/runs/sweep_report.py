@@ -60,10 +60,8 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
     sources = f"variation over {' and '.join(varied)} and the finite number of test rows" if varied else "one fit each"
     sentences = {}
     for metric, summary in data.headline.items():
-        groups = [
-            (kind, [name for name, verdict in summary.verdicts.items() if verdict == kind]) for kind in (WORSE, OPEN)
-        ]
-        parts = [f"; {kind}: {', '.join(names)}" for kind, names in groups if names]
+        groups = {kind: [r for r, verdict in summary.verdicts.items() if verdict == kind] for kind in (WORSE, OPEN)}
+        parts = [f"; {kind}: {', '.join(names)}" for kind, names in groups.items() if names]
         best = f"{summary.best} has the best mean, {_number(summary.means[summary.best], metric)}"
         sentences[metric] = f"{best}{''.join(parts)}{f' (given {sources})' if parts else ''}."
     return sentences
