@@ -127,10 +127,8 @@ def test_the_survival_curve_is_kaplan_meiers():
     np.testing.assert_allclose(observed.get_ydata()[1:], share := np.cumprod(1 - events / risk), atol=1e-9)
     events, risk, share = (v[(share > 0) & (share < 1)] for v in (events, risk, share))
     spread = np.sqrt((events / (risk * (risk - events))).cumsum()) / np.log(share)
-    band, known = (
-        ax.collections[0].get_paths()[0].vertices,
-        share ** np.exp(stats.norm.ppf([[0.025], [0.975]]) * spread),
-    )
+    known = share ** np.exp(stats.norm.ppf([[0.025], [0.975]]) * spread)
+    band = ax.collections[0].get_paths()[0].vertices
     inside = band[(band[:, 1] > 0.01) & (band[:, 1] < 0.99), 1]
     assert np.abs(inside[:, None] - known.ravel()).min(1).max() < 1e-5
     grid = predicted.get_xdata()
