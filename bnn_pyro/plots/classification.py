@@ -215,7 +215,6 @@ def _wilson(hits: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _log_counts(ax: Axes, top: float) -> None:
-    """Counts on a log scale on which a single point can be seen."""
     ax.set(yscale="log", ylim=(0.7, top), ylabel="points")
     ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.minorticks_off()

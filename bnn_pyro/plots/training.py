@@ -124,7 +124,6 @@ def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> 
         ax.annotate(f"starts at {readable(finite[0])}", (0.98, y), color="0.35", size=8, **place)
 
 
-# -- the growing ensemble ----------------------------------------------------------------------------------------------
 @drawn
 def growing_ensemble(
     posterior: Posterior, x: Tensor, y: Targets, *, baseline: Prediction | None = None, ax: Panel = None

@@ -37,7 +37,6 @@ UNBROKEN = {r"(?<![\w.])-(?=\d)": "−", r"(?<=\de)-(?=\d)": "−", r" (%|±)": 
             r"\[(\S+), (\S+)\]": "[\\1,\u00a0\\2]", r"(\d) to ([−\d])": "\\1\u00a0to\u00a0\\2"}  # fmt: skip
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Picture:
     """A PNG with its name and what it shows."""
@@ -97,7 +96,6 @@ def _has_number(values: object) -> bool:
     return bool(np.isfinite(np.asarray(values, dtype=float)).any())
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(

@@ -256,7 +256,6 @@ def _cells(finding: Mapping[str, Any]) -> list[str]:
     return [*numbers, p, WORDS[finding["level"]]]
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 #: How each figure is drawn, in the order of the page, of a check's evidence with those findings that have a z.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "errors": lambda e: plots.standard_errors(e["findings"]),

@@ -64,7 +64,6 @@ def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
         raise UserError(f"the draws for ArviZ are missing, everything else was written: {reason}") from None
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
 def diagnosis_tables(diagnosis: Diagnosis) -> list[Section]:
     """The tables that apply, function space first; the last has some weights one by one."""
     numbers, tables = diagnosis.statistics, []
@@ -92,7 +91,6 @@ def _number(value: Any, form: str) -> str:
     return form.format(value).replace("-", "−").replace("%", " %")
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 #: How each figure is drawn, in the order of the page, of the diagnosis' statistics and series with their labels.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "convergence": lambda e: plots.convergence(

@@ -173,7 +173,6 @@ def read_pruning(folder: RunFolder) -> dict[str, Any]:
     return {"curve": curve, "removed": table["share_removed"]}
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
 def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
     """The content of rows.json: {note, worst, uncertain}."""
     file = Path(data.source)
@@ -228,7 +227,6 @@ def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str]
     return observed, ["{} (90 %: {} to {})".format(*each) for each in texts]
 
 
-# -- several targets ---------------------------------------------------------------------------------------------------
 def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, Callable[[], object]]:
     """The figures of each target by itself, side by side, of the first ``MAX_TARGETS``."""
     from bnn_pyro.plots.layout import figure
@@ -254,7 +252,6 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
     return {"predicted-observed": points, "calibration": curves}
 
 
-# -- how ---------------------------------------------------------------------------------------------------------------
 def _band(run: Scored, far: float | None = None) -> object:
     x, truth = plots.line(run.data), TRUTHS.get(run.data.name)
     if far is not None:

@@ -67,7 +67,6 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
     return sentences
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
 def _overviews(summaries: Sequence[DatasetSummary]) -> Iterator[Section]:
     """A table for each headline metric: recipes by data sets, and on how many a recipe is worse than the best."""
     for metric in dict.fromkeys(metric for data in summaries for metric in data.headline):
@@ -108,9 +107,7 @@ def _fits(states: Counter[str]) -> str:
     return f"{finished}{states.total():,} fit{'s' if states.total() > 1 else ''}{failed}"
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
-    """A figure a metric: every recipe's score on every data set."""
     for metric, label in LABELS.items():
         by_data = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
         scores = {name: {r: _scores(summary, metric, r) for r in summary.means} for name, summary in by_data.items()}
