@@ -83,8 +83,7 @@ def draw_figures(
     pictures = []
     for figure, draw in figures.items():
         words = read_texts("figures")[section][figure]
-        complete = all(_has_number(evidence.get(key)) for key in words["needs"])
-        if complete:
+        if all(_has_number(evidence.get(key)) for key in words["needs"]):
             about = (words["title"], words["sentence"].format_map(evidence), words.get("wide", True))
             pictures.append(Picture.of(prefix + figure, functools.partial(draw, evidence), *about))
     return list(filter(None, pictures))

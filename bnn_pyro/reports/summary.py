@@ -140,8 +140,7 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
 def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     rows = run.provenance["rows"]["test"]
     for name, ratio in run.metrics.get("errors_by", {}).items():
-        ends = "largest", "smallest"
-        there, other = ends if ratio > 1 else ends[::-1]
+        there, other = ("largest", "smallest") if ratio > 1 else ("smallest", "largest")
         yield (f"`--noise heteroscedastic`, as errors are {max(ratio, 1 / ratio):.2g} times as large in the third of "
                f"the test rows where {name} is {there} as where it is {other}")  # fmt: skip
     if run.worries or not rows:  # they say what to do
@@ -156,8 +155,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         yield f"correct what is named of the data; else {rest}" if doubts else f"the inputs may say little: {rest}"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
-    off = off and not run.guarantees
-    if off and run.task not in ("survival", "targets"):
+    if off and not run.guarantees and run.task not in ("survival", "targets"):
         yield f"`{run.way_to_calibrate}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
         second = list(run.metrics["class_rows"])[1]
