@@ -134,10 +134,8 @@ def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
     grid = plots.grid(data, num=9)
     prediction = bp.Prediction(Bernoulli(logits=3 * grid.x[:, 0] + random(DRAWS, 81)))
     raw = data.schema.unstandardise(data.x_train)
-    for draw, expected in (
-        (plots.decision_boundary, prediction.mean[:, 1]),
-        (plots.epistemic_map, prediction.epistemic),
-    ):
+    maps = {plots.decision_boundary: prediction.mean[:, 1], plots.epistemic_map: prediction.epistemic}
+    for draw, expected in maps.items():
         ax = draw(prediction, grid, data.x_train, data.y_train)
         assert np.allclose(mesh_of(ax).get_array(), expected.reshape(9, 9), atol=1e-6)
         points = {c.get_label(): c.get_offsets() for c in ax.collections if c.get_label() in ("no", "yes")}

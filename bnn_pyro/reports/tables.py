@@ -283,10 +283,11 @@ def as_text(table: pd.DataFrame, form: str = "text") -> str:
     return table.to_string()
 
 
-def verdict_lines(verdicts: Sequence[Mapping[str, str]]) -> str:
-    """Each verdict's level as a word, and its sentence, for a terminal."""
+def verdict_lines(verdicts: Sequence[Mapping[str, str]], named: bool = False) -> str:
+    """Each verdict's level as a word, what it is about where that is to be ``named``, and its sentence."""
     indent = max(map(len, WORDS.values())) + 2
-    lines = [f"{WORDS[v['level']]:<{indent}}{v['sentence']}" for v in verdicts]
+    abouts = [f"{v['about']}: " if named and v["about"] else "" for v in verdicts]
+    lines = [f"{WORDS[v['level']]:<{indent}}{a}{v['sentence']}" for v, a in zip(verdicts, abouts, strict=True)]
     return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent=" " * indent) for line in lines)
 
 

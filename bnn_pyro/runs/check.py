@@ -179,8 +179,7 @@ def check_table(results: Mapping[str, Any]) -> str:
     parts, subjects = [], results["subjects"]
     for subject in subjects if len(subjects) == 1 else [s for s in subjects if level_of(s) == "bad"]:
         parts.append(f"\n{subject['label']}: claims {subject['claim']}\n")
-        lines = [v | {"sentence": ": ".join(filter(None, (v["about"], v["sentence"])))} for v in _verdicts(subject)]
-        parts.append(verdict_lines(lines))
+        parts.append(verdict_lines(_verdicts(subject), named=True))
         parts += [f"\nNot checked: {name}: {reason}" for name, reason in subject["refused"].items()]
     if len(subjects) > 1:
         parts.append("\n" + as_text(overview(subjects)))
