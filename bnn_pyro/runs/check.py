@@ -19,12 +19,13 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.inference import CONVERGES_TO, methods_for
-from bnn_pyro.isolation import isolated, one_thread
+from bnn_pyro.isolation import one_thread
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, read_texts, render
 from bnn_pyro.reports.tables import WORDS, as_text, verdict_lines
 from bnn_pyro.runs.folder import CheckFolder
 from bnn_pyro.runs.recipe import Recipe, flag_settings, resolve
+from bnn_pyro.runs.train import prepare_run
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Entry
 
@@ -82,9 +83,7 @@ def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
     names = flag_settings(args)
     spec = SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in names})
     if prepare:
-        with isolated(0):
-            entry = check_setup(recipe, spec.data).entry
-            entry.guide(entry.model(spec.data.schema))
+        prepare_run(replace(recipe, baseline=False), spec.data)
     return spec
 
 
