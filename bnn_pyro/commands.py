@@ -13,8 +13,7 @@ from bnn_pyro.datasets.prepare import say_doubts
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.reports.summary import run_table
-from bnn_pyro.reports.tables import guarantees_section
+from bnn_pyro.reports.summary import guarantees_section, run_table
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
 from bnn_pyro.runs.train import calibrate_set_aside, environment, fit_run, load_together, prepare_run, typed_command

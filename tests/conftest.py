@@ -65,6 +65,20 @@ def root(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def clean_matplotlib():
+    """Every figure drawn can be laid out (a layout that fails warns), has labels, and leaves no settings behind."""
+    from matplotlib import pyplot
+
+    settings = dict(matplotlib.rcParams)
+    yield
+    for page in map(pyplot.figure, pyplot.get_fignums()):
+        page.draw_without_rendering()
+        assert page.get_suptitle() or any(ax.get_xlabel() or ax.get_ylabel() or ax.get_title() for ax in page.axes)
+    pyplot.close("all")
+    assert dict(matplotlib.rcParams) == settings, "matplotlib's global settings were changed"
+
+
 def undrawn(patch):
     """No figures are drawn: they take most of the time of a small run."""
     patch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: [])

@@ -101,9 +101,8 @@ def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_pat
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])
     monkeypatch.setattr("bnn_pyro.runs.coverage.ENOUGH", 15)
     table, run = small_table(tmp_path / "houses.csv", rows=200), tmp_path / "run"
-    code, text = said(
-        capsys, "train", variant, "--data", table, "--target", "price", "--no-baseline", "--out", run, *SMALL
-    )
+    train = ["train", variant, "--target", "price", "--no-baseline", *SMALL]
+    code, text = said(capsys, *train, "--data", table, "--out", run)
     data, posterior = RunFolder(run).recipe.load(), bp.load(run)
     known, shown, other = (data.x_val, data.y_val), (data.x_test, data.y_test), ""
     if variant == "mlp":
@@ -122,11 +121,8 @@ def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_pat
     assert "<h2>What calibration would change</h2>" in page and f"Coverage on the {other}test rows" in page
     assert not (run / "calibration.json").exists()
     few = small_table(tmp_path / "few.csv", rows=50)  # 8 validation and 8 test rows, and 0.9 takes 9
-    run = tmp_path / "few"
-    assert not main(
-        ["train", variant, "--data", str(few), "--target", "price", "--no-baseline", "--out", str(run), *SMALL]
-    )
-    assert "if_calibrated" not in json.loads((run / "metrics.json").read_text())
+    assert said(capsys, *train, "--data", few, "--out", tmp_path / "few")[0] == 0
+    assert "if_calibrated" not in json.loads((tmp_path / "few" / "metrics.json").read_text())
 
 
 def test_predictions_have_intervals_and_rows_are_monitored(houses, capsys):
@@ -184,10 +180,8 @@ def test_calibrate_for_each_value_of_a_column(houses, capsys, tmp_path):
 def test_recalibrated_figures_are_drawn(runs, houses, capsys, monkeypatch, tmp_path):
     drawn = {}
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])
-    for of, method, name in (
-        (runs / "digits", "temperature", "reliability"),
-        (houses / "run", "isotonic", "calibration"),
-    ):
+    ways = (runs / "digits", "temperature", "reliability"), (houses / "run", "isotonic", "calibration")
+    for of, method, name in ways:
         code, text = said(capsys, "calibrate", shutil.copytree(of, tmp_path / name), "--method", method)
         assert code == 0 and f"recalibrated: {method}" in text and "most uncertain third" in text, text
         drawn.pop(f"{name}-recalibrated")()

@@ -95,11 +95,8 @@ def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_fig
     spec = tmp_path / "s.toml"
     recipe = '[recipes.{}]\nvariant = "mean-field"\ninference = "{}"\nnum_draws = 5\nbaseline = false\n'
     recipe += "variant_settings = {{ hidden = [] }}\ninference_settings = {{ epochs = {}, lr = 0.05 }}\n"
-    spec.write_text(
-        f'[data.houses]\nname = "{houses[1]}"\ntarget = "price"\n'
-        + recipe.format("bad", "svi", 1)
-        + recipe.format("good", "map", 400)
-    )
+    data = f'[data.houses]\nname = "{houses[1]}"\ntarget = "price"\n'
+    spec.write_text(data + recipe.format("bad", "svi", 1) + recipe.format("good", "map", 400))
     out = tmp_path / "sweep"
     for _ in range(2):  # nothing is made again
         assert main(["sweep", str(spec), "--out", str(out), "--quiet", "--cores", "1"]) == 1

@@ -1,13 +1,14 @@
 """Pictures carry the right numbers: of predictions, ensembles and weights, of chains, checks and sweeps."""
 
+from dataclasses import replace
+
 import matplotlib.pyplot as plt
 import numpy as np
-import pictures
 import pytest
 import torch
+from conjugate import dataset, model_of
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
-from pictures import CATEGORICAL, LABELS, POINTS, chains, clean_matplotlib, line_of, random  # noqa: F401 (a fixture)
 from predictions import classes
 from pyro.distributions import Bernoulli, Categorical, Normal
 from refused import refuses
@@ -18,7 +19,34 @@ from bnn_pyro import metrics, plots
 from bnn_pyro.checks import Finding
 from bnn_pyro.reports.page import Picture
 
-NORMAL = bp.Prediction(Normal(random(pictures.DRAWS, POINTS), 0.5 + random(pictures.DRAWS, POINTS, seed=1).abs()))
+pytestmark = pytest.mark.usefixtures("clean_matplotlib")
+DRAWS, POINTS, CLASSES = 20, 60, 4
+SCHEMA = bp.Schema("classification", (2,), ("a", "b", "c"), ("first", "second"))
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+NORMAL = bp.Prediction(Normal(random(DRAWS, POINTS), 0.5 + random(DRAWS, POINTS, seed=1).abs()))
+#: Draws of logits around common ones, (S, B, K), and labels (B,), every fifth not the most probable one.
+CATEGORICAL = bp.Prediction(Categorical(logits=2 * random(1, POINTS, CLASSES) + random(DRAWS, POINTS, CLASSES, seed=1)))
+LABELS = torch.where(torch.arange(POINTS) % 5 == 0, 1, 0).add(CATEGORICAL.mean.argmax(1)) % CLASSES
+
+
+def chains(weight, bias=None):
+    """A posterior of a linear classifier of two features; weight (C, D, 3, 2)."""
+    bias = torch.zeros(*weight.shape[:2], 3) if bias is None else bias
+    sites = {"layers.0.weight": weight, "layers.0.bias": bias}
+    return bp.Posterior(model_of(bp.MeanField(hidden=()), SCHEMA), SCHEMA, chains=sites)
+
+
+def heights(container):
+    return np.array([bar.get_height() for bar in container])
+
+
+def line_of(ax, label):
+    return next(line for line in ax.lines if line.get_label().startswith(label))
 
 
 def two_features(task="classification"):
@@ -31,8 +59,7 @@ def two_features(task="classification"):
 
 def one_feature():
     schema = bp.Schema("regression", (1,), (), ("age",), "height", x_shift=(30.0,), x_scale=(10.0,))
-    x, y = torch.tensor([[-1.0], [0.0], [1.0]]), torch.tensor([1.0, 2.0, 3.0])
-    return bp.Dataset("one", schema, x, y, x[:0], y[:0], x[:0], y[:0])
+    return dataset(torch.tensor([[-1.0], [0.0], [1.0]]), torch.tensor([1.0, 2.0, 3.0]), schema)
 
 
 def edges_of(ax, label):
@@ -76,7 +103,7 @@ def test_coverage_and_pit_are_those_of_the_metrics():
         assert curve[share] == pytest.approx(metric(NORMAL, y), abs=1e-6)
     assert coverage.get_title() == "90% intervals hold 100.0%\nof 60 targets: too wide"
     expected, _ = np.histogram(metrics.pit(NORMAL, y), np.linspace(0, 1, 11))
-    assert pictures.heights(pit.containers[0]).tolist() == expected.tolist()
+    assert heights(pit.containers[0]).tolist() == expected.tolist()
 
 
 def test_without_ax_a_plot_is_on_pyplots_current_figure_where_that_is_empty(tmp_path):
@@ -105,12 +132,10 @@ def mesh_of(ax):
 def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
     data = two_features()
     grid = plots.grid(data, num=9)
-    prediction = bp.Prediction(Bernoulli(logits=3 * grid.x[:, 0] + random(pictures.DRAWS, 81)))
+    prediction = bp.Prediction(Bernoulli(logits=3 * grid.x[:, 0] + random(DRAWS, 81)))
     raw = data.schema.unstandardise(data.x_train)
-    for draw, expected in (
-        (plots.decision_boundary, prediction.mean[:, 1]),
-        (plots.epistemic_map, prediction.epistemic),
-    ):
+    maps = {plots.decision_boundary: prediction.mean[:, 1], plots.epistemic_map: prediction.epistemic}
+    for draw, expected in maps.items():
         ax = draw(prediction, grid, data.x_train, data.y_train)
         assert np.allclose(mesh_of(ax).get_array(), expected.reshape(9, 9), atol=1e-6)
         points = {c.get_label(): c.get_offsets() for c in ax.collections if c.get_label() in ("no", "yes")}
@@ -125,7 +150,7 @@ def test_maps_show_the_probability_and_the_mutual_information_with_the_data():
 
 def test_maps_of_more_classes_and_of_a_regression():
     grid = plots.grid(two_features("regression"), num=5)
-    prediction = bp.Prediction(Normal(random(pictures.DRAWS, 25), torch.ones(pictures.DRAWS, 25)))
+    prediction = bp.Prediction(Normal(random(DRAWS, 25), torch.ones(DRAWS, 25)))
     ax, other = Figure().subplots(1, 2)
     shown = mesh_of(plots.epistemic_map(prediction, grid, ax=ax)).get_array()
     assert np.allclose(shown, prediction.epistemic.sqrt().reshape(5, 5))
@@ -135,7 +160,7 @@ def test_maps_of_more_classes_and_of_a_regression():
         assert mesh_of(part).get_clim() == pytest.approx((0, most)), "one range in one figure"
     three = bp.Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
     grid = plots.Grid(grid.x, grid.first, grid.second, three)
-    prediction = bp.Prediction(Categorical(logits=3 * random(pictures.DRAWS, 25, 3)))
+    prediction = bp.Prediction(Categorical(logits=3 * random(DRAWS, 25, 3)))
     mesh = mesh_of(plots.decision_boundary(prediction, grid))
     assert np.allclose(mesh.get_array(), prediction.mean.amax(1).reshape(5, 5)) and mesh.get_clim() == (0, 1)
     refuses(r"predict at grid\.x", plots.decision_boundary, prediction[:7], grid)
@@ -156,14 +181,14 @@ def test_reliability_bars_are_the_accuracies_and_counts_of_the_metric():
     filled = table.count > 0
     top, bottom = plots.reliability(CATEGORICAL, LABELS)
     bars, gaps = top.containers
-    assert pictures.heights(bars) == pytest.approx(table.accuracy[filled])
-    assert pictures.heights(gaps) == pytest.approx((table.confidence - table.accuracy)[filled])
-    assert pictures.heights(bottom.containers[0]).tolist() == table.count[filled].tolist()
+    assert heights(bars) == pytest.approx(table.accuracy[filled])
+    assert heights(gaps) == pytest.approx((table.confidence - table.accuracy)[filled])
+    assert heights(bottom.containers[0]).tolist() == table.count[filled].tolist()
     ece, floor = metrics.ece(CATEGORICAL, LABELS), metrics.ece_floor(CATEGORICAL).mean
     assert top.get_title() == f"ECE {ece:.4f}, noise floor {floor:.4f}"
     second = classes([[[0.9, 0.1]] * 20 + [[0.3, 0.7]] * 10])  # of two classes: P(the second)
     y = torch.tensor([1] * 5 + [0] * 15 + [1] * 6 + [0] * 4)
-    assert pictures.heights(plots.reliability(second, y)[0].containers[0]) == pytest.approx([0.25, 0.6])
+    assert heights(plots.reliability(second, y)[0].containers[0]) == pytest.approx([0.25, 0.6])
 
 
 def test_confusion_matrix_has_the_counts():
@@ -216,5 +241,5 @@ def test_weights_are_those_of_the_largest_disagreement():
     assert x[density.argmax()] == pytest.approx(3, abs=0.25) and np.trapezoid(density, x) == pytest.approx(1, abs=0.02)
     assert line_of(axes[1], "SVI").get_ydata().max() == pytest.approx(0.4, rel=0.08)  # of a standard Normal
     assert line_of(axes[1], "NUTS").get_ydata().max() == pytest.approx(0.2, rel=0.08)
-    both["NUTS"] = pictures.guided(4)
+    both["NUTS"] = replace(both["SVI"], model=model_of(bp.MeanField(hidden=(4,)), SCHEMA))
     refuses(r"'layers.0.weight' has shape \(3, 2", plots.weight_posteriors, both)

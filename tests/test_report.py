@@ -6,7 +6,6 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Page
-from pictures import clean_matplotlib  # noqa: F401 (a fixture)
 
 from bnn_pyro.reports import page
 from bnn_pyro.reports.page import Picture, run_card
@@ -14,6 +13,7 @@ from bnn_pyro.reports.summary import run_table
 from bnn_pyro.reports.tables import RunFacts, as_text, difference, estimate, headline_differences
 from bnn_pyro.run import main
 
+pytestmark = pytest.mark.usefixtures("clean_matplotlib")
 BASELINE = RunFacts(
     label="mlp (map)",
     folder="runs/a/baseline",

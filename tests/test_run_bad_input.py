@@ -19,8 +19,6 @@ from bnn_pyro.runs.recipe import Recipe
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo.auto import make_setup
 
-WRONG_KINDS = [{"variant": ["mlp"]}, {"data": {"limit": "few"}}, {"data": {"features": "a"}}]
-
 
 @pytest.fixture(scope="module")
 def bad(tmp_path_factory, runs):
@@ -29,9 +27,9 @@ def bad(tmp_path_factory, runs):
     (folder / "fine.csv").write_text("area,price\n" + "1,2\n2,4\n3,6\n4,8.5\n" * 8)
     np.savez(folder / "labels.npz", x=np.random.default_rng(0).random((120, 8, 8)), y=np.arange(120) % 12)
     (folder / "other").mkdir()
-    for number, tree in enumerate(WRONG_KINDS):
-        (folder / f"{number}.json").write_text(json.dumps(tree))
     files = {"other/thesis.txt": "mine", "file": "mine", "broken.json": "{", "key.json": '{"varant": "mlp"}'}
+    files |= {"list.json": '{"variant": ["mlp"]}', "text.json": '{"data": {"limit": "few"}}'}
+    files |= {"one.json": '{"data": {"features": "a"}}'}
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "unfinished").mkdir()
@@ -50,6 +48,9 @@ TRAIN = {
     "no draws": (["--num-draws", "0"], "argument --num-draws: must be at least 1, got 0"),
     "broken config": (["--config", "DIR/broken.json"], "not valid JSON"),
     "unknown config key": (["--config", "DIR/key.json"], "did you mean 'variant'"),
+    "a list for a text": (["--config", "DIR/list.json"], "'variant' must be a text"),
+    "a text for a number": (["--config", "DIR/text.json"], "'limit' must be a whole"),
+    "a text for a list": (["--config", "DIR/one.json"], "must be a list of texts"),
     "folder that is no run": (["--out", "DIR/other"], "is not a run"),
     "folder that is a file": (["--out", "DIR/file"], "is a file"),
     "existing run": (["--out", "RUNS/digits"], "--resume"),
@@ -60,8 +61,6 @@ TRAIN = {
     "a backbone of images": (["last-layer", "--set", "backbone=convnet", "--data", "breast-cancer"], "images"),
     "resume and overwrite": (["--out", "RUNS/digits", "--resume", "--overwrite"], "one of them"),
 }
-for number, said in enumerate(["'variant' must be a text", "'limit' must be a whole", "must be a list of texts"]):
-    TRAIN[f"config {number}"] = (["--config", f"DIR/{number}.json"], said)
 TO = ["--output", "DIR/p.csv"]
 CHECK = ["check", "mean-field", "--out", "DIR/new"]
 PREDICT = ["predict", "RUNS/houses", "--input", "RUNS/houses.csv", *TO]

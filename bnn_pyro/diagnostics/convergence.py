@@ -146,7 +146,6 @@ def bfmi(energy: np.ndarray) -> np.ndarray:
         return np.square(np.diff(energy, axis=1)).mean(1) / energy.var(1, ddof=1)
 
 
-# -- the parts -----------------------------------------------------------------------------------------------------
 def _split(values: np.ndarray) -> np.ndarray:
     """(M, C, D) -> (M, 2C, D // 2): the halves of every chain as chains of their own."""
     half = values.shape[2] // 2

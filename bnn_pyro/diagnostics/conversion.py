@@ -126,7 +126,6 @@ def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[
     return names, coords
 
 
-# -- groups ------------------------------------------------------------------------------------------------------------
 def _weights(posterior: Posterior, shape: tuple[int, int], names: Mapping, left_out: list[str], seed: int) -> Variables:
     """The sites that fit together, the small ones first, in the model's order."""
     sizes = {site: value.numel() * math.prod(shape) for site, value in posterior.model.initial.items()}
@@ -184,7 +183,6 @@ def _predictions(
     return {"probability" if classes else "mean": (dims[: values.ndim], values)}, points
 
 
-# -- ArviZ and files ---------------------------------------------------------------------------------------------------
 def _as_arviz(groups: Mapping[str, Variables], coords: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
     """What the installed ArviZ takes; empty groups are left out, and a dimension of another length is numbered."""
     with warnings.catch_warnings(action="ignore"):  # 0.23 announces 1.0 once a day

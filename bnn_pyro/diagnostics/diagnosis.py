@@ -38,7 +38,6 @@ SHOWN = 6
 GUIDE_DRAWS, WEIGHT_DRAWS = 1000, 1e8
 
 
-# -- function space ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Convergence(ChainStatistics):
     """The same of what the network computes at B inputs, each a Tensor (B, K) of K outputs: classes, or the mean.
@@ -97,7 +96,6 @@ def _outputs(posterior: Posterior, x: Tensor, shape: tuple[int, int]) -> Iterato
         yield rows, prediction, values.reshape(*values.shape[:-1], *shape)
 
 
-# -- diagnoses ---------------------------------------------------------------------------------------------------------
 def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, int], None] | None = None) -> Diagnosis:
     """Diagnose any posterior with the data that it was fitted to.
 

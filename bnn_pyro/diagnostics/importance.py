@@ -92,9 +92,8 @@ def psis(log_weights: np.ndarray, relative_efficiency: float = 1.0) -> tuple[np.
         top = np.partition(np.where(finite[:, None], log_weights, 0.0), -tail, axis=1)[:, -tail:]
         varied = np.ptp(top, axis=1) > 1e-10
         k[finite & ~varied] = 0.0
-        efficiency = relative_efficiency if np.isfinite(relative_efficiency) and relative_efficiency > 0 else 1.0
         for row in np.flatnonzero(finite & varied):
-            smoothed[row], k[row] = _smooth(log_weights[row].copy(), efficiency)
+            smoothed[row], k[row] = _smooth(log_weights[row].copy(), relative_efficiency)
     return smoothed, k
 
 

@@ -91,7 +91,6 @@ def jsonable(row: Mapping[str, Any]) -> dict[str, Any]:
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
 #: Sentences by what they are about, and which of several.
 SENTENCES = tomllib.loads((Path(__file__).parent / "sentences.toml").read_text(encoding="utf-8"))
 

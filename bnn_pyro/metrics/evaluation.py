@@ -24,7 +24,6 @@ from bnn_pyro.parts.mixtures import BLOCK, GRID
 from bnn_pyro.predictive import Prediction
 
 
-# -- real targets ------------------------------------------------------------------------------------------------------
 def _crps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     some = torch.arange(len(y)).split(max(1, 16 * BLOCK // (GRID * prediction.num_draws)))
     return torch.cat([prediction[rows].crps(torch.from_numpy(y)[rows]) for rows in some]).numpy()
@@ -58,7 +57,7 @@ def _covered_by_lot(share: float, prediction: Prediction, y: np.ndarray) -> np.n
 
 def _coverage(share: float, of: Callable = _covered, what: str = "targets", more: str = "") -> Metric:
     text = f"share of {what} inside the central {share:.0%} interval{more}"
-    return Metric(partial(of, share), mean_of, text, "nominal", nominal=share, share=True)
+    return Metric(partial(of, share), mean_of, text, "nominal", share=True)
 
 
 def interval_verdict(share: float, observed: float, num: int) -> str:
@@ -83,7 +82,6 @@ _WIDTH = "mean width of the central 95% interval, target units"
 width_95 = Metric(lambda p, y: p.quantile([0.025, 0.975]).double().diff(dim=0)[0].numpy(), mean_of, _WIDTH)
 
 
-# -- all metrics -------------------------------------------------------------------------------------------------------
 _NLL = "how improbable the prediction thought what was observed: −log p of the mixture over draws, nats a row"
 nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mean_of, _NLL)
 
@@ -160,7 +158,6 @@ def paired(
     return intervals({"difference": difference}, (len(a),), biased=biased, **resampling)["difference"]
 
 
-# -- distances of two predictions --------------------------------------------------------------------------------------
 def _transport(a: Prediction, b: Prediction) -> np.ndarray:
     """∫ |F(y) − G(y)| dy by the trapezoid rule, from 8 standard deviations below the lowest component to 8 above."""
     points = max(1, BLOCK // (GRID * max(a.num_draws, b.num_draws)))

@@ -67,7 +67,7 @@ class Metric:
     points       (prediction, checked y as a numpy array (B,)) -> (B, …) float64
     reduce       (points, counts (R, B)) -> (R,): the value in each replicate, NaN where it has none
     description  what it is, with its units and conventions, for tables
-    better       "lower", "higher", or "nominal": the nearer to ``nominal`` the better
+    better       "lower", "higher", or "nominal": near to a value of its own
     biased       a sum of absolute values (the ECEs). Each replicate carries the sampling noise twice, so that its raw
                  percentile interval can lie wholly above the value: it is moved back by mean(replicates) − value
     share        the points are 0 or 1, and the value is their mean: ``evaluate`` gives it an exact interval
@@ -77,7 +77,6 @@ class Metric:
     reduce: Callable[[np.ndarray, np.ndarray], np.ndarray]
     description: str
     better: Literal["lower", "higher", "nominal"] = "lower"
-    nominal: float | None = field(default=None, kw_only=True)
     biased: bool = field(default=False, kw_only=True)
     share: bool = field(default=False, kw_only=True)
 

@@ -165,22 +165,17 @@ def threshold_curves(prediction: Prediction, y: Targets, schema: Schema | None =
         flagged = score >= threshold
         hits = (flagged & positive).sum()
         words = f"P ≥ {threshold:g}: {flagged.sum():,} rows, {hits:,} of {positive.sum():,} found"
-        look = dict(
-            color=CONTRAST[k], marker=MARKERS[k], linestyle="", markersize=6, mec="white", zorder=3, label=words
-        )
+        look = dict(color=CONTRAST[k], marker=MARKERS[k], ls="", ms=6, mec="white", zorder=3, label=words)
         axes[0].plot(*((hits / positive.sum(), hits / flagged.sum()) if flagged.any() else (np.nan, np.nan)), **look)
         axes[1].plot((flagged & ~positive).sum() / (~positive).sum(), hits / positive.sum(), **look)
-    ap, about = metrics.average_precision(prediction, y), dict(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    about["title"] = f"average precision {ap:.3f}\n{base:.3f} in a random order"
-    labels = dict(
-        xlabel=f"recall: share of {names[rare]} that is found",
-        ylabel=f"precision: share of these that is {names[rare]}",
-    )
-    axes[0].set(**labels, **about)
-    about["title"] = f"AUROC {area:.3f}\n0.500 in a random order"
-    axes[1].set(xlabel=f"false alarms: share of {names[1 - rare]}", ylabel=f"share of {names[rare]} found", **about)
-    legend = axes[1].get_legend_handles_labels()
-    axes[0].figure.legend(*legend, loc="outside lower center", ncols=2)
+    ends = dict(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    ap = metrics.average_precision(prediction, y)
+    axes[0].set(title=f"average precision {ap:.3f}\n{base:.3f} in a random order", **ends)
+    axes[0].set_xlabel(f"recall: share of {names[rare]} that is found")
+    axes[0].set_ylabel(f"precision: share of these that is {names[rare]}")
+    axes[1].set(title=f"AUROC {area:.3f}\n0.500 in a random order", **ends)
+    axes[1].set(xlabel=f"false alarms: share of {names[1 - rare]}", ylabel=f"share of {names[rare]} found")
+    axes[0].figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return axes
 
 
@@ -220,7 +215,6 @@ def _wilson(hits: np.ndarray, count: np.ndarray) -> np.ndarray:
 
 
 def _log_counts(ax: Axes, top: float) -> None:
-    """Counts on a log scale on which a single point can be seen."""
     ax.set(yscale="log", ylim=(0.7, top), ylabel="points")
     ax.yaxis.set_major_formatter("{x:,.0f}")
     ax.minorticks_off()

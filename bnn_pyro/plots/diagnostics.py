@@ -118,9 +118,8 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: layout.Panel = 
     for i in sorted(np.flatnonzero(bad & finite), key=lambda i: -k[i])[:NAMED]:
         ax.annotate(str(rows[i]), (rows[i], k[i]), (4, 0), textcoords="offset points", size=7, va="center")
     end = rows.max() + 1
-    ax.set(
-        xlabel="training row, as its file numbers it (else from 0)", ylabel="Pareto k", xlim=(-0.02 * end, 1.04 * end)
-    )
+    ax.set(xlabel="training row, as its file numbers it (else from 0)", ylabel="Pareto k")
+    ax.set_xlim(-0.02 * end, 1.04 * end)
     ax.set_ylim(min(0, k[finite].min(initial=0.05) - 0.05), max(1.0, k[finite].max(initial=0) + 0.08))
     ax.set_title(f"largest k {k[finite].max(initial=0):.2f}; {bad.sum():,} of {len(k):,} rows above {BAD_K}")
     return layout.legend_below(ax, 3)

@@ -132,7 +132,6 @@ def epistemic_map(
 
 
 def _coloured(ax: Panel, grid: Grid, values: np.ndarray, *, title: str, label: str, **colours: Any) -> Axes:
-    """Values (rows, columns) in colours."""
     ax = panel(ax, 5.6, 4.3)
     image = ax.pcolormesh(grid.first, grid.second, values, shading="gouraud", rasterized=True, **colours)
     ax.figure.colorbar(image, ax=ax, label=label, pad=0.02)

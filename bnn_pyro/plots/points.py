@@ -145,15 +145,12 @@ def ood_bars(
     return axes
 
 
-# -- pieces ------------------------------------------------------------------------------------------------------------
 def _need_images(prediction: Prediction, x: Tensor) -> None:
-    """Raises UserError where x is not an image for each point of the prediction."""
     if x.dim() != 4 or len(x) != len(prediction):
         raise UserError(f"x must be {len(prediction)} images (B, channels, height, width), got shape {tuple(x.shape)}")
 
 
 def _split(prediction: Prediction, row: int) -> str:
-    """The total entropy of one point and its parts, in words."""
     total, epistemic, aleatoric = (getattr(prediction, u)[row] for u in ("total", "epistemic", "aleatoric"))
     return f"total {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats"
 

@@ -1,12 +1,13 @@
 """A regression: the predictive band over one input, predicted against observed, and whether intervals are right."""
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from scipy.stats import binom
+from scipy.stats import CensoredData, binom, ecdf
 from torch import Tensor
 
 from bnn_pyro import metrics
@@ -203,19 +204,15 @@ def survival_curve(prediction: Prediction, y: Targets, schema: Schema | None = N
     if prediction.task != "survival":
         raise UserError("a survival curve is for times (--task survival)")
     y = targets(prediction, y)
-    times, at = np.unique(np.abs(y), return_inverse=True)
-    events, leaving = np.bincount(at, y > 0), np.bincount(at)
-    risk = len(y) - leaving.cumsum() + leaving
-    share = (1 - events / risk).cumprod()
+    curve = ecdf(CensoredData(y[y > 0], right=-y[y < 0])).sf
+    times, share, censored = curve.quantiles, curve.probabilities, np.unique(-y[y < 0])
+    with warnings.catch_warnings(action="ignore"), np.errstate(divide="ignore", invalid="ignore"):
+        ends = curve.confidence_interval(method="log-log")  # NaN where the share is 0 or 1
+    low, high = (np.where(np.isnan(end.probabilities), share, end.probabilities) for end in (ends.low, ends.high))
     ax = panel(ax, 5.6, 3.7)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        spread = np.sqrt((events / (risk * (risk - events))).cumsum()) / np.abs(np.log(share))
-        low, high = (np.nan_to_num(share ** np.exp(sign * 1.96 * spread), nan=1.0) for sign in (1, -1))
-    inside = (share > 0) & (share < 1)
-    ax.fill_between(times, np.where(inside, low, share), np.where(inside, high, share), step="post", color="0.88",
-                    linewidth=0, label="95% of it")  # fmt: skip
+    ax.fill_between(times, low, high, step="post", color="0.88", linewidth=0, label="95% of it")
     ax.step([0, *times], [1, *share], where="post", color=DATA, label="observed (Kaplan-Meier)")
-    ax.plot(times[events < leaving], share[events < leaving], "|", color=DATA, ms=5, label="censored")
+    ax.plot(censored, curve.evaluate(censored), "|", color=DATA, ms=5, label="censored")
     grid = torch.linspace(0, times[-1], 200, dtype=torch.float64)[:, None]
     beyond = torch.cat([1 - prediction[some].cdf(grid) for some in torch.arange(len(y)).split(1000)], 1).mean(1)
     ax.plot(grid[:, 0], beyond, color=BAYES, label="predicted, mean of the rows")

@@ -2,7 +2,7 @@
 ensemble gains with every stored draw.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -42,11 +42,8 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
 
     trace: ``posterior.trace``.   Raises UserError where it has neither an ELBO nor a log joint density.
     """
-    table = _by_epoch(trace)
-    name = next((name for name in _OBJECTIVES if name in table), None)
-    if name is None:
-        holds = ", ".join(trace) or "nothing"
-        raise UserError(f"a training curve needs 'elbo' or 'log_joint'; this trace holds {holds}")
+    table = _by_epoch(trace, "a training curve", _OBJECTIVES)
+    name = next(name for name in _OBJECTIVES if name in table)
     labels = {name: label for name, label in (_OBJECTIVES | _PARTS).items() if name in table}
     nll, order = table.get("validation_nll"), [name, *(part for part in _PARTS if part in table)]
     num = len(order) + (nll is not None)
@@ -73,10 +70,7 @@ def sampler_trace(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
 
     trace: ``posterior.trace``.   Raises UserError where it has no kinetic temperature and no step size.
     """
-    table = _by_epoch(trace)
-    if not {"kinetic_temperature", "step_size"} & set(table):
-        holds = ", ".join(trace) or "nothing"
-        raise UserError(f"a sampler's trace has 'kinetic_temperature' or 'step_size'; this one holds {holds}")
+    table = _by_epoch(trace, "a sampler's trace", ("kinetic_temperature", "step_size"))
     present = [name for name in _SAMPLER if name in table and np.isfinite(table[name]).any()]
     axes = panels(len(present), 2 if len(present) == 4 else 3, (3.5, 2.8), least=4.4)
     stored = table.index[table.get("draws", np.zeros(len(table))) > 0]
@@ -98,9 +92,12 @@ def sampler_trace(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     return axes
 
 
-def _by_epoch(trace: Mapping[str, Sequence[float]]) -> pd.DataFrame:
-    """What the trace holds, a line an epoch, numbered from 1 where it does not say."""
+def _by_epoch(trace: Mapping[str, Sequence[float]], what: str, needed: Collection[str]) -> pd.DataFrame:
+    """What the trace holds, a line an epoch, numbered from 1 where it does not say. Refused with none of ``needed``."""
     table = pd.DataFrame({name: values for name, values in trace.items() if len(values)}, dtype=float)
+    if table.columns.intersection(list(needed)).empty:
+        one_of = " or ".join(f"'{name}'" for name in needed)
+        raise UserError(f"{what} needs {one_of}; this trace holds {', '.join(trace) or 'nothing'}")
     return table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
 
 
@@ -127,7 +124,6 @@ def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> 
         ax.annotate(f"starts at {readable(finite[0])}", (0.98, y), color="0.35", size=8, **place)
 
 
-# -- the growing ensemble ----------------------------------------------------------------------------------------------
 @drawn
 def growing_ensemble(
     posterior: Posterior, x: Tensor, y: Targets, *, baseline: Prediction | None = None, ax: Panel = None

@@ -5,11 +5,11 @@ not show: intervals are over test rows, a comparison is paired, a temperature ot
 of figures and tables are in ``templates/``.
 """
 
-import base64
 import functools
 import io
 import re
 import tomllib
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,7 +23,7 @@ from markupsafe import Markup
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.reports import tables
-from bnn_pyro.reports.summary import scores_halves, summary, way_to_calibrate
+from bnn_pyro.reports.summary import guarantees_section, summary
 
 DOTS_PER_INCH = 144
 #: Pixels of a page that an inch of a figure takes, where it has so many: type is of one size in all of them.
@@ -37,7 +37,6 @@ UNBROKEN = {r"(?<![\w.])-(?=\d)": "−", r"(?<=\de)-(?=\d)": "−", r" (%|±)": 
             r"\[(\S+), (\S+)\]": "[\\1,\u00a0\\2]", r"(\d) to ([−\d])": "\\1\u00a0to\u00a0\\2"}  # fmt: skip
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Picture:
     """A PNG with its name and what it shows."""
@@ -67,11 +66,6 @@ class Picture:
         """Pixels of a page."""
         return int.from_bytes(self.png[16:20]) * SHOWN // DOTS_PER_INCH
 
-    @property
-    def base64(self) -> str:
-        """The PNG, for a data URI."""
-        return base64.b64encode(self.png).decode()
-
 
 @functools.cache
 def read_texts(name: str) -> dict[str, Any]:
@@ -89,8 +83,7 @@ def draw_figures(
     pictures = []
     for figure, draw in figures.items():
         words = read_texts("figures")[section][figure]
-        complete = all(_has_number(evidence.get(key)) for key in words["needs"])
-        if complete:
+        if all(_has_number(evidence.get(key)) for key in words["needs"]):
             about = (words["title"], words["sentence"].format_map(evidence), words.get("wide", True))
             pictures.append(Picture.of(prefix + figure, functools.partial(draw, evidence), *about))
     return list(filter(None, pictures))
@@ -102,7 +95,6 @@ def _has_number(values: object) -> bool:
     return bool(np.isfinite(np.asarray(values, dtype=float)).any())
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
@@ -113,7 +105,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals |= {"version": __version__, "level_words": tables.WORDS, "spoken": spoken}
-    environment.filters |= {"table": html_table, "unbroken": unbroken}
+    environment.filters |= {"table": html_table, "unbroken": unbroken, "base64": lambda png: b64encode(png).decode()}
     environment.filters["markdown"] = functools.partial(tables.as_text, form="markdown")
     return environment
 
@@ -162,11 +154,7 @@ def _context(run: tables.RunFacts) -> dict[str, Any]:
         "metrics": tables.run_metrics(run),
         "targets": tables.target_table(run),
         "facts": facts_of(run),
-        "way_to_calibrate": way_to_calibrate(run),
-        "other": "other " * scores_halves(run),
-        "guarantees": {**run.coverage, "table": tables.guarantees_section(run.coverage).table}
-        if run.coverage
-        else None,
+        "coverage": guarantees_section(run.coverage).table if run.coverage else None,
         "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
     }
 
@@ -194,10 +182,10 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
     if run.boosting:
         facts[tables.BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
     module = {k: v for k, v in provenance.get("module", {}).items() if k != "parameters"}
-    provenance = provenance | {"module": module}
-    provenance["split"] = {k: v for k, v in provenance["split"].items() if k != "doubts"}  # the first box has them
-    others = {key: value for key, value in {**provenance, **run.environment}.items() if value or value == 0}
-    return [*facts.items(), *((k.replace("_", " "), _text(value)) for k, value in others.items() if k not in NO_FACTS)]
+    split = {k: v for k, v in provenance["split"].items() if k != "doubts"}  # the first box has them
+    others = {**provenance, "module": module, "split": split, **run.environment}
+    others = {k.replace("_", " "): _text(v) for k, v in others.items() if k not in NO_FACTS and (v or v == 0)}
+    return [*facts.items(), *others.items()]
 
 
 def spoken(settings: Mapping[str, Any]) -> str:

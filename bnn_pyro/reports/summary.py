@@ -5,7 +5,10 @@ whether its probabilities or intervals hold, and what to try next. Why a fit fai
 """
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pandas as pd
 
 from bnn_pyro.metrics import interval_verdict
 from bnn_pyro.reports import tables
@@ -52,11 +55,11 @@ def summary(run: tables.RunFacts) -> list[str]:
         before, after = change["table"][:2]
         what, mean = ("sets", "classes a set") if run.metrics.get("class_rows") else ("intervals", "wide")
         what = "boxes" if run.task == "targets" else what
-        other, rows = "other " * scores_halves(run), f"{change['calibration_rows']} {change['data']}"
+        other, rows = "other " * run.halves_test_rows, f"{change['calibration_rows']} {change['data']}"
         sentences.append(
             f"{100 * change['level']:g} % {what} calibrated by {rows}, would hold {100 * after['covered']:.0f} % of "
             f"the {other}test rows, {after['size']:.3g} {mean} on average (as they are {100 * before['covered']:.0f} % "
-            f"and {before['size']:.3g}): `{way_to_calibrate(run)}`."
+            f"and {before['size']:.3g}): `{run.way_to_calibrate}`."
         )
     if unsure := run.rows.get("uncertain", ()):
         numbers = ", ".join(row["row"] for row in unsure[:3])
@@ -76,16 +79,6 @@ def summary(run: tables.RunFacts) -> list[str]:
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
     return sentences + data + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
-
-
-def scores_halves(run: tables.RunFacts) -> bool:
-    """Whether half of the test rows calibrated, for ``coverage`` of the others."""
-    return not run.guarantees and run.coverage.get("data", "").startswith("test rows")
-
-
-def way_to_calibrate(run: tables.RunFacts) -> str:
-    """The command that makes a calibrated posterior of it."""
-    return "train … --conformal 0.9" if scores_halves(run) else f"calibrate {run.folder}"
 
 
 def _classes(run: tables.RunFacts) -> Iterator[str]:
@@ -147,8 +140,7 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
 def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     rows = run.provenance["rows"]["test"]
     for name, ratio in run.metrics.get("errors_by", {}).items():
-        ends = "largest", "smallest"
-        there, other = ends if ratio > 1 else ends[::-1]
+        there, other = ("largest", "smallest") if ratio > 1 else ("smallest", "largest")
         yield (f"`--noise heteroscedastic`, as errors are {max(ratio, 1 / ratio):.2g} times as large in the third of "
                f"the test rows where {name} is {there} as where it is {other}")  # fmt: skip
     if run.worries or not rows:  # they say what to do
@@ -163,9 +155,8 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         yield f"correct what is named of the data; else {rest}" if doubts else f"the inputs may say little: {rest}"
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
-    off = off and not run.guarantees
-    if off and run.task not in ("survival", "targets"):
-        yield f"`{way_to_calibrate(run)}` corrects that by rows that did not train"
+    if off and not run.guarantees and run.task not in ("survival", "targets"):
+        yield f"`{run.way_to_calibrate}` corrects that by rows that did not train"
     if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
         second = list(run.metrics["class_rows"])[1]
         yield f"a threshold on P({second}) (`predict --threshold`) finds more of the rare class; a figure says how many"
@@ -180,7 +171,8 @@ def run_table(run: tables.RunFacts) -> str:
         parts.append(tables.verdict_lines(run.worries))
         parts += [f"`diagnose {run.folder}` shows where, with figures."] if run.can_be_diagnosed else []
         parts.append("")
-    parts += [textwrap.fill(sentence, 110, subsequent_indent="  ", break_on_hyphens=False) for sentence in summary(run)]
+    wrapper = textwrap.TextWrapper(tables.WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    parts += map(wrapper.fill, summary(run))
     if len(metrics):
         parts.append("\n" + tables.as_text(metrics))
         parts += ["\n" + tables.as_text(targets)] if len(targets) else []
@@ -188,7 +180,19 @@ def run_table(run: tables.RunFacts) -> str:
     if len(outside):
         parts.append(f"\nOut-of-distribution inputs against the test rows\n{tables.as_text(outside)}")
     if run.guarantees:
-        parts.append(tables.guarantees_section(run.guarantees).text())
+        parts.append(guarantees_section(run.guarantees).text())
     if run.temperature != 1:
         parts.append(f"\ntemperature {run.temperature}: not the posterior of the stated model")
     return "\n".join(parts)
+
+
+def guarantees_section(guarantees: Mapping[str, Any]) -> tables.Section:
+    """What guarantees.json says: coverage with its exact interval, mean width or number of classes."""
+    rows = []
+    for row in guarantees["table"]:
+        size = "infinite" if row["size"] is None else f"{row['size']:{',.0f' if row['size'] >= 1e4 else '.4g'}}"
+        ends = f"[{row['covered_low']:.1%}, {row['covered_high']:.1%}]"
+        cells = {"prediction": row["prediction"], "covered": f"{row['covered']:.1%} {ends}", "mean size": size}
+        rows.append({"test rows": row["rows"], **cells, "nll": f"{row['nll']:.4g}"})
+    table = pd.DataFrame(rows).set_index("test rows").rename_axis(None) if rows else pd.DataFrame()
+    return tables.Section(f"\nLevel {guarantees['level']:g}: {guarantees['note']}\n", "", table)

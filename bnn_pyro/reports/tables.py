@@ -32,6 +32,8 @@ MARGIN = 0.01
 MEANING = "what it is"
 #: How the second baseline is called.
 BOOSTING = "gradient boosting"
+#: Characters of a line in a terminal.
+WIDTH = 110
 
 
 class Cell(NamedTuple):
@@ -92,6 +94,16 @@ class RunFacts:
     def coverage(self) -> Mapping[str, Any]:
         """Of intervals or sets before and after calibration; of a run without, what that would change; or {}."""
         return self.guarantees or self.metrics.get("if_calibrated", {})
+
+    @property
+    def halves_test_rows(self) -> bool:
+        """Whether half of the test rows calibrated, for ``coverage`` of the others."""
+        return not self.guarantees and self.coverage.get("data", "").startswith("test rows")
+
+    @property
+    def way_to_calibrate(self) -> str:
+        """The command that makes a calibrated posterior of it."""
+        return "train … --conformal 0.9" if self.halves_test_rows else f"calibrate {self.folder}"
 
     @property
     def unit(self) -> str:
@@ -271,26 +283,15 @@ def as_text(table: pd.DataFrame, form: str = "text") -> str:
     return table.to_string()
 
 
-def verdict_lines(verdicts: Sequence[Mapping[str, str]], width: int = 110) -> str:
-    """Each verdict's level as a word, and its sentence, for a terminal."""
+def verdict_lines(verdicts: Sequence[Mapping[str, str]], named: bool = False) -> str:
+    """Each verdict's level as a word, what it is about where that is to be ``named``, and its sentence."""
     indent = max(map(len, WORDS.values())) + 2
-    lines = [f"{WORDS[v['level']]:<{indent}}{v['sentence']}" for v in verdicts]
-    return "\n".join(textwrap.fill(line, width, subsequent_indent=" " * indent) for line in lines)
+    abouts = [f"{v['about']}: " if named and v["about"] else "" for v in verdicts]
+    lines = [f"{WORDS[v['level']]:<{indent}}{a}{v['sentence']}" for v, a in zip(verdicts, abouts, strict=True)]
+    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent=" " * indent) for line in lines)
 
 
 def _number(name: str, value: float, sign: str = "") -> str:
     if name in SHARES:
         return f"{100 * value:{sign}.2f} {'pp' if sign else '%'}"
     return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
-
-
-def guarantees_section(guarantees: Mapping[str, Any]) -> Section:
-    """What guarantees.json says: coverage with its exact interval, mean width or number of classes."""
-    rows = []
-    for row in guarantees["table"]:
-        size = "infinite" if row["size"] is None else f"{row['size']:{',.0f' if row['size'] >= 1e4 else '.4g'}}"
-        ends = f"[{row['covered_low']:.1%}, {row['covered_high']:.1%}]"
-        cells = {"prediction": row["prediction"], "covered": f"{row['covered']:.1%} {ends}", "mean size": size}
-        rows.append({"test rows": row["rows"], **cells, "nll": f"{row['nll']:.4g}"})
-    table = pd.DataFrame(rows).set_index("test rows").rename_axis(None) if rows else pd.DataFrame()
-    return Section(f"\nLevel {guarantees['level']:g}: {guarantees['note']}\n", "", table)

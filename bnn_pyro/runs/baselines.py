@@ -99,14 +99,10 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     """(the test rows' prediction, {about, seconds}); None for images, times, rows in a file, few, several targets."""
     start, schema = time.perf_counter(), data.schema
     rows = even(len(data.x_train), MAX_ROWS)
-    if (
-        not isinstance(data.x_test, Tensor)
-        or schema.targets
-        or schema.task == "survival"
-        or len(schema.input_shape) != 1
-        or len(rows) < MIN_ROWS
-        or len(data.y_train[rows].unique()) < 2
-    ):
+    is_table = isinstance(data.x_test, Tensor) and len(schema.input_shape) == 1
+    if not is_table or schema.targets or schema.task == "survival" or len(rows) < MIN_ROWS:
+        return None
+    if len(data.y_train[rows].unique()) < 2:
         return None
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.model_selection import KFold, cross_val_predict

@@ -19,12 +19,13 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.inference import CONVERGES_TO, methods_for
-from bnn_pyro.isolation import isolated, one_thread
+from bnn_pyro.isolation import one_thread
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.reports.page import Picture, draw_figures, read_texts, render
 from bnn_pyro.reports.tables import WORDS, as_text, verdict_lines
 from bnn_pyro.runs.folder import CheckFolder
 from bnn_pyro.runs.recipe import Recipe, flag_settings, resolve
+from bnn_pyro.runs.train import prepare_run
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Entry
 
@@ -82,9 +83,7 @@ def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
     names = flag_settings(args)
     spec = SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in names})
     if prepare:
-        with isolated(0):
-            entry = check_setup(recipe, spec.data).entry
-            entry.guide(entry.model(spec.data.schema))
+        prepare_run(replace(recipe, baseline=False), spec.data)
     return spec
 
 
@@ -179,8 +178,7 @@ def check_table(results: Mapping[str, Any]) -> str:
     parts, subjects = [], results["subjects"]
     for subject in subjects if len(subjects) == 1 else [s for s in subjects if level_of(s) == "bad"]:
         parts.append(f"\n{subject['label']}: claims {subject['claim']}\n")
-        lines = [v | {"sentence": ": ".join(filter(None, (v["about"], v["sentence"])))} for v in _verdicts(subject)]
-        parts.append(verdict_lines(lines))
+        parts.append(verdict_lines(_verdicts(subject), named=True))
         parts += [f"\nNot checked: {name}: {reason}" for name, reason in subject["refused"].items()]
     if len(subjects) > 1:
         parts.append("\n" + as_text(overview(subjects)))
@@ -256,7 +254,6 @@ def _cells(finding: Mapping[str, Any]) -> list[str]:
     return [*numbers, p, WORDS[finding["level"]]]
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 #: How each figure is drawn, in the order of the page, of a check's evidence with those findings that have a z.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "errors": lambda e: plots.standard_errors(e["findings"]),

@@ -93,10 +93,8 @@ def show_comparison(
                 tables.metric_table(first.task, {}, differences)),
     ]  # fmt: skip
     failed = [{**worry, "about": run.label} for run, worry in _broken(runs)]
-    text = [
-        *("\n" + tables.verdict_lines([{**one, "sentence": f"{one['about']}: {one['sentence']}"}]) for one in failed),
-        *(f"\n{section.text(form)}" for section in sections),
-    ]
+    text = ["\n" + tables.verdict_lines([one], named=True) for one in failed]
+    text += [f"\n{section.text(form)}" for section in sections]
     html = render(
         "comparison.html.j2",
         title=f"Comparison on {first.provenance['data']}",

@@ -22,7 +22,6 @@ from bnn_pyro.reports.tables import MEANING, Section, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-FILE, NETCDF = "diagnosis.json", "posterior.nc"
 #: How the names of the figures begin, so that they are told from the report's own.
 PREFIX = "diagnose-"
 #: How counts are written, of which effective draws are rounded down.
@@ -40,7 +39,7 @@ def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Po
     with progress_bar("diagnose") as report:
         diagnosis = diagnostics.diagnose(posterior, data, progress=report)
     content = diagnosis.to_dict() | {"seconds": round(time.perf_counter() - start, 1), "num_draws": recipe.num_draws}
-    place.write(FILE, content)  # before what can still fail
+    place.write("diagnosis.json", content)  # before what can still fail
     figures = draw_diagnosis(diagnosis, posterior.schema)
     for old in (place.path / "figures").glob(f"{PREFIX}*.png"):
         if old.stem not in [figure.name for figure in figures]:
@@ -59,13 +58,12 @@ def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Po
 def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
     """The draws, as netCDF for ArviZ. Raises UserError where they cannot be written."""
     try:
-        diagnostics.save_netcdf(diagnostics.to_arviz(posterior, data), place.path / NETCDF)
+        diagnostics.save_netcdf(diagnostics.to_arviz(posterior, data), place.path / "posterior.nc")
     except (UserError, MemoryError) as error:
         reason = str(error) or "there is not enough memory for all draws"
         raise UserError(f"the draws for ArviZ are missing, everything else was written: {reason}") from None
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
 def diagnosis_tables(diagnosis: Diagnosis) -> list[Section]:
     """The tables that apply, function space first; the last has some weights one by one."""
     numbers, tables = diagnosis.statistics, []
@@ -93,7 +91,6 @@ def _number(value: Any, form: str) -> str:
     return form.format(value).replace("-", "−").replace("%", " %")
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 #: How each figure is drawn, in the order of the page, of the diagnosis' statistics and series with their labels.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "convergence": lambda e: plots.convergence(

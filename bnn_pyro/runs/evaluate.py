@@ -65,7 +65,6 @@ def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, what:
         return prediction
 
 
-# -- a run's own test rows ---------------------------------------------------------------------------------------------
 def evaluate_run(
     folder: RunFolder,
     recipe: Recipe,
@@ -196,7 +195,6 @@ def _write_scores(place: RunFolder, scored: Scored) -> None:
     place.write("metrics.json", scored.scores)
 
 
-# -- without weights ---------------------------------------------------------------------------------------------------
 def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws: int) -> str:
     """Score a run on its test rows after removing more and more weights, and write pruning.json; a table of it.
 
@@ -223,7 +221,6 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
     )
 
 
-# -- other data --------------------------------------------------------------------------------------------------------
 def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, num_draws: int, what: str) -> str:
     """Score on rows that are not in the run's report, and write metrics-WHAT.json; a table of it."""
     if not len(x):

@@ -3,6 +3,7 @@
 Their words are in reports/templates/figures.toml.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -17,6 +18,7 @@ from bnn_pyro import plots
 from bnn_pyro.datasets import curve
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import row_texts
+from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.explanation import MAX_COLUMNS, explain
 from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate
@@ -121,13 +123,10 @@ def figures_of(
         figures["reliability-recalibrated"] = lambda: plots.reliability(*recalibrated, schema)
     elif recalibrated is not None:
         figures["calibration-recalibrated"] = lambda: plots.regression_calibration(*recalibrated)
-    chains = posterior.chains
-    if run.prediction is not None and chains is not None and next(iter(chains.values())).shape[:2].numel() > 1:
-        some = slice(GROWING_ROWS)
-        known = None if beside is None else beside[some]
-        figures["growing-ensemble"] = lambda: plots.growing_ensemble(
-            posterior, data.x_test[some], y[some], baseline=known
-        )
+    if run.prediction is not None and math.prod(sized(posterior)) > 1:
+        rows = data.x_test[:GROWING_ROWS], y[:GROWING_ROWS]
+        known = None if beside is None else beside[:GROWING_ROWS]
+        figures["growing-ensemble"] = lambda: plots.growing_ensemble(posterior, *rows, baseline=known)
     if pruning:
         figures["pruning"] = lambda: plots.pruning_curve(**pruning)
         figures["signal-to-noise"] = lambda: plots.signal_to_noise(signal_to_noise(posterior))
@@ -173,7 +172,6 @@ def read_pruning(folder: RunFolder) -> dict[str, Any]:
     return {"curve": curve, "removed": table["share_removed"]}
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
 def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
     """The content of rows.json: {note, worst, uncertain}."""
     file = Path(data.source)
@@ -189,9 +187,8 @@ def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
 
 def sites_of(posterior: Posterior) -> dict[str, Any]:
     """The content of sites.json, of what draws of a network have learned: {sites}; none of one draw."""
-    model, stored = getattr(posterior.model, "head", posterior.model), posterior.chains
-    one = stored is not None and next(iter(stored.values())).shape[:2].numel() < 2
-    if one or not isinstance(model, BayesianNet):
+    model = getattr(posterior.model, "head", posterior.model)
+    if math.prod(sized(posterior)) == 1 or not isinstance(model, BayesianNet):
         return {"sites": []}
     table = posterior.describe()
     total, names = table["KL"].sum(), {"σ/prior": "σ / prior's", "KL": "KL, nats"}
@@ -228,7 +225,6 @@ def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str]
     return observed, ["{} (90 %: {} to {})".format(*each) for each in texts]
 
 
-# -- several targets ---------------------------------------------------------------------------------------------------
 def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, Callable[[], object]]:
     """The figures of each target by itself, side by side, of the first ``MAX_TARGETS``."""
     from bnn_pyro.plots.layout import figure
@@ -254,7 +250,6 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
     return {"predicted-observed": points, "calibration": curves}
 
 
-# -- how ---------------------------------------------------------------------------------------------------------------
 def _band(run: Scored, far: float | None = None) -> object:
     x, truth = plots.line(run.data), TRUTHS.get(run.data.name)
     if far is not None:

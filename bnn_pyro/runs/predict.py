@@ -32,7 +32,6 @@ from bnn_pyro.runs.recipe import Recipe, located
 MAX_NAMED = 5
 
 
-# -- calibration -------------------------------------------------------------------------------------------------------
 def _calibration_rows(data: Dataset, recipe: Recipe, name: str | None) -> tuple[Tensor, Tensor]:
     """(x, y) of the rows that calibrate: other data with labels, those set aside, or the validation rows."""
     x, y = labelled(name, data.schema, recipe) if name else data.set_aside or (data.x_val, data.y_val)
@@ -80,7 +79,6 @@ def calibrate_run(
     return content | {"table": rows}
 
 
-# -- a file of new rows ------------------------------------------------------------------------------------------------
 def predict_file(
     folder: RunFolder, recipe: Recipe, posterior: Posterior, args: Namespace
 ) -> tuple[pd.DataFrame, list[str]]:

@@ -187,7 +187,6 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
     return [task for task in config.tasks if task not in finished or task.data in stale]
 
 
-# -- one fit -----------------------------------------------------------------------------------------------------------
 def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str, int], str]:
     """Load each data set once, and build on it every recipe that is to be fitted there.
 

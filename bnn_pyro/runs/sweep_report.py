@@ -15,13 +15,10 @@ from bnn_pyro.metrics import METRICS
 from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.reports.page import Picture, render
 from bnn_pyro.reports.ranking import SOURCES
-from bnn_pyro.reports.tables import SHARES, Section, as_text
+from bnn_pyro.reports.tables import SHARES, WIDTH, Section, as_text
 from bnn_pyro.runs.folder import OutputFolder
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED, SEED_STEP
 from bnn_pyro.runs.sweep_statistics import ALPHA, CLEAR, OPEN, WORSE, DatasetSummary, Mean, MetricSummary
-
-#: Characters of a line in a terminal.
-WIDTH = 110
 
 
 def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary], form: str = "text") -> str:
@@ -63,16 +60,13 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
     sources = f"variation over {' and '.join(varied)} and the finite number of test rows" if varied else "one fit each"
     sentences = {}
     for metric, summary in data.headline.items():
-        groups = [
-            (kind, [name for name, verdict in summary.verdicts.items() if verdict == kind]) for kind in (WORSE, OPEN)
-        ]
-        parts = [f"; {kind}: {', '.join(names)}" for kind, names in groups if names]
+        groups = {kind: [r for r, verdict in summary.verdicts.items() if verdict == kind] for kind in (WORSE, OPEN)}
+        parts = [f"; {kind}: {', '.join(names)}" for kind, names in groups.items() if names]
         best = f"{summary.best} has the best mean, {_number(summary.means[summary.best], metric)}"
         sentences[metric] = f"{best}{''.join(parts)}{f' (given {sources})' if parts else ''}."
     return sentences
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
 def _overviews(summaries: Sequence[DatasetSummary]) -> Iterator[Section]:
     """A table for each headline metric: recipes by data sets, and on how many a recipe is worse than the best."""
     for metric in dict.fromkeys(metric for data in summaries for metric in data.headline):
@@ -113,9 +107,7 @@ def _fits(states: Counter[str]) -> str:
     return f"{finished}{states.total():,} fit{'s' if states.total() > 1 else ''}{failed}"
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
 def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
-    """A figure a metric: every recipe's score on every data set."""
     for metric, label in LABELS.items():
         by_data = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
         scores = {name: {r: _scores(summary, metric, r) for r in summary.means} for name, summary in by_data.items()}

@@ -30,12 +30,6 @@ ALPHA = 0.05
 CLEAR = 2.0
 #: How a recipe compares with the best.
 BEST, OPEN, WORSE = "best", NOT_CLEAR, "worse"
-#: What the error includes: of test rows that all fits share, and of splits that overlap.
-SHARED_ROWS = "The test rows are the same in each: what others would change is added, by a bootstrap."
-OVERLAP = (
-    "The splits overlap, so the variance is taken as var · (1/{self.splits} + n_test/n_train), with n_test/n_train = "
-    "{self.share:.2g} (Nadeau & Bengio 2003). It includes the error of their test rows."
-)
 #: Splits whose test rows are drawn at random from all rows, so that they overlap.
 RESAMPLED = ("random", "given")
 
@@ -106,12 +100,16 @@ class DatasetSummary:
         if self.splits == self.seeds == 1:
             return "One fit each: there is no standard error, and nothing can be told apart. Add seeds or splits."
         each = f", each the mean of its {self.seeds} seeds" if self.seeds > 1 else ""
-        over, rows = f"{self.splits} divisions into training and validation rows{each}", SHARED_ROWS
+        over = f"{self.splits} divisions into training and validation rows{each}"
+        rows = "The test rows are the same in each: what others would change is added, by a bootstrap."
         if self.splits == 1:
             over = f"{self.seeds} seeds on one split"
             rows += " It says nothing of other training rows: add splits."
         elif self.share:
-            over, rows = f"{self.splits} {self.kind} splits of the same rows{each}", OVERLAP.format(self=self)
+            over = f"{self.splits} {self.kind} splits of the same rows{each}"
+            rows = (f"The splits overlap, so the variance is taken as var · (1/{self.splits} + n_test/n_train), with "
+                    f"n_test/n_train = {self.share:.2g} (Nadeau & Bengio 2003). It includes the error of their test "
+                    "rows.")  # fmt: skip
         return f"± is the standard error of the mean over {over}. {rows}"
 
     def to_dict(self) -> dict[str, Any]:
