@@ -317,7 +317,7 @@ def test_rows_in_a_file_are_predicted_as_in_memory(tmp_path):
     posterior = replace(posterior, schema=replace(posterior.schema, x_shift=(3.0, 0.0, 0.0), x_scale=(5.0, 1.0, 1.0)))
     raw = posterior.schema.unstandardise(x.double()).numpy()
     raw.tofile(tmp_path / "rows")
-    rows = Rows(OnDisk(tmp_path / "rows", raw.dtype, raw.shape), posterior.schema, 1.0, torch.arange(len(x)))
+    rows = Rows(OnDisk(tmp_path / "rows", raw.dtype, raw.shape), posterior.schema, torch.arange(len(x)))
     x = rows[:]
     for how in ({"method": "local"}, {"method": "cqr", "groups": "town"}, {"method": "isotonic"}):
         memory, file = (bp.calibrate(posterior, part, y, num_draws=5, **how) for part in (x, rows))

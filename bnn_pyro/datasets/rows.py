@@ -44,6 +44,15 @@ def is_large(shape: Sequence[int]) -> bool:
     return 4 * math.prod(shape) > memory_bound()
 
 
+def for_torch(x: np.ndarray) -> Tensor:
+    """A table (N, F) in its own type where torch has it, or images (N, channels, H, W) in uint8 or float32."""
+    if x.ndim < 3:
+        return torch.from_numpy(x if x.dtype in TORCH_TYPES else x.astype(np.float64))
+    x = x[:, None] if x.ndim == 3 else x
+    x = x if x.shape[1] in (1, 3) else np.moveaxis(x, 3, 1)
+    return torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32, copy=False))
+
+
 class OnDisk:
     """The rows (N, …) of a file of numbers, read when they are indexed along their first axis.
 
@@ -83,12 +92,7 @@ class OnDisk:
             spans = [(row, 1) for row in rows.tolist()]
         parts = [os.pread(self.file, size * num, offset + size * start) for start, num in spans]
         chunk = np.ndarray((sum(num for _, num in spans), *shape[1:]), dtype, bytearray().join(parts))
-        chunk = chunk if columns is None else chunk[:, columns]
-        if chunk.ndim > 2:
-            chunk = chunk[:, None] if chunk.ndim == 3 else chunk
-            chunk = chunk if chunk.shape[1] in (1, 3) else np.moveaxis(chunk, 3, 1)
-            return torch.from_numpy(chunk if dtype == np.uint8 else chunk.astype(np.float32))
-        return torch.from_numpy(chunk if dtype in TORCH_TYPES else chunk.astype(np.float64))
+        return for_torch(chunk if columns is None else chunk[:, columns])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OnDisk, self.where
@@ -100,7 +104,6 @@ class Rows:
 
     source: OnDisk
     schema: Schema
-    white: float
     numbers: Tensor
     device: torch.device = CPU
     dtype = torch.float32
@@ -116,7 +119,7 @@ class Rows:
 
     def __getitem__(self, rows: Any) -> Tensor:
         numbers = self.numbers[rows.cpu() if isinstance(rows, Tensor) else rows]
-        x = standardised(self.source, self.schema, self.white, numbers.flatten())
+        x = standardised(self.source, self.schema, numbers.flatten())
         return x.reshape(*numbers.shape, *self.shape[1:]).to(self.device)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
@@ -147,12 +150,13 @@ def taken(x: Tensor | OnDisk, rows: Tensor) -> Iterator[Tensor]:
     return (x[rows[start : start + step]] for start in range(0, len(rows), step))
 
 
-def standardised(x: Tensor | OnDisk, schema: Schema, white: float = 1.0, rows: Tensor | None = None) -> Tensor:
-    """``schema.standardise`` of rows of x (N, F), or of pixels (N, channels, height, width) to ``white``: float32."""
+def standardised(x: Tensor | OnDisk, schema: Schema, rows: Tensor | None = None) -> Tensor:
+    """``schema.standardise`` of rows of x (N, F), or of pixels as of a ``Raw``: float32."""
     rows, done = torch.arange(len(x)) if rows is None else rows, 0
     result = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32)
     for chunk in taken(x, rows):
-        values = chunk.to(torch.float32) / white if x.dim() == 4 else chunk.double()
+        values = chunk.to(torch.float32 if x.dim() == 4 else torch.float64)
+        values = values / 255 if x.dim() == 4 and x.dtype == torch.uint8 else values
         result[done : (done := done + len(chunk))] = schema.standardise(values)
     return result
 
