@@ -6,7 +6,7 @@ exchangeable. An alarm says that something changed, not that predictions are wro
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,7 @@ def monitor(
     if min(len(x), len(x_new)) < 4 or len(x) != len(calibrated.epistemic):
         raise UserError(f"monitor takes the {len(calibrated.epistemic)} calibration rows and four new rows or more, "
                         f"got {len(x)} and {len(x_new)}")  # fmt: skip
-    by_label = calibrated.conformal and not calibrated.column and calibrated.conformal.groups
-    labels = [""] * len(x_new) if by_label and not calibrated.conformal.per_class else None  # scores have no groups
-    prediction = calibrated.predict(x_new, groups=labels)
+    prediction = replace(calibrated, conformal=None).predict(x_new)
     p, auroc = classifier_p(x, x_new, seed)
     results = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
     if np.ptp(calibrated.epistemic) > 0:
@@ -76,7 +74,7 @@ def monitor(
         results["epistemic"] = p, words
     if y_new is not None and calibrated.conformal is not None:
         y_new = torch.as_tensor(targets(prediction, y_new))
-        scores = prediction.guarantee.score(prediction, y_new).numpy()
+        scores = calibrated.conformal.at(len(x_new), x=x_new).score(prediction, y_new).numpy()
         peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores, seed)).max())
         results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
     verdicts = []

@@ -12,7 +12,7 @@ from torch import Tensor
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, read_inputs
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.in_memory import dataset, inputs
-from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features, standardised
+from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
@@ -245,17 +245,15 @@ def load_inputs(
     if path is not None and path.suffix.lower() not in ARRAYS:
         return read_rows(path, schema)[0][:num]
     if path is not None:
-        return inputs(read_inputs(path)[:num], schema, str(path))
-    if text in IMAGE_SETS:  # the test part alone
+        x = read_inputs(path)
+    elif text in IMAGE_SETS:  # the test part alone
         x = image_part(text, train=False)[0]
     else:
         raw = DATASETS[text]()
         x = raw.x if raw.test is None else raw.test[0]
         if schema.features and set(schema.features) <= set(raw.features):
             x = x[:, [raw.features.index(name) for name in schema.features]]
-    if tuple(x.shape[1:]) != schema.input_shape:
-        raise UserError(f"{text}: inputs of shape {tuple(x.shape[1:])}; this model takes {schema.input_shape}")
-    return standardised(x[:num], schema)
+    return inputs(x[:num], schema, str(path or text))
 
 
 def _located(name_or_path: str | Path, also: Sequence[str] = ()) -> Path | None:

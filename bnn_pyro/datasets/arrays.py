@@ -59,7 +59,7 @@ def _load_array(path: Path, target: str | None, task: str | None, drop_missing: 
             raise UserError(f"{path}: has no column '{target}'; its {len(names)} columns are x1, x2, …")
         columns = [k for k, name in enumerate(names) if name != target]
         y, features = np.array(array[:, names.index(target)]), {"features": tuple(names[k] for k in columns)}
-        x = x.of_columns(columns) if isinstance(x, OnDisk) else x[:, columns]
+        x = x[:, columns]
     elif path.stem[-1:] == "x" and beside.is_file():
         y = np.array(read_array(beside))
     else:

@@ -84,9 +84,8 @@ def names_in(table: pd.DataFrame | None, what: str, value: str | Sequence[str]) 
 def check_order(what: str, value: Any, x: Any) -> None:
     """Raise UserError where both have pandas' row labels, the same ones in another order: rows go by their place."""
     mine, theirs = getattr(value, "index", None), getattr(x, "index", None)
-    if not (isinstance(mine, pd.Index) and isinstance(theirs, pd.Index)) or mine.equals(theirs):
-        return
-    if len(mine) == len(theirs) and mine.is_unique and theirs.is_unique and mine.isin(theirs).all():
+    apart = isinstance(mine, pd.Index) and isinstance(theirs, pd.Index) and not mine.equals(theirs)
+    if apart and len(mine) == len(theirs) and mine.is_unique and theirs.is_unique and mine.isin(theirs).all():
         raise UserError(f"{what} has the row labels of X in another order, and rows are matched by their place; give "
                         f"{what}.loc[X.index], or {what}.to_numpy() where their places are right")  # fmt: skip
 

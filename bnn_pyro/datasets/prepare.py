@@ -62,8 +62,7 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
             raise UserError(f"{where} holds images, which have no columns to choose: leave features={features} out")
         check_choice(features, raw.features, where)
         columns = [raw.features.index(name) for name in features]
-        x = raw.x.of_columns(columns) if isinstance(raw.x, OnDisk) else raw.x[:, columns]
-        raw = replace(raw, x=x, features=tuple(features))
+        raw = replace(raw, x=raw.x[:, columns], features=tuple(features))
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
 

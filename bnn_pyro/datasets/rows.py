@@ -70,20 +70,14 @@ class OnDisk:
         row = self[:1]
         self.shape, self.dtype = torch.Size([shape[0], *row.shape[1:]]), row.dtype
 
-    def of_columns(self, columns: Sequence[int]) -> Self:
-        """The same rows with these columns alone."""
-        *where, mine = self.where
-        return OnDisk(*where, np.arange(self.shape[1])[columns] if mine is None else mine[columns], self.owner)
-
     def __len__(self) -> int:
         return self.shape[0]
 
-    def dim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
-
-    def __getitem__(self, rows: Tensor | slice) -> Tensor:
-        _, dtype, shape, offset, columns = self.where
+    def __getitem__(self, rows: Tensor | slice | tuple[slice, Sequence[int]]) -> Tensor | Self:
+        path, dtype, shape, offset, columns = self.where
+        if isinstance(rows, tuple):  # all rows with some columns alone
+            some = np.arange(self.shape[1])[rows[1]] if columns is None else columns[rows[1]]
+            return OnDisk(path, dtype, shape, offset, some, self.owner)
         size, spans = dtype.itemsize * math.prod(shape[1:]), []
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(shape[0])
@@ -107,7 +101,6 @@ class Rows:
     numbers: Tensor
     device: torch.device = CPU
     dtype = torch.float32
-    nbytes = 0  # of memory
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -155,8 +148,8 @@ def standardised(x: Tensor | OnDisk, schema: Schema, rows: Tensor | None = None)
     rows, done = torch.arange(len(x)) if rows is None else rows, 0
     result = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32)
     for chunk in taken(x, rows):
-        values = chunk.to(torch.float32 if x.dim() == 4 else torch.float64)
-        values = values / 255 if x.dim() == 4 and x.dtype == torch.uint8 else values
+        values = chunk.to(torch.float32 if chunk.dim() == 4 else torch.float64)
+        values = values / 255 if chunk.dim() == 4 and chunk.dtype == torch.uint8 else values
         result[done : (done := done + len(chunk))] = schema.standardise(values)
     return result
 
