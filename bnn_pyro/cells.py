@@ -62,20 +62,25 @@ def gaps_in(
     return gaps
 
 
-def numbers(path: str | Path, cells: pd.Series) -> np.ndarray:
-    """A column as (N,) float64, yes and no as 1 and 0; the first cell that is no finite number is an error."""
+def numbers(path: str | Path, cells: pd.Series, positive: str = "") -> np.ndarray:
+    """A column as (N,) float64, yes and no as 1 and 0; the first cell that is no finite number is an error.
+
+    positive: what the numbers are, where one that is not above 0 is an error too.
+    """
     values = parsed(truth(cells))
-    if (np.abs(values) <= np.finfo(np.float32).max).all():
+    good = (np.abs(values) <= np.finfo(np.float32).max) & (values > 0 if positive else True)
+    if good.all():
         return values
-    if len(bad := np.flatnonzero(~np.isfinite(values))):
-        cell = str(cells.iloc[bad[0]])
-        why = "is not finite" if np.isinf(values[bad[0]]) else "is not a number, and the column is numeric"
+    first = int(good.argmin())
+    cell, value = str(cells.iloc[first]), values[first]
+    why = "is not finite; correct or remove it" if np.isinf(value) else "is too large for 32-bit numbers; rescale it"
+    if np.isnan(value):
         plain, point = cell.replace(",", ""), cell.replace(",", ".")
         way = f"write {plain} or {point}, as it is meant" if DECIMAL_COMMA.fullmatch(cell) else "correct or remove it"
-        raise UserError(f"{path}: column '{cells.name}', row {cells.index[bad[0]]}: '{cell}' {why}; {way}")
-    large = int(np.abs(values).argmax())
-    raise UserError(f"{path}: column '{cells.name}', row {cells.index[large]}: {cells.iloc[large]} is too large for "
-                    "32-bit numbers; rescale it")  # fmt: skip
+        why = f"is not a number, and the column is numeric; {way}"
+    elif positive and value <= 0:
+        why = f"is no {positive}, which is positive; correct it, or leave such rows out"
+    raise UserError(f"{path}: column '{cells.name}', row {cells.index[first]}: '{cell}' {why}")
 
 
 def positions(

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bnn_pyro.datasets.prepare import say_doubts
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.files import lock_folder, write_whole
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.reports.summary import guarantees_section, run_table
@@ -173,9 +173,8 @@ def check(args: Namespace) -> int:
     from bnn_pyro.checks import CHECKS
     from bnn_pyro.runs.check import BUDGETS, check_subjects, check_table, level_of, one_subject, zoo_subjects
 
-    for what, names, valid in (("budget", [args.budget], BUDGETS), ("check", args.only, CHECKS)):
-        if wrong := [name for name in names if name not in valid]:
-            raise unknown(what, wrong[0], valid)
+    check_known("budget", BUDGETS, args.budget)
+    check_known("check", CHECKS, *args.only)
     checks = [name for name in CHECKS if name in args.only] if args.only else list(CHECKS)
     if args.module:
         args.variant = args.variant or next(name for name, kind in ZOO.items() if "module" in defaults(kind))

@@ -5,7 +5,7 @@ exits with code 2; a library user sees an ordinary ``ValueError``. And what a no
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from html import escape
 
 
@@ -35,6 +35,13 @@ def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return UserError(f"unknown {what} '{name}'{hint} Valid: {', '.join(names)}")
+
+
+def check_known(what: str, valid: Collection[str], *names: object) -> None:
+    """Raise UserError, as of :func:`unknown`, for the first of the names that is none of ``valid``."""
+    for name in names:
+        if name not in valid:
+            raise unknown(what, name, valid)
 
 
 def first_line(error: BaseException) -> str:

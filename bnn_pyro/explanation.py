@@ -22,7 +22,7 @@ from bnn_pyro.datasets.prepare import inputs_of
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.predictive import predict
 
 #: Columns of a table at most; rows at most, fewer than which training rows are taken; how often a column is permuted.
 MAX_COLUMNS, MAX_ROWS, MIN_ROWS, REPEATS = 200, 200, 20, 5
@@ -124,7 +124,7 @@ def explain(
     names = pd.Index([name for name, *_ in columns], name="column")
     table = pd.DataFrame({"importance": middle, "low": low, "high": high}, index=names)
     first = np.argsort(-middle, kind="stable")
-    effects = {}
+    effects, classes = {}, schema.classes[1:] if len(schema.classes) == 2 else schema.classes
     some = slice(None) if isinstance(data.x_train, Tensor) else even(len(data.x_train), 10_000)  # of rows in a file
     known = data.schema.unstandardise(data.x_train[some].cpu().double())
     for name, parts, place in (columns[i] for i in first[:num]):
@@ -132,9 +132,9 @@ def explain(
         raw = schema.unstandardise(x.double()).repeat(len(values), 1, 1)  # (G, N, F)
         raw[:, :, place.start : place.start + settings.shape[1]] = settings[:, None]
         prediction = predict(posterior, schema.standardise(raw.flatten(0, 1)), num_draws=num_draws)
-        outputs = _outputs(prediction).double().unflatten(1, (len(values), len(x))).mean(2)
-        effects[name] = Dependence(values, prediction.transform(outputs).numpy())
-    classes = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
+        outputs = prediction.probs[..., -len(classes) :] if classes else prediction.untransformed.locs[..., None]
+        means = outputs.double().unflatten(1, (len(values), len(x))).mean(2)
+        effects[name] = Dependence(values, prediction.transform(means).numpy())
     log = of_times or schema.target_scale == "log"
     centre = "geometric mean" if of_times else "median" if log else "mean"
     outputs = [f"P({schema.target} = {name})" for name in classes] or [f"{centre} of {schema.target}"]
@@ -151,11 +151,10 @@ def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int 
     chosen = prediction.total.argsort()[even(len(rows), num)].numpy()
     sides = [max(2, side // 7) for side in x.shape[-2:]]
     starts = [np.unique([*range(0, side - k, k // 2), side - k]) for side, k in zip(x.shape[-2:], sides, strict=True)]
-    windows = torch.zeros(len(starts[0]), len(starts[1]), *x.shape[-2:], dtype=torch.bool)
-    for i, top in enumerate(starts[0]):
-        for j, left in enumerate(starts[1]):
-            windows[i, j, top : top + sides[0], left : left + sides[1]] = True
-    windows, classes, maps = windows.flatten(0, 1), prediction.mean.argmax(-1).numpy()[chosen], []
+    offsets = [np.arange(n) - start[:, None] for start, n in zip(starts, x.shape[-2:], strict=True)]
+    down, across = ((at >= 0) & (at < side) for at, side in zip(offsets, sides, strict=True))
+    windows = torch.from_numpy(down[:, None, :, None] & across[:, None]).flatten(0, 1)
+    classes, maps = prediction.mean.argmax(-1).numpy()[chosen], []
     for row, k in zip(chosen, classes, strict=True):
         image = x[rows[row]].cpu()
         covered = torch.cat([image[None], torch.where(windows[:, None], 0.0, image)])  # 0: the mean of training pixels
@@ -187,10 +186,3 @@ def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
     if len(values) > PLACES:
         values = raw[:, 0].quantile(torch.linspace(*ENDS, PLACES, dtype=raw.dtype)).unique()
     return values.tolist(), values[:, None]
-
-
-def _outputs(prediction: Prediction) -> Tensor:
-    """(S, B, K), see :class:`Explanation`."""
-    if not prediction.has_classes:
-        return prediction.untransformed.locs[..., None]
-    return prediction.probs[..., 1:] if prediction.probs.shape[-1] == 2 else prediction.probs

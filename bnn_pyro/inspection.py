@@ -15,7 +15,7 @@ import pandas as pd
 from bnn_pyro.cells import MISSING, gaps_in, infer_task, parsed, skewed
 from bnn_pyro.csv_files import read_cells
 from bnn_pyro.doubts import Doubt, copies, of_numbers, of_texts
-from bnn_pyro.errors import unknown
+from bnn_pyro.errors import check_known
 
 #: Share of the rows that are one class, from which on accuracy says little.
 UNBALANCED = 0.9
@@ -99,11 +99,9 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
     """
     frame = read_cells(path)
     target = target or ("y" if "y" in frame.columns else None)
-    one = target is None or target in frame.columns
-    targets = [target] if one else next(csv.reader([target], skipinitialspace=True), [target])
-    for name in () if target is None else targets:
-        if name not in frame.columns:
-            raise unknown(f"target column of {path}", name, frame.columns)
+    targets = [] if target is None else next(csv.reader([target], skipinitialspace=True), [target])
+    targets = [target] if target in frame.columns else targets
+    check_known(f"target column of {path}", frame.columns, *targets)
     gaps = gaps_in(frame, MISSING)
     separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
     columns, findings, task, header = {}, [], None, parsed([*frame])
@@ -129,7 +127,7 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
                 findings.append(Doubt("is no number in every row, as each of several targets must be", True, "", name))
     values = {name: parsed(frame[name]) for name in frame}
     values = {k: frame[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
-    of_targets = {name: values.pop(name) for name in targets if name in values}
+    of_targets = {name: values.pop(name) for name in targets}
     findings += copies(values, of_targets)
     if set(columns) <= set(targets):
         findings.append(Doubt("is the only column: there is nothing to predict it from", True, "", targets[-1]))

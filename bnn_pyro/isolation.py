@@ -5,12 +5,12 @@ In Pyro's global store a fresh guide of the same name starts at the last run's o
 samples or trains enters :func:`isolated`.
 """
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pyro
+import pyro.util
 import torch
 from threadpoolctl import threadpool_limits
 from torch.utils.data import get_worker_info
@@ -31,7 +31,7 @@ def isolated(seed: int | None = None) -> Iterator[None]:
         raise UserError(f"a seed must lie between 0 and 2³² - 1, got {seed}")
     store = pyro.get_param_store()
     state = store.get_state()
-    states = (random.getstate(), np.random.get_state(), generator_state()) if seed is not None else None  # noqa: NPY002
+    states = (pyro.util.get_rng_state(), generator_state()) if seed is not None else None
     store.clear()
     try:
         with pyro.settings.context(module_local_params=True):
@@ -42,9 +42,8 @@ def isolated(seed: int | None = None) -> Iterator[None]:
         store.clear()  # set_state adds to what is there
         store.set_state(state)
         if states is not None:
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002 (the legacy generator is the one Pyro seeds)
-            set_generator_state(states[2])
+            pyro.util.set_rng_state(states[0])
+            set_generator_state(states[1])  # of CUDA devices too
 
 
 def generator_state() -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bnn_pyro.errors import unknown
+from bnn_pyro.errors import check_known
 from bnn_pyro.settings import field_docs
 
 PACKAGE = Path(__file__).parent
@@ -56,13 +56,13 @@ def list_(args: Namespace) -> None:
         print(json.dumps(tables(), indent=2, ensure_ascii=False))
         return
     width = max(60, min(100, shutil.get_terminal_size().columns))
+    shown = tables()
     if args.name is not None:
-        known = {name: kind for table in ("zoo", "inference") for name, kind in _read_table(table).items()}
-        if args.name not in known:
-            raise unknown("variant or method", args.name, known)
+        known = shown["variants"] | shown["methods"]
+        check_known("variant or method", known, args.name)
         print("\n".join(_about(args.name, known[args.name], width)))
         return
-    for kind, items in tables().items():
+    for kind, items in shown.items():
         print(textwrap.fill(TITLES[kind], width), end="\n\n")
         indent = 2 + max(map(len, items))
         wrap = dict(initial_indent=" " * indent, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
@@ -82,19 +82,17 @@ def help(name: str | None = None) -> None:
     list_(Namespace(json=False, name=name))
 
 
-def _about(name: str, kind: Mapping[str, Any], width: int) -> list[str]:
+def _about(name: str, item: Mapping[str, Any], width: int) -> list[str]:
     """What a variant or method is, and each of its settings with its default and meaning."""
-    lines = [f"{name}: {kind.get('summary') or kind['doc'].removeprefix('Settings of ')}"]
-    lines += [kind["paper"]] if "paper" in kind else []
-    if "has" in kind:
-        suits = [method for method, other in _read_table("inference").items() if other["needs"] <= kind["has"]]
-        lines += [f"inference: {', '.join(suits)} (the first where none is named)"]
+    lines, meanings = [f"{name}: {item['idea']}"], (_read_table("zoo") | _read_table("inference"))[name]["meanings"]
+    if "methods" in item:
+        lines += [item["paper"], f"inference: {', '.join(item['methods'])} (the first where none is named)"]
     lines = [textwrap.fill(line, width, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
     lines += ["", "settings, with their defaults (--set KEY=VALUE):"]
-    for setting, value in kind["settings"].items():
+    for setting, value in item["settings"].items():
         default = ",".join(map(str, value)) if isinstance(value, list) else "by rule" if value is None else value
         indent = dict(initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False)
-        lines += [f"  {setting} = {default}", textwrap.fill(kind["meanings"].get(setting, "–"), width, **indent)]
+        lines += [f"  {setting} = {default}", textwrap.fill(meanings.get(setting, "–"), width, **indent)]
     return lines
 
 
@@ -105,8 +103,7 @@ def check_names(variant: str | None, method: str | None) -> None:
             continue
         module = sys.modules.get(f"bnn_pyro.{folder}")  # imported, it may have got entries
         names = _read_table(folder) if module is None else getattr(module, TABLES[folder])
-        if name not in names:
-            raise unknown(what, name, names)
+        check_known(what, names, name)
 
 
 def _lines(item: str | Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import in_words
@@ -60,8 +60,7 @@ def _restored(
     if module is not None or (entry is None and "module" in provenance):
         entry = _with_module(folder, module, provenance)
     elif entry is None:
-        if provenance.get("entry") not in ZOO:
-            raise unknown(f"variant in {folder}", provenance.get("entry"), ZOO)
+        check_known(f"variant in {folder}", ZOO, provenance.get("entry"))
         entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
     else:
         saved = {k: v for k, v in provenance.get("entry_settings", {}).items() if k != "module"}

@@ -9,7 +9,7 @@ draw. A weight is an entry of a layer's matrix or kernels; biases and the noise 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pyro.poutine as poutine
@@ -77,9 +77,8 @@ def share_removed(posterior: Posterior, log_alpha: float = LOG_ALPHA) -> Removed
     The threshold was proposed for a q under the log-uniform prior, where such weights are noise around 0.
     """
     beyond = {site: ratio < math.exp(-log_alpha / 2) for site, ratio in signal_to_noise(posterior).items()}
-    total = sum(b.numel() for b in beyond.values())
     layers = {site: b.double().mean().item() for site, b in beyond.items()}
-    return Removed(sum(int(b.sum()) for b in beyond.values()) / total, layers)
+    return Removed(torch.cat([b.flatten() for b in beyond.values()]).double().mean().item(), layers)
 
 
 def prune(posterior: Posterior, share: float) -> Posterior:
@@ -139,9 +138,7 @@ def _pruned(posterior: Posterior, shares: Sequence[float]) -> list[Posterior]:
         guide = PrunedGuide(posterior.guide, masks).to(posterior.device)
         # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
         provenance = {k: v for k, v in posterior.provenance.items() if k != "key"} | {"pruned": float(share)}
-        networks.append(
-            Posterior(posterior.model, posterior.schema, guide, trace=posterior.trace, provenance=provenance)
-        )
+        networks.append(replace(posterior, guide=guide, provenance=provenance))
     return networks
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known, unknown
 
 T = TypeVar("T")
 #: Bounds of numbers: how a value compares with one, and how that is said.
@@ -77,8 +77,8 @@ class Settings:
             if set(annotation.split(" | ")) <= PLAIN and not isinstance(value, str | Real):
                 such_as = f", such as {field.default!r}" if isinstance(field.default, str | Real) else ""
                 raise UserError(f"{name} takes a text or a number{such_as}, got {_short(value)}")
-            if "choices" in limits and value not in limits["choices"]:
-                raise unknown(name, value, limits["choices"])
+            if "choices" in limits:
+                check_known(name, limits["choices"], value)
             if "parse" in limits:
                 limits["parse"](value)
             if annotation.startswith("int"):
@@ -122,8 +122,7 @@ def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], num
     Raises UserError for an unknown name, a number that is none, not finite or not above 0, or too many of them.
     """
     name, colon, rest = str(text).partition(":")
-    if name not in table:
-        raise unknown(what, name, table)
+    check_known(what, table, name)
     try:
         numbers = [number(part) for part in rest.split(",")] if colon else []
         if not all(0 < value < math.inf for value in numbers):

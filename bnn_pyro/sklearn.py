@@ -15,13 +15,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import Tags, assert_all_finite, check_random_state
+from sklearn.utils import Tags, assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from bnn_pyro.datasets.frames import as_table
 from bnn_pyro.datasets.in_memory import dataset
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known, unknown
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.loading import load
@@ -58,9 +58,8 @@ class _Bayesian(BaseEstimator):
 
     # -- training ------------------------------------------------------------------------------------------------------
     def _fit(self, x: Any, y: np.ndarray, classes: np.ndarray | None = None) -> None:
-        seed = self.random_state if isinstance(self.random_state, int) else 0
-        if isinstance(self.random_state, np.random.RandomState):
-            seed = int(check_random_state(self.random_state).randint(2**31))
+        state = self.random_state or 0
+        seed = int(state.randint(2**31) if isinstance(state, np.random.RandomState) else state)
         if len(y) < 2:
             raise UserError(f"X has n_samples = {len(y)}; a fit needs two rows or more")
         options = dict(missing=self.missing, unseen=self.unseen, validation=self.validation)
@@ -146,8 +145,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         if self.task in ("survival", "targets", "labels", "ordinal"):
             raise UserError(f"task={self.task} is for bp.fit(variant, bp.dataset(X, y, task='{self.task}')), of times "
                             "with event=; estimators take y (N,) of numbers, counts or classes")  # fmt: skip
-        if self.task not in ("regression", "counts"):
-            raise unknown("task of a regressor", self.task, ("regression", "counts"))
+        check_known("task of a regressor", ("regression", "counts"), self.task)
         return self.task
 
     def fit(self, X: Any, y: Any) -> Self:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pyro.distributions import Categorical, Normal, Poisson
+from refused import refuses
 from scipy.stats import betabinom
 
 import bnn_pyro as bp
@@ -166,8 +167,7 @@ def test_too_few_rows_exclude_nothing_and_say_so():
     new.guarantee = Conformal.fit("normalised", prediction[:20], y[:20], groups=["a"] * 20).at(10, ["a", "unseen"] * 5)
     assert new.interval(0.9).low.isfinite().tolist() == [True, False] * 5
     for level in (90, "0.9"):
-        with pytest.raises(bp.UserError, match="strictly between 0 and 1"):
-            prediction.interval(level)
+        refuses("strictly between 0 and 1", prediction.interval, level)
 
 
 def test_other_packages_have_the_same_thresholds():
@@ -271,5 +271,4 @@ def test_each_row_is_scored_by_the_fit_without_its_fold():
         (2, replace(data, x_train=data.x_train.numpy()), LINEAR, "in memory"),
         (2, bp.load_data("breast-cancer"), "mlp", "for numbers"),
     ):
-        with pytest.raises(bp.UserError, match=words):
-            cross_conformal(entry, rows, METHOD, folds=folds)
+        refuses(words, cross_conformal, entry, rows, METHOD, folds=folds)

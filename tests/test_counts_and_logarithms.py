@@ -47,9 +47,8 @@ def test_the_exposure_multiplies_the_mean_and_is_no_input_of_the_network():
 def test_exposures_that_are_refused():
     for change, options, message in (
         ({}, {"exposure": "hours", "task": "regression"}, "exposure .--exposure. is for counts, and the task is regr"),
-        ({"hours": 0.0}, {"exposure": "hours"}, "column 'hours', row 0: 0.0 is no exposure, which is positive"),
+        ({"hours": 0.0}, {"exposure": "hours"}, "column 'hours', row 0: '0.0' is no exposure, which is positive"),
         ({}, {"exposure": [1.0, 2.0]}, "exposure has 2 values, and X 120 rows"),
-        ({"count": -1}, {"exposure": "hours"}, "row 0: -1.0 is no count"),
     ):
         refuses(message, bp.dataset, visits().assign(**change), "count", **{"task": "counts", **options})
 
@@ -102,7 +101,7 @@ def test_commands_take_an_exposure(tmp_path, capsys):
         assert set(np.mod(found["q97.5"], 1)) == {0.0}
     np.testing.assert_allclose(means[1], 2 * means[0], rtol=1e-4)
     table.assign(hours=table["hours"].where(table.index != 3, -1.0)).to_csv(file, index=False)
-    assert main(command) == 2 and "row 5: -1.0 is no exposure" in capsys.readouterr().err
+    assert main(command) == 2 and "row 5: '-1.0' is no exposure" in capsys.readouterr().err
     data = bp.dataset(table, "count", task="counts", exposure="hours")
     with bp.isolated(0):
         refuses("my-network takes no exposure", bp.fit, torch.nn.Linear(4, 1), data, progress=False)
@@ -232,7 +231,6 @@ def test_what_has_no_logarithm_is_refused_with_its_row(tmp_path):
         (lambda: bp.load_data(path, target="price", target_scale="log"), "row 4: 0 has no logarithm, and 1 more"),
         (lambda: bp.dataset(x, x[:, 0], target_scale="log"), "row 0: 0 has no logarithm; leave"),
         (lambda: bp.dataset(x, x[:, 0], task="counts", target_scale="log"), "is for the task regression, not counts"),
-        (lambda: bp.load_data("diabetes", target_scale="lag"), "unknown target scale 'lag'; did you mean 'log'"),
         (lambda: make_likelihood(logarithm, "learned", "laplace"), "goes with likelihood=normal, not laplace"),
     ):
         refuses(message, call)

@@ -93,7 +93,6 @@ BAD_NAMES = {
     "target": (dict(name_or_path="digits", target="price"), "its target is 'digit', not 'price'"),
     "own test": (dict(name_or_path="toy-curve", fractions=(0.5, 0, 0.5)), "its test part is given"),
     "validation": (dict(name_or_path="toy-curve", validation=6), "validation=6 of 6 training rows"),
-    "few for classes": (dict(name_or_path="digits", validation=3), "every class in both"),
 }
 
 

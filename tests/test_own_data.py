@@ -12,7 +12,6 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 import bnn_pyro as bp
-from bnn_pyro.errors import UserError
 
 NUM = 60
 LABELS = np.tile(["u", "v"], NUM // 2)
@@ -104,12 +103,8 @@ def test_a_torch_data_set_is_read_into_memory(tmp_path):
     (tmp_path / "dogs" / "y.png").write_bytes(b"no picture")
     for items in (ImageFolder(tmp_path), DataLoader(ImageFolder(tmp_path, ToTensor()), 4, num_workers=1)):
         refuses("could not be read to its end .*cannot identify image file .*y.png", bp.dataset, items)
-    (tmp_path / "dogs" / "y.png").unlink()
-    Image.fromarray(np.zeros((9, 9, 3), dtype=np.uint8)).save(tmp_path / "dogs" / "z.png")
     for wrong, message in (
-        (dict(x=ImageFolder(tmp_path)), r"X\[20\] is .*\(9, 9, 3\).*resize them"),
         (dict(x=folder, y=LABELS), "leave y out"),
-        (dict(x=TensorDataset(torch.ones(3, 2))), r"X\[0\] is a tuple; an item must be a pair"),
         (dict(x=TensorDataset(torch.ones(0, 2), torch.ones(0))), "without items"),
     ):
         refuses(message, bp.dataset, **wrong)
@@ -152,8 +147,8 @@ def test_unseen_categories_are_none_of_the_known_ones():
     data = bp.dataset(FRAME, PRICE, unseen="ignore", x_test=FRAME.assign(city="Paris"), y_test=PRICE)
     place = data.schema.features.index("city=Oslo")
     assert data.x_test[:, place : place + 2].abs().sum() == 0 and len(data.x_test) == NUM
-    with pytest.raises(UserError, match=r"x_test.*column 'city', row 0: unknown category 'Paris'"):
-        bp.dataset(FRAME, PRICE, x_test=FRAME.assign(city="Paris"), y_test=PRICE)
+    words = r"x_test.*column 'city', row 0: unknown category 'Paris'"
+    refuses(words, bp.dataset, FRAME, PRICE, x_test=FRAME.assign(city="Paris"), y_test=PRICE)
 
 
 def parts(data, column):
@@ -194,7 +189,6 @@ BAD = {
     "lengths": (dict(y=PRICE[:9]), "X has 60 rows and y 9"),
     "no target": (dict(y=None), "y is missing"),
     "no such column": (dict(y="prize"), r"unknown column of X \(y=\) 'prize'"),
-    "dates": (dict(x=FRAME.assign(day=pd.Timestamp("2020-01-01"))), "'day' holds dates or times.*--dates parts"),
     "mixed": (dict(x=FRAME.assign(a=[1, "a"] * 30)), r"'a' holds mixed-integer values \(row 0: int, row 1: str\)"),
     "gap": (dict(x=FRAME.assign(area=[np.nan, *FRAME["area"][1:]])), r"'area', row 0: missing value.*missing='drop'"),
     "gap in array": (dict(x=np.where(np.arange(NUM)[:, None] == 7, np.nan, ARRAY)), r"x\[7, 0\] is nan.*row 7"),
@@ -220,7 +214,7 @@ BAD = {
     "few groups": (dict(groups=np.arange(NUM) % 2), "2 different values are too few"),
     "group gap": (dict(groups=[None] + [1] * 59), r"groups: row 0 .*has no value"),
     "no date": (dict(time=["1.2.2020"] * NUM), "time must be numbers, dates"),
-    "test alone": (dict(x_test=FRAME), "x_test is given without y_test"),
+    "test alone": (dict(x_test=FRAME), "x_test and y_test are the test part together"),
     "test and split": (dict(x_test=FRAME, y_test=PRICE, split=0.2), "leave split= out"),
     "choice": (dict(missing="median"), "unknown missing 'median'"),
 }  # fmt: skip
@@ -233,10 +227,9 @@ def test_what_is_wrong_is_said_in_one_line(case):
 
 
 def test_load_data_and_new_rows_say_the_way_out():
-    table, images = (bp.dataset(x, LABELS).schema for x in (ARRAY, np.zeros((NUM, 4, 4), dtype=np.uint8)))
+    images = bp.dataset(np.zeros((NUM, 4, 4), dtype=np.uint8), LABELS).schema
     for call, message in (
         (lambda: bp.load_data(FRAME), r"a DataFrame; give it to bp\.dataset"),
-        (lambda: bp.load_inputs(np.ones((4, 3)), table), r"inputs of shape \(3,\); this model takes \(2,\)"),
         (lambda: bp.load_inputs(FRAME, images), r"a frame, and this model takes arrays of shape \(N, 1, 4, 4\)"),
     ):
         refuses(message, call)

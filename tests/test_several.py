@@ -180,7 +180,6 @@ def test_refused():
         (lambda: bp.dataset(X, Y, task="counts"), "several targets, of which counts takes one"),
         (lambda: bp.dataset(X, Y, task="labels"), "target 'y1', row 0: .* is no label, 0 or 1"),
         (lambda: bp.dataset(X, Y[:, 0], task="targets"), "is one, and task='targets' is for several"),
-        (lambda: bp.dataset(X, Y, target_scale="log"), "for the task regression, not targets"),
         (lambda: bp.dataset(X, Y * [1, 0] + 7), "'y2' is the same in every training row"),
         (lambda: bp.dataset(X[:40], Y[:40], x_test=X[40:], y_test=Y[40:, 0]), "give the same targets"),
         (lambda: bp.MLP(likelihood="poisson").model(NUMBERS.schema), "is for counts, and the task is targets"),

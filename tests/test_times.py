@@ -163,13 +163,12 @@ def test_events_may_stand_in_columns_arrays_and_files(tmp_path):
 def test_times_that_are_refused():
     x, time, event = lifetimes(60)
     for change, options, message in (
-        ({"time": 0.0}, {"event": "died"}, "target 'time', row 7: 0 is no time, which is positive"),
+        ({"time": 0.0}, {"event": "died"}, "'time', row 7: '0.0' is no time, which is positive"),
         ({"died": 3}, {"event": "died"}, r"event 'died' holds 0, 1, 3; give 1 .* event='died=VALUE'"),
         ({}, {"event": "died=5"}, "training times of 'time' are censored: .* is 'died' right, and 5 an event"),
         ({}, {"event": "died", "task": "regression"}, "event= .--event. is for task='survival', and the task is"),
         ({}, {"task": "survival"}, "takes a time and an event, and there are 1 columns; give event="),
         ({}, {"event": np.ones(3)}, "event 'event' has 3 values, and the times time 60"),
-        ({}, {"event": "died", "target_scale": "log"}, "target_scale=log is for the task regression, not survival"),
     ):
         frame = pd.DataFrame({"x": x[:, 0], "time": time, "died": event.astype(int)})
         for name, value in change.items():

@@ -7,10 +7,9 @@ from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
     "calibrated": "METHODS Calibrated calibrate load",
-    "adaptive": "Adaptive",
     "conformal": "SCORES Conformal rows_needed threshold",
     "recalibration": "RECALIBRATIONS",
     "cross": "CrossConformal cross_conformal cv_plus",
-    "shift": "Verdict likelihood_ratio martingale monitor",
+    "shift": "Adaptive Verdict likelihood_ratio martingale monitor",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -19,7 +19,7 @@ from bnn_pyro.calibration.recalibration import RECALIBRATIONS
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows, row_digests
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.files import write_whole
 from bnn_pyro.loading import load as load_posterior
 from bnn_pyro.metrics.metric import targets
@@ -79,8 +79,7 @@ def calibrate(
     task = KINDS.get(schema.task, schema.task)
     method = DEFAULTS[task] if method is None else method
     names = [name for name, of in METHODS.items() if of == task or (of == "two classes" and classes == 2)]
-    if method not in names:
-        raise unknown(f"calibration method for {f'{classes} classes' if classes else task}", method, names)
+    check_known(f"calibration method for {f'{classes} classes' if classes else task}", names, method)
     if made.conformal is not None:
         raise UserError("this posterior is conformal already: recalibrate first, then make that conformal")
     if (groups is not None or per_class) and method not in SCORES:
@@ -94,8 +93,7 @@ def calibrate(
     x = as_inputs(x, schema)
     prediction = made.predict(x)
     if schema.classes and not isinstance(y, Tensor) and np.asarray(y).dtype.kind in "OU":
-        if wrong := sorted({*map(str, y)} - {*schema.classes}):
-            raise unknown("class", wrong[0], schema.classes)
+        check_known("class", schema.classes, *sorted({*map(str, y)}))
         y = [schema.classes.index(str(name)) for name in y]
     checked = torch.as_tensor(targets(prediction, y))
     y = y.detach().cpu() if isinstance(y, Tensor) and not classes else checked
@@ -185,8 +183,7 @@ class Calibrated:
                 raise UserError(f"groups has {len(labels)} labels for {len(x)} rows; give one each")
             return labels if labels is None else [str(g) for g in getattr(labels, "tolist", lambda: labels)()]
         places = {known.name: (known.categories, place) for known, place in self.schema.column_places}
-        if self.column not in places:
-            raise unknown("column for groups", self.column, places)
+        check_known("column for groups", places, self.column)
         categories, place = places[self.column]
         raw = self.schema.unstandardise(x[:].cpu().double())[:, place]
         if categories is None:

@@ -86,11 +86,10 @@ def cross_conformal(
 
     Raises UserError for class labels or counts, rows that stay in a file, or fewer than 2 folds or more than rows.
     """
-    if data.schema.task != "regression" or data.schema.target_scale != "identity":
-        raise UserError("cv+ is for numbers on their own scale; set rows aside for calibrate(…) otherwise")
-    num = len(data.x_train)
-    if not isinstance(data.x_train, Tensor):
-        raise UserError("cv+ is for training rows in memory; set rows aside for calibrate(…) otherwise")
+    schema, num, in_memory = data.schema, len(data.x_train), isinstance(data.x_train, Tensor)
+    if schema.task != "regression" or schema.target_scale != "identity" or not in_memory:
+        raise UserError("cv+ is for numbers on their own scale, and for training rows in memory; set rows aside for "
+                        "calibrate(…) otherwise")  # fmt: skip
     if not 2 <= folds <= num:
         raise UserError(f"folds must be from 2 to the number of training rows, {num}, got {folds}")
     parts = [rows for _, rows in KFold(folds, shuffle=True, random_state=seed).split(np.arange(num))]

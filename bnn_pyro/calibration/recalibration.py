@@ -116,6 +116,13 @@ class Recalibrated:
 
     condition = "if the recalibrated model is right"
 
+    def __new__(cls, base: Mixture, map: Map) -> Self:
+        """``one``: the distribution that stands for all draws."""
+        new = super().__new__(cls, cls.one(base, map))
+        new.base, new.map, new.transform = base, map, base.transform
+        new.condition = getattr(map, "condition", cls.condition)
+        return new
+
     def __getitem__(self, index: Any) -> Mixture:
         return self._carry(self.map.apply(self.base[index]), index)
 
@@ -132,11 +139,7 @@ class Recalibrated:
 class RecalibratedClasses(Recalibrated, ClassMixture):
     """A prediction with one set of corrected probabilities."""
 
-    def __new__(cls, base: Mixture, map: LogitMap | StepMap) -> Self:
-        """See :class:`LogitMap`."""
-        new = super().__new__(cls, make(Categorical, {"logits": map(log_mean_probs(base))[None].float()}))
-        new.base, new.map = base, map
-        return new
+    one = staticmethod(lambda base, map: make(Categorical, {"logits": map(log_mean_probs(base))[None].float()}))
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -250,13 +253,7 @@ class RecalibratedNumbers(Recalibrated, Mixture):
 
     #: The variance (B,).
     total = cached_property(lambda self: self.components.variance[0])
-
-    def __new__(cls, base: Mixture, map: CdfMap) -> Self:
-        """See :class:`CdfMap`."""
-        new = super().__new__(cls, _Corrected(base, map))
-        new.base, new.map, new.transform = base, map, base.transform
-        new.condition = getattr(map, "condition", cls.condition)
-        return new
+    one = _Corrected
 
     @cached_property
     def untransformed(self) -> Mixture:

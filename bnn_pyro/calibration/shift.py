@@ -1,4 +1,4 @@
-"""Whether new rows are still like the calibration rows: where they are not, no guarantee holds.
+"""Whether new rows are still like the calibration rows, without which no guarantee holds; levels that follow in time.
 
 Each test's false-alarm rate holds whatever the model and the data: they only use that calibration and new rows are
 exchangeable. An alarm says that something changed, not that predictions are wrong; no alarm is no proof.
@@ -6,7 +6,8 @@ exchangeable. An alarm says that something changed, not that predictions are wro
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from bnn_pyro.calibration.calibrated import Calibrated, as_inputs, one_number
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import targets
 from bnn_pyro.parts.decisions import check_level
+from bnn_pyro.predictive import Prediction
 
 #: Rows of each kind that the classifier sees at most.
 MOST_ROWS = 2000
@@ -63,9 +65,7 @@ def monitor(
     if min(len(x), len(x_new)) < 4 or len(x) != len(calibrated.epistemic):
         raise UserError(f"monitor takes the {len(calibrated.epistemic)} calibration rows and four new rows or more, "
                         f"got {len(x)} and {len(x_new)}")  # fmt: skip
-    by_label = calibrated.conformal and not calibrated.column and calibrated.conformal.groups
-    labels = [""] * len(x_new) if by_label and not calibrated.conformal.per_class else None  # scores have no groups
-    prediction = calibrated.predict(x_new, groups=labels)
+    prediction = replace(calibrated, conformal=None).predict(x_new)
     p, auroc = classifier_p(x, x_new, seed)
     results = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
     if np.ptp(calibrated.epistemic) > 0:
@@ -74,7 +74,7 @@ def monitor(
         results["epistemic"] = p, words
     if y_new is not None and calibrated.conformal is not None:
         y_new = torch.as_tensor(targets(prediction, y_new))
-        scores = prediction.guarantee.score(prediction, y_new).numpy()
+        scores = calibrated.conformal.at(len(x_new), x=x_new).score(prediction, y_new).numpy()
         peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores, seed)).max())
         results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
     verdicts = []
@@ -149,3 +149,36 @@ def _classifier(old: np.ndarray, new: np.ndarray) -> Callable[[np.ndarray], np.n
     fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
     fitted.fit(np.hstack([rows, rows**2]), np.arange(len(rows)) >= len(old))
     return lambda some: fitted.decision_function(np.hstack([some, some**2]))
+
+
+# -- levels that follow what was covered -------------------------------------------------------------------------------
+class Adaptive:
+    """Adaptive conformal inference: β ← β + rate · (missed − (1 − level)) after every row (Gibbs & Candès 2021).
+
+    Over T rows the share that is covered is within about 1 / (rate · T) of the level, whatever happens to the data
+    (arXiv:2106.00170, Proposition 4.1). Intervals of a level β ≥ 1 exclude nothing; those of β ≤ 0 cover nothing.
+    """
+
+    def __init__(self, calibrated: Calibrated, level: float = 0.9, rate: float = 0.01) -> None:
+        check_level(level)
+        if getattr(calibrated, "conformal", None) is None:
+            raise UserError("adaptive intervals start from conformal ones: calibrate with such a method first")
+        if not 0 < rate < 1:
+            raise UserError(f"rate must lie strictly between 0 and 1, got {rate}; 0.01 is usual")
+        self.calibrated, self.level, self.rate, self.now = calibrated, level, rate, level
+        self._last: Prediction | None = None
+
+    def predict(self, x: Tensor | Any, **how: Any) -> Prediction:
+        """As ``Calibrated.predict``, with intervals or sets of the level as it is now."""
+        self._last = self.calibrated.predict(x, level=self.now, **how)
+        return self._last
+
+    def update(self, y: Tensor | Sequence[float]) -> Tensor:
+        """Whether each target of the rows predicted last, (B,), was covered; the level is adapted by it."""
+        if self._last is None:
+            raise UserError("update takes the targets of the rows that were predicted last, once")
+        y = torch.as_tensor(targets(self._last, y))
+        covered = self._last.guarantee.covers(self._last, y, self.now)
+        self.now += self.rate * float((self.level - covered.double()).sum())
+        self._last = None
+        return covered

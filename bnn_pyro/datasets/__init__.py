@@ -12,7 +12,7 @@ from torch import Tensor
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, read_inputs
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.in_memory import dataset, inputs
-from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features, standardised
+from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.files import data_root, existing, resolve
@@ -73,9 +73,10 @@ def digits() -> Raw:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    part = torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1), torch.from_numpy(bunch.target.astype(np.int64))
+    x, y = torch.from_numpy(bunch.images / 16).float(), torch.from_numpy(bunch.target.astype(np.int64))
     source = "Optical Recognition of Handwritten Digits (test part), Alpaydin & Kaynak 1998, in scikit-learn"
-    return _image_set("digits", map(str, range(10)), source, (part, None), target="digit", white=16.0)
+    of_target = dict(task="classification", classes=tuple("0123456789"), target="digit")
+    return Raw(name="digits", x=x.unsqueeze(1), y=y, **of_target, source=source)
 
 
 def mnist() -> Raw:
@@ -95,15 +96,12 @@ def kmnist() -> Raw:
     return _image_set("kmnist", classes, "KMNIST, Clanuwat et al. 2018, CODH, CC BY-SA 4.0")
 
 
-def _image_set(
-    name: str, classes: Iterable[str], source: str, parts: Any = None, target: str = "label", white: float = 255.0
-) -> Raw:
-    """parts: the training and the test part, where they are no files (see ``images.image_part``)."""
+def _image_set(name: str, classes: Iterable[str], source: str) -> Raw:
     from bnn_pyro.datasets.images import image_part
 
-    (x, y), test = parts or (image_part(name, train=True), image_part(name, train=False))
-    of_target = dict(task="classification", classes=tuple(classes), target=target)
-    return Raw(name=name, x=x, y=y, **of_target, source=source, test=test, white=white)
+    (x, y), test = image_part(name, train=True), image_part(name, train=False)
+    of_target = dict(task="classification", classes=tuple(classes), target="label")
+    return Raw(name=name, x=x, y=y, **of_target, source=source, test=test)
 
 
 # -- named sets, and files ---------------------------------------------------------------------------------------------
@@ -172,9 +170,8 @@ def load_data(
     """
     if not isinstance(name_or_path, str | Path):
         raise UserError(f"load_data takes a name or a file, not a {type(name_or_path).__name__}; give it to bp.dataset")
-    if features is not None:
-        features = [features] if isinstance(features, str) else list(features)
-    exclude, categorical = ([names] if isinstance(names, str) else list(names) for names in (exclude, categorical))
+    names = ((some,) if isinstance(some, str) else some for some in (features, exclude, categorical))
+    features, exclude, categorical = (None if some is None else list(some) for some in names)
     if drop_missing and missing == "indicator":
         raise UserError("drop_missing (--drop-missing) means missing=drop; leave it out, or missing=indicator")
     missing = "drop" if drop_missing else missing
@@ -182,7 +179,7 @@ def load_data(
     path, aside = _located(name_or_path), {}
     by = {name: column for name, column in (("groups", groups), ("time", time)) if column is not None}
     table = path is not None and not path.is_dir() and path.suffix.lower() not in ARRAYS
-    of_tables = {**by, "classes": classes, "exposure": exposure, "event": event}
+    of_tables = {**by, "classes": classes, "exposure": exposure, "event": event, "categorical": categorical or None}
     of_tables |= {"missing=indicator": missing == "indicator" or None, f"dates={dates}": dates != "refuse" or None}
     if not table and (names := [name for name, value in of_tables.items() if value is not None]):
         raise UserError(f"{name_or_path}: {', '.join(names)} is for tables (CSV, TSV, Parquet)")
@@ -203,8 +200,6 @@ def load_data(
             if choice not in (None, has):
                 raise UserError(f"{raw.name}: its {what} is '{has}', not '{choice}'; leave {what} out")
     if not raw.columns:  # a table has chosen before it looked for missing values
-        if categorical:
-            raise UserError(f"{path or raw.name}: categorical={categorical} is for tables of text (CSV, TSV)")
         raw = select_features(raw, features, str(path or raw.name), exclude)
     if path is not None and raw.name in DATASETS:  # a user's digits.csv must not be taken for the set of that name
         raw = replace(raw, name=path.name)
@@ -236,30 +231,29 @@ def load_inputs(
     path = resolve(name_or_path)
     from bnn_pyro.datasets.images import IMAGE_SETS, image_part, read_images
 
+    of_pictures = text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES)
+    if (text in NOISE or of_pictures) and not schema.is_image:
+        raise UserError(f"{text}: images don't fit a model of {len(schema.features)} features; give it a table")
     if text in NOISE:
-        if not schema.is_image:
-            raise UserError(f"noise images don't fit a model of {len(schema.features)} features; give it a table")
         shape, generator = (1000 if num is None else num, *schema.input_shape), torch.Generator().manual_seed(seed)
         if text == "gaussian-noise":
             return torch.randn(shape, generator=generator)
         return schema.standardise(torch.rand(shape, generator=generator))
-    if text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES):
+    if of_pictures:
         return read_images(path, schema, invert=invert)[:num]
     path = _located(name_or_path, also=NOISE)
     if path is not None and path.suffix.lower() not in ARRAYS:
         return read_rows(path, schema)[0][:num]
     if path is not None:
-        return inputs(read_inputs(path)[:num], schema, str(path))
-    if text in IMAGE_SETS:  # the test part alone
-        x, white = image_part(text, train=False)[0], 255.0
+        x = read_inputs(path)
+    elif text in IMAGE_SETS:  # the test part alone
+        x = image_part(text, train=False)[0]
     else:
         raw = DATASETS[text]()
-        x, white = raw.x if raw.test is None else raw.test[0], raw.white
+        x = raw.x if raw.test is None else raw.test[0]
         if schema.features and set(schema.features) <= set(raw.features):
             x = x[:, [raw.features.index(name) for name in schema.features]]
-    if tuple(x.shape[1:]) != schema.input_shape:
-        raise UserError(f"{text}: inputs of shape {tuple(x.shape[1:])}; this model takes {schema.input_shape}")
-    return standardised(x[:num], schema, white)
+    return inputs(x[:num], schema, str(path or text))
 
 
 def _located(name_or_path: str | Path, also: Sequence[str] = ()) -> Path | None:

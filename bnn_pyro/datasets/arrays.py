@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 
 from bnn_pyro.cells import gaps_in, numbered
 from bnn_pyro.datasets.dataset import Raw
 from bnn_pyro.datasets.frames import WAY, WAY_OF_TARGET, as_target, named, refuse_gaps, target_fields
-from bnn_pyro.datasets.rows import CHUNK, TORCH_TYPES, OnDisk, is_large
+from bnn_pyro.datasets.rows import CHUNK, OnDisk, for_torch, is_large
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing, read_archive
 
@@ -58,7 +59,7 @@ def _load_array(path: Path, target: str | None, task: str | None, drop_missing: 
             raise UserError(f"{path}: has no column '{target}'; its {len(names)} columns are x1, x2, …")
         columns = [k for k, name in enumerate(names) if name != target]
         y, features = np.array(array[:, names.index(target)]), {"features": tuple(names[k] for k in columns)}
-        x = x.of_columns(columns) if isinstance(x, OnDisk) else x[:, columns]
+        x = x[:, columns]
     elif path.stem[-1:] == "x" and beside.is_file():
         y = np.array(read_array(beside))
     else:
@@ -110,7 +111,7 @@ def raw_arrays(
             raise UserError(f"{path}: every row has a missing value (nan)")
         if not keep.all():
             x, y, rows = x[keep], y[keep], torch.from_numpy(np.flatnonzero(keep))
-    x, white = image_arrays(path, x)
+    x = image_arrays(path, x)
     refuse_gaps(path, y, gaps_in(y), WAY_OF_TARGET)
     if classes is not None and y.shape[1] == 1 and y.iloc[:, 0].dtype.kind in "iuf":
         task, values, classes = numbered(path, y.iloc[:, 0], task, classes)
@@ -119,15 +120,14 @@ def raw_arrays(
         fields = target_fields(path, y, task, classes, event)
     from bnn_pyro.doubts import of_table
 
-    in_memory = not isinstance(x, OnDisk)
-    table = named(x[: LOOKED_AT // max(1, x.shape[1])]) if in_memory and x.ndim == 2 else pd.DataFrame()
+    looked_at = isinstance(x, Tensor) and x.ndim == 2
+    table = named(x[: LOOKED_AT // max(1, x.shape[1])].numpy()) if looked_at else pd.DataFrame()
     return Raw(
         **fields,
         name=str(path),
-        x=torch.from_numpy(x) if in_memory else x,
+        x=x,
         features=() if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1])),
         source=str(path),
-        white=white,
         rows=rows,
         dropped=num - len(x),
         doubts=tuple(of_table(table, None, y[:0])),
@@ -143,8 +143,8 @@ def read_inputs(path: Path) -> np.ndarray:
     return arrays[key]
 
 
-def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> tuple[np.ndarray | OnDisk, float]:
-    """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1], and a white pixel; NaN and inf refused.
+def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> Tensor | OnDisk:
+    """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1]; NaN and inf are refused.
 
     Tables keep the type that they came in, where torch has it: a copy in float64 could be many times the file. A file
     is read a chunk at a time.   first: number of the first row.
@@ -152,28 +152,20 @@ def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> tu
     if isinstance(x, OnDisk):
         step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
         for start in range(0, len(x), step):
-            white = image_arrays(path, x[start : start + step].numpy(), start)[1]
-        return x, white
+            image_arrays(path, x[start : start + step].numpy(), start)
+        return x
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.iscomplexobj(x):
         raise UserError(f"{path}: x holds {x.dtype}; it must hold numbers")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise UserError(f"{path}: x has shape {x.shape}; it must be (N, features), (N, H, W) or (N, H, W, channels)")
     _refuse(path, x, first=first)
-    x = np.ascontiguousarray(x)
-    if x.ndim == 2:
-        return x if x.dtype in TORCH_TYPES else x.astype(np.float64), 1.0
-    white = 255.0 if x.dtype == np.uint8 else 1.0
-    if x.dtype != np.uint8:
-        if x.min() < 0 or x.max() > 1:
-            raise UserError(f"{path}: pixels from {x.min()} to {x.max()}; store images as uint8, or as numbers in "
-                            "[0, 1]; what is no image, such as series, is the input of a network of your own: "
-                            "bp.dataset((X,), y)")  # fmt: skip
-        x = x.astype(np.float32, copy=False)
-    if x.ndim == 3:
-        return x[:, None], white
-    if x.shape[1] not in (1, 3) and x.shape[3] not in (1, 3):
+    if x.ndim > 2 and x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
+        raise UserError(f"{path}: pixels from {x.min()} to {x.max()}; store images as uint8, or as numbers in [0, 1]; "
+                        "what is no image, such as series, is the input of a network of your own: "
+                        "bp.dataset((X,), y)")  # fmt: skip
+    if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] not in (1, 3):
         raise UserError(f"{path}: x has shape {x.shape}; images have 1 or 3 channels, on axis 1 or last")
-    return x if x.shape[1] in (1, 3) else np.moveaxis(x, 3, 1), white
+    return for_torch(np.ascontiguousarray(x))
 
 
 def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int = 0) -> None:

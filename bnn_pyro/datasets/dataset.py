@@ -267,11 +267,9 @@ class Dataset(Introduced):
 class Raw(Schema):
     """Rows as they were read, neither divided nor standardised, and their schema, but for shifts and scales.
 
-    x      (N, F) numbers of any type, or (N, channels, height, width): uint8 of 0 … white, or float32 in [0, 1] where
-           white is 1
+    x      (N, F) numbers of any type, or (N, channels, height, width): uint8, or float32 in [0, 1]
     y      (N,) float64, or int64 labels 0 … K−1 (classification); (N, T) float64 of several targets
     test   x and y of the set's own test part, None where it has none
-    white  the value of a white pixel: images are divided by it
     rows   (N,) numbers of the rows in the file, counted from 0, where rows were dropped; None: all are there
     index  (N,) numbers of the rows of a table's file, whose header is row 1; None: as ``rows``, or from 0
     doubts      what was read as it was hardly meant, a sentence each
@@ -285,7 +283,6 @@ class Raw(Schema):
     y: Tensor
     source: str = ""
     test: tuple[Tensor, Tensor] | None = None
-    white: float = 1.0
     rows: Tensor | None = None
     validation: int | None = None
     dropped: int = 0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnn_pyro.cells import DECIMAL_COMMA, label, max_categories, numbers, parsed, positions, read_targets, truth
 from bnn_pyro.datasets.dataset import Column
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 
 #: Kinds of an array's type that may hold text.
 TEXT = ("O", "U", "S")
@@ -74,20 +74,18 @@ def named(x: Any, names: Sequence[str] | None = None) -> pd.DataFrame:
 def names_in(table: pd.DataFrame | None, what: str, value: str | Sequence[str]) -> list[str]:
     """The columns that an argument names. Raises UserError where the frame has none of this name, or there is none."""
     names = [value] if isinstance(value, str) else list(value)
-    for column in names:
-        if table is None:
-            raise UserError(f"{what}='{column}' names a column, and X is no frame: give pandas.DataFrame(X)")
-        if column not in table.columns:
-            raise unknown(f"column of X ({what}=)", column, table.columns)
+    if names and table is None:
+        raise UserError(f"{what}='{names[0]}' names a column, and X is no frame: give pandas.DataFrame(X)")
+    if names:
+        check_known(f"column of X ({what}=)", table.columns, *names)
     return names
 
 
 def check_order(what: str, value: Any, x: Any) -> None:
     """Raise UserError where both have pandas' row labels, the same ones in another order: rows go by their place."""
     mine, theirs = getattr(value, "index", None), getattr(x, "index", None)
-    if not (isinstance(mine, pd.Index) and isinstance(theirs, pd.Index)) or mine.equals(theirs):
-        return
-    if len(mine) == len(theirs) and mine.is_unique and theirs.is_unique and mine.isin(theirs).all():
+    apart = isinstance(mine, pd.Index) and isinstance(theirs, pd.Index) and not mine.equals(theirs)
+    if apart and len(mine) == len(theirs) and mine.is_unique and theirs.is_unique and mine.isin(theirs).all():
         raise UserError(f"{what} has the row labels of X in another order, and rows are matched by their place; give "
                         f"{what}.loc[X.index], or {what}.to_numpy() where their places are right")  # fmt: skip
 
@@ -137,22 +135,20 @@ def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
 
 def as_target(what: str, y: Any) -> pd.DataFrame:
     """The targets as columns of cells, by their names; where they have none "y", or of several "y1", "y2", …"""
-    nested = isinstance(y, list | tuple) and len(y) and isinstance(y[0], list | tuple | np.ndarray)
     if hasattr(y, "to_list") and not hasattr(y, "columns"):  # a series of pandas or polars
         y = y if isinstance(y, pd.Series) else pd.Series(y.to_list(), name=getattr(y, "name", None))
-    elif nested or not isinstance(y, list | tuple):
-        is_frame = hasattr(y, "__dataframe__") or hasattr(y, "to_pandas")
-        y = as_table(what, y) if is_frame else as_array(what, y, text=True)
-        if len(y.shape) == 2 and y.shape[1] == 1:
-            y = y[:, 0] if isinstance(y, np.ndarray) else y.iloc[:, 0]
-        if len(y.shape) == 2 and y.shape[1]:
-            frame = named(y, [f"y{k + 1}" for k in range(y.shape[1])] if isinstance(y, np.ndarray) else list(y.columns))
-            return as_cells(frame.reset_index(drop=True), f"{what} (rows from 0)")
-        if len(y.shape) != 1:
-            raise UserError(f"{what} has shape {tuple(y.shape)}; give one target for each row, (N,)")
-    cells = pd.Series(y).reset_index(drop=True)
-    cells = cells.rename("y" if cells.name is None else str(cells.name))
-    return _column(f"{what} (rows from 0)", cells).to_frame()
+        frame = y.to_frame("y" if y.name is None else str(y.name))
+    elif hasattr(y, "__dataframe__") or hasattr(y, "to_pandas"):
+        frame = as_table(what, y)
+    elif isinstance(y, list | tuple) and not (len(y) and isinstance(y[0], list | tuple | np.ndarray)):
+        frame = pd.Series(y, name="y").to_frame()
+    else:
+        y = as_array(what, y, text=True)
+        if y.ndim not in (1, 2) or 0 in y.shape[1:]:
+            raise UserError(f"{what} has shape {y.shape}; give one target for each row, (N,)")
+        several = y.ndim == 2 and y.shape[1] > 1
+        frame = named(y, [f"y{k + 1}" for k in range(y.shape[1])] if several else ["y"])
+    return as_cells(frame.reset_index(drop=True), f"{what} (rows from 0)")
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------
@@ -177,8 +173,7 @@ def target_fields(
 def event_column(what: str, event: str, names: Sequence[str]) -> tuple[str, ...]:
     """(column,), or of a text COLUMN=VALUE both; see :class:`Schema`. Raises UserError for an unknown column."""
     name, _, value = (event, "", "") if event in names else event.partition("=")
-    if name not in names:
-        raise unknown(f"column of {what} (event, or --event)", name, names)
+    check_known(f"column of {what} (event, or --event)", names, name)
     return (name, value) if value else (name,)
 
 
@@ -188,11 +183,7 @@ def _times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.ndar
         raise UserError(f"{where}: task='survival' takes a time and an event, and there are {cells.shape[1]} columns; "
                         "give event= (--event), 1 where it happened at that time and 0 where it had not")  # fmt: skip
     name, event = cells.columns
-    y = numbers(where, cells[name])
-    if (wrong := np.flatnonzero(y <= 0)).size:
-        raise UserError(f"{where}: target '{name}', row {cells.index[wrong[0]]}: {y[wrong[0]]:g} is no time, which is "
-                        f"positive ({wrong.size:,} such rows); correct it, or leave such rows out")  # fmt: skip
-    labels = cells[event].map(label)
+    y, labels = numbers(where, cells[name], "time"), cells[event].map(label)
     known = parsed(truth(cells[event])) if value is None else (labels == label(value)).to_numpy(float)
     if not np.isin(known, (0, 1)).all():
         names = ", ".join(sorted(set(labels))[:5])
@@ -253,11 +244,7 @@ def encode(
             places = positions(where, cells, texts, column.categories, "category", refuse=unseen == "refuse")
             block[:] = places[:, None] == np.arange(len(column.categories))
         elif column.fill is None:
-            block[:, 0] = numbers(where, cells)
-            if column.exposure and (bad := np.flatnonzero(block[:, 0] <= 0)).size:
-                place = f"{where}: column '{column.name}', row {cells.index[bad[0]]}"
-                raise UserError(f"{place}: {cells.iloc[bad[0]]} is no exposure, which is positive; correct it, or "
-                                "leave such rows out")  # fmt: skip
+            block[:, 0] = numbers(where, cells, "exposure" if column.exposure else "")
         else:
             block[:, 0], block[:, 1] = column.fill, missing
             block[~missing, 0] = numbers(where, cells[~missing])

@@ -58,7 +58,6 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
         source=f"{path}, pictures of {width} × {height}",
         test=tested if tests else None,
         doubts=doubts,
-        white=255.0,
         dropped=len(train) + len(test) - len(y) - len(tested[1]),
     )
 
@@ -139,8 +138,6 @@ def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
     Stretched to the schema's size and made grey or RGB as the model wants it; transparency becomes white. ``invert``
     turns dark on white into white on dark, as MNIST has it.
     """
-    if not schema.is_image:
-        raise UserError(f"images don't fit a model of {len(schema.features)} features; give it a table")
     files = pictures_in(path) if path.is_dir() else [existing(path)]
     if not files:
         raise UserError(f"{path}: no PNG or JPG file in this folder")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as Items
@@ -137,18 +136,15 @@ def dataset(
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = (named(as_array("X", x)) if table is None else table).assign(**{exposure: np.asarray(values)})
     how = dict(task=task, order=classes, exposure=exposure, event=of_event)
-    raw = _raw(x if table is None else table, columns["y"], missing, dates, **how)
+    raw = _raw(x, table, columns["y"], missing, dates, **how)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
         features = tuple(f"{part.name}[{i}]" for part in parts for i in range(math.prod(part.shape)))
         raw = replace(raw, features=features, columns=tuple(map(Column, features)), input_parts=tuple(parts))
+    if (x_test is None) != (y_test is None):
+        raise UserError("x_test and y_test are the test part together; give both, or none")
     if x_test is not None:
-        splits = [w for w, v in (("split", split), ("groups", groups), ("time", time)) if v is not None]
-        if splits:
-            raise UserError(f"x_test is the test part; leave {splits[0]}= out")
         raw = replace(raw, test=_test_part(raw, x_test, y_test))
-    elif y_test is not None:
-        raise UserError("y_test is given without x_test")
     by = {kind: columns[kind] for kind in ("groups", "time") if columns[kind] is not None}
     return say_doubts(prepare(raw, limit=limit, scale=scale, seed=seed, **_division(raw, split, by, validation)))
 
@@ -158,8 +154,7 @@ def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
 
     Raises UserError for a missing column, a missing value or a category that training did not have (see ``dataset``).
     """
-    values, white = _encoded(what, x, schema)
-    return standardised(values, schema, white)
+    return standardised(_encoded(what, x, schema), schema)
 
 
 # -- rows to features --------------------------------------------------------------------------------------------------
@@ -172,11 +167,10 @@ def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
     return y.join(event)
 
 
-def _raw(x: Any, y: Any, missing: str, dates: str, **how: Any) -> Raw:
+def _raw(x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, **how: Any) -> Raw:
     if y is None:
         raise UserError("y is missing: give the targets, or the name of a column of X")
     target, where = as_target("y", y), "X (rows from 0)"
-    table = as_table("X", x)
     num = len(x) if table is None else len(table)
     if len(target) != num:
         raise UserError(f"X has {num} rows and y {len(target)}; give one target for each row")
@@ -196,9 +190,7 @@ def _raw(x: Any, y: Any, missing: str, dates: str, **how: Any) -> Raw:
 
 
 def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    if y is None:
-        raise UserError("x_test is given without y_test")
-    values, cells = _encoded("x_test", x, raw)[0], as_target("y_test", y)
+    values, cells = _encoded("x_test", x, raw), as_target("y_test", y)
     if len(cells) != len(values):
         raise UserError(f"x_test has {len(values)} rows and y_test {len(cells)}; give one target for each row")
     if cells.shape[1] != len(raw.target_names):
@@ -206,8 +198,8 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return values, encode_target("y_test", cells.set_axis(raw.target_names, axis=1), raw)
 
 
-def _encoded(what: str, x: Any, like: Schema) -> tuple[Tensor, float]:
-    """(the features of rows, the value of a white pixel)."""
+def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
+    """The features of rows, or pixels, as of a ``Raw``."""
     if like.input_parts and not isinstance(x, Tensor):
         x = _pack(what, _parts_of(x), like.input_parts)[0]
     table = as_table(what, x, like.table_columns)
@@ -228,12 +220,11 @@ def _encoded(what: str, x: Any, like: Schema) -> tuple[Tensor, float]:
         table = as_cells(table, f"{what} (rows from 0)", bool(like.dates))
         coded = {column.name for column in like.columns if column.categories is not None} & set(table.columns)
         table = table.assign(**{name: coded_cells(table[name]) for name in coded if table[name].dtype.kind in "iuf"})
-        return encode_rows(f"{what} (rows from 0)", table, like)[0], 1.0
-    values, white = image_arrays(what, x)
-    values = values if isinstance(values, OnDisk) else torch.from_numpy(values)
+        return encode_rows(f"{what} (rows from 0)", table, like)[0]
+    values = image_arrays(what, x)
     if tuple(values.shape[1:]) != like.input_shape:
         raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}")
-    return values, white
+    return values
 
 
 # -- the split ---------------------------------------------------------------------------------------------------------
@@ -244,12 +235,12 @@ def _division(raw: Raw, split: Any, by: dict[str, Any], validation: float | None
         raise UserError(f"split={split}: give the share of test rows, 0 to below 1; or a mask, or row numbers")
     if validation is not None and not (0 <= validation < 1 or float(validation).is_integer()):
         raise UserError(f"validation={validation}: give a number of rows, or a share below 1")
-    rows = None if split is None or is_share else split
-    if rows is not None and raw.rows is not None:
+    of_rows = split is not None and not is_share
+    if of_rows and raw.rows is not None:
         raise UserError("rows were dropped, so that rows in split= have other numbers; drop them from X and y first")
     held_out = None if validation is None else round(validation * num if validation < 1 else validation)
-    if rows is not None or raw.test is not None:
-        return dict(rows=rows, by=by, validation=held_out)
+    if of_rows or raw.test is not None:
+        return dict(rows=split, by=by, validation=held_out)
     shares = None
     if is_share or held_out is not None:
         test, val = split if is_share else FRACTIONS[2], FRACTIONS[1] if held_out is None else held_out / num

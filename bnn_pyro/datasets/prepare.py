@@ -17,7 +17,7 @@ from bnn_pyro.cells import skewed
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import divide
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.progress import announce
 
 #: "ordinal" is classes in an order; "survival" a time, negative where censored; "targets" and "labels" are several
@@ -38,17 +38,16 @@ NORMAL_RANGE = 1.3489795
 def check_options(**options: str | None) -> None:
     """Raise UserError for a word that is none of ``CHOICES``; None is not given."""
     for name, value in options.items():
-        if value is not None and value not in CHOICES[name]:
-            raise unknown(name.replace("_", " "), value, CHOICES[name])
+        if value is not None:
+            check_known(name.replace("_", " "), CHOICES[name], value)
 
 
 def check_choice(features: Sequence[str], names: Sequence[str], where: str) -> None:
     """Raise UserError unless the features are some of these names, each chosen once."""
     if not features:
         raise UserError(f"{where}: features=[] chooses no column; leave it out to take all")
+    check_known(f"feature of {where}", names, *features)
     for name in features:
-        if name not in names:
-            raise unknown(f"feature of {where}", name, names)
         if features.count(name) > 1:
             raise UserError(f"{where}: feature '{name}' is chosen twice")
 
@@ -63,8 +62,7 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
             raise UserError(f"{where} holds images, which have no columns to choose: leave features={features} out")
         check_choice(features, raw.features, where)
         columns = [raw.features.index(name) for name in features]
-        x = raw.x.of_columns(columns) if isinstance(raw.x, OnDisk) else raw.x[:, columns]
-        raw = replace(raw, x=x, features=tuple(features))
+        raw = replace(raw, x=raw.x[:, columns], features=tuple(features))
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
 
@@ -77,13 +75,13 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **ho
         train, record = train[:limit], {**record, "limit": limit}
     raw = _filled(raw, train)
     numbers = next(v for v in (raw.index, raw.rows, torch.arange(len(raw.y))) if v is not None)
-    own_test = None if raw.test is None else torch.arange(len(raw.test[1]))
+    x_test, y_test = raw.test or (raw.x, raw.y)
+    test, of_test = (test, numbers[test]) if raw.test is None else (torch.arange(len(y_test)),) * 2
     if raw.target_scale == "log":
         check_positive(raw, raw.y, numbers)
-        check_positive(raw, raw.y[:0] if raw.test is None else raw.test[1], own_test)
+        check_positive(raw, y_test[test], of_test)
     schema = _schema(raw, train, scale)
-    tested = (raw.x, raw.y, test) if raw.test is None else (*raw.test, own_test)
-    parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), tested)
+    parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), (x_test, y_test, test))
     record["rows"] = [len(rows) for _, _, rows in parts]
     facts = {"dropped": raw.dropped, "doubts": _doubts(raw, numbers)}
     record |= {what: value for what, value in facts.items() if value}
@@ -91,9 +89,8 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **ho
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)
         in_file = isinstance(x, OnDisk)
-        tensors += [Rows(x, schema, raw.white, rows) if in_file else standardised(x, schema, raw.white, rows), target]
-    index = (numbers[train], numbers[val], numbers[test] if own_test is None else own_test)
-    return Dataset(raw.name, schema, *tensors, raw.source, record, *index)
+        tensors += [Rows(x, schema, rows) if in_file else standardised(x, schema, rows), target]
+    return Dataset(raw.name, schema, *tensors, raw.source, record, numbers[train], numbers[val], of_test)
 
 
 def check_positive(like: Schema, y: Tensor, index: Any, where: str = "") -> None:
@@ -108,7 +105,6 @@ def check_positive(like: Schema, y: Tensor, index: Any, where: str = "") -> None
         )
 
 
-# -- a chunk of rows at a time -----------------------------------------------------------------------------------------
 def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation over the first axis of rows that come in parts, float64.
 
@@ -128,7 +124,6 @@ def _pooled(a: tuple, b: tuple) -> tuple:
     return a[0] + b[0], a[1] + share * apart, variance.sqrt(), a[3].minimum(b[3]), a[4].maximum(b[4])
 
 
-# -- missing numbers ---------------------------------------------------------------------------------------------------
 def _filled(raw: Raw, rows: Tensor) -> Raw:
     """With the training rows' median for the missing numbers of each column that may have them."""
     if not any(column.fill is not None for column in raw.columns):
@@ -145,7 +140,6 @@ def _filled(raw: Raw, rows: Tensor) -> Raw:
     return replace(raw, columns=tuple(columns))
 
 
-# -- what the training rows tell --------------------------------------------------------------------------------------
 def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
     """What the training rows, and no others, tell."""
     y, robust = raw.y[rows], of_inputs == "robust"
@@ -259,10 +253,10 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
     hidden unit of an MNIST network.
     """
     if raw.x.dtype != torch.uint8:
-        pixels = (chunk.double().flatten() / raw.white for chunk in taken(raw.x, rows))
-        return (_lower_median(raw.x, rows) / raw.white,), (mean_and_scale(pixels)[1].item(),)
+        pixels = (chunk.double().flatten() for chunk in taken(raw.x, rows))
+        return (_lower_median(raw.x, rows),), (mean_and_scale(pixels)[1].item(),)
     counts = sum(torch.bincount(chunk.flatten(), minlength=256) for chunk in taken(raw.x, rows)).double()  # exact
-    values = torch.arange(256, dtype=torch.float64) / raw.white
+    values = torch.arange(256, dtype=torch.float64) / 255
     share = counts / counts.sum()
     middle = values[int((share.cumsum(0) < 0.5).sum())]
     mean = (share * values).sum()

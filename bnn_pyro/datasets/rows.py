@@ -44,6 +44,15 @@ def is_large(shape: Sequence[int]) -> bool:
     return 4 * math.prod(shape) > memory_bound()
 
 
+def for_torch(x: np.ndarray) -> Tensor:
+    """A table (N, F) in its own type where torch has it, or images (N, channels, H, W) in uint8 or float32."""
+    if x.ndim < 3:
+        return torch.from_numpy(x if x.dtype in TORCH_TYPES else x.astype(np.float64))
+    x = x[:, None] if x.ndim == 3 else x
+    x = x if x.shape[1] in (1, 3) else np.moveaxis(x, 3, 1)
+    return torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32, copy=False))
+
+
 class OnDisk:
     """The rows (N, …) of a file of numbers, read when they are indexed along their first axis.
 
@@ -61,20 +70,14 @@ class OnDisk:
         row = self[:1]
         self.shape, self.dtype = torch.Size([shape[0], *row.shape[1:]]), row.dtype
 
-    def of_columns(self, columns: Sequence[int]) -> Self:
-        """The same rows with these columns alone."""
-        *where, mine = self.where
-        return OnDisk(*where, np.arange(self.shape[1])[columns] if mine is None else mine[columns], self.owner)
-
     def __len__(self) -> int:
         return self.shape[0]
 
-    def dim(self) -> int:
-        """The number of axes."""
-        return len(self.shape)
-
-    def __getitem__(self, rows: Tensor | slice) -> Tensor:
-        _, dtype, shape, offset, columns = self.where
+    def __getitem__(self, rows: Tensor | slice | tuple[slice, Sequence[int]]) -> Tensor | Self:
+        path, dtype, shape, offset, columns = self.where
+        if isinstance(rows, tuple):  # all rows with some columns alone
+            some = np.arange(self.shape[1])[rows[1]] if columns is None else columns[rows[1]]
+            return OnDisk(path, dtype, shape, offset, some, self.owner)
         size, spans = dtype.itemsize * math.prod(shape[1:]), []
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(shape[0])
@@ -83,12 +86,7 @@ class OnDisk:
             spans = [(row, 1) for row in rows.tolist()]
         parts = [os.pread(self.file, size * num, offset + size * start) for start, num in spans]
         chunk = np.ndarray((sum(num for _, num in spans), *shape[1:]), dtype, bytearray().join(parts))
-        chunk = chunk if columns is None else chunk[:, columns]
-        if chunk.ndim > 2:
-            chunk = chunk[:, None] if chunk.ndim == 3 else chunk
-            chunk = chunk if chunk.shape[1] in (1, 3) else np.moveaxis(chunk, 3, 1)
-            return torch.from_numpy(chunk if dtype == np.uint8 else chunk.astype(np.float32))
-        return torch.from_numpy(chunk if dtype in TORCH_TYPES else chunk.astype(np.float64))
+        return for_torch(chunk if columns is None else chunk[:, columns])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OnDisk, self.where
@@ -100,11 +98,9 @@ class Rows:
 
     source: OnDisk
     schema: Schema
-    white: float
     numbers: Tensor
     device: torch.device = CPU
     dtype = torch.float32
-    nbytes = 0  # of memory
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -116,7 +112,7 @@ class Rows:
 
     def __getitem__(self, rows: Any) -> Tensor:
         numbers = self.numbers[rows.cpu() if isinstance(rows, Tensor) else rows]
-        x = standardised(self.source, self.schema, self.white, numbers.flatten())
+        x = standardised(self.source, self.schema, numbers.flatten())
         return x.reshape(*numbers.shape, *self.shape[1:]).to(self.device)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
@@ -147,12 +143,13 @@ def taken(x: Tensor | OnDisk, rows: Tensor) -> Iterator[Tensor]:
     return (x[rows[start : start + step]] for start in range(0, len(rows), step))
 
 
-def standardised(x: Tensor | OnDisk, schema: Schema, white: float = 1.0, rows: Tensor | None = None) -> Tensor:
-    """``schema.standardise`` of rows of x (N, F), or of pixels (N, channels, height, width) to ``white``: float32."""
+def standardised(x: Tensor | OnDisk, schema: Schema, rows: Tensor | None = None) -> Tensor:
+    """``schema.standardise`` of rows of x (N, F), or of pixels as of a ``Raw``: float32."""
     rows, done = torch.arange(len(x)) if rows is None else rows, 0
     result = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32)
     for chunk in taken(x, rows):
-        values = chunk.to(torch.float32) / white if x.dim() == 4 else chunk.double()
+        values = chunk.to(torch.float32 if chunk.dim() == 4 else torch.float64)
+        values = values / 255 if chunk.dim() == 4 and chunk.dtype == torch.uint8 else values
         result[done : (done := done + len(chunk))] = schema.standardise(values)
     return result
 

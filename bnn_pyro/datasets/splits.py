@@ -45,7 +45,10 @@ def divide(
     everything = train = np.arange(len(raw.y))
     val = test = everything[:0]
     shares, record = FRACTIONS if fractions is None else fractions, {"kind": "given", "seed": seed}
-    if len(by) + (rows is not None) + (file is not None) > 1 or (by and validation is not None):
+    ways = [name for name, value in {**by, "split": rows, "splits": file}.items() if value is not None]
+    if ways and raw.test is not None:
+        raise UserError(f"{raw.name}: its test part is given; leave {ways[0]}= out")
+    if len(ways) > 1 or (by and validation is not None):
         raise UserError(f"{raw.name}: groups, time and given test rows are three ways to divide; give one of them, and "
                         "with groups or time shares by fractions (--fractions) instead of validation")  # fmt: skip
     for kind, values in by.items():
@@ -54,8 +57,6 @@ def divide(
     if given and fractions is not None:
         raise UserError(f"{raw.name}: its test part is given, fractions={tuple(fractions)} don't apply; "
                         "use validation=N to hold out training rows")  # fmt: skip
-    if file is not None and raw.test is not None:
-        raise UserError(f"{raw.name} has a test part of its own; leave splits={file[0]} out")
     held_out = validation or 0
     if not given:
         held_out, num_test = _sizes(raw, shares, validation)

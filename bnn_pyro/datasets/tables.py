@@ -19,7 +19,7 @@ from bnn_pyro.datasets.arrays import raw_arrays
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
 from bnn_pyro.datasets.rows import OnDisk, is_large, rows_file
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.files import cache_root, existing, telling
 
 
@@ -55,9 +55,8 @@ def load_table(
     of_event = () if event is None else frames.event_column(str(path), event, list(frame.columns))
     target = [*target, *of_event[:1]]
     known = [] if exposure is None else [exposure]
-    for name in (*target, *exclude, *categorical, *aside, *known):
-        if name not in frame.columns:
-            raise unknown(f"{'target ' * (name in target)}column of {path}", name, frame.columns)
+    check_known(f"target column of {path}", frame.columns, *target)
+    check_known(f"column of {path}", frame.columns, *exclude, *categorical, *aside, *known)
     for name in target:
         if name in (*aside, *exclude, *known, *(features or ())) or target.count(name) > 1:
             raise UserError(f"{path}: column '{name}' is the target; do not choose it as a feature, leave it out, take "
@@ -68,7 +67,7 @@ def load_table(
         raise UserError(f"{path}: no column is left but the target '{', '.join(target)}'; nothing to predict from")
     if features is not None:
         check_choice(features, names, str(path))
-        names = [name for name in features if name not in exclude]
+        names = features
     frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
     how = dict(task=task, missing=missing, words=MISSING, order=classes, exposure=exposure, event=of_event, dates=dates)
     raw = raw_table(path, frame[[*names, *known, *target]], target, **how)
@@ -202,8 +201,7 @@ def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
     Raises UserError for a missing column, a missing value, text where a number belongs, a category or a label that
     the training data did not have.
     """
-    path, frame = existing(path), read_table(path, schema)
-    x, y = encode_rows(path, frame, schema, MISSING)
+    x, y = encode_rows(path, read_table(path, schema), schema, MISSING)
     return schema.standardise(x), y
 
 

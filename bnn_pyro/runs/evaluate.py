@@ -265,7 +265,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
         of_folder = (path := resolve(name)).is_dir() and schema.is_image
         raw = load_folder(path, schema.input_shape) if of_folder else load_archive(path, task=schema.task)
         task, classes, x, y = raw.task, raw.classes, raw.x, raw.y
-        x = standardised(x, schema, raw.white) if tuple(x.shape[1:]) == schema.input_shape else x
+        x = standardised(x, schema) if tuple(x.shape[1:]) == schema.input_shape else x
     if task != schema.task:
         raise UserError(f"{name}: is {task}, and this run is {schema.task}")
     if tuple(x.shape[1:]) != schema.input_shape:
