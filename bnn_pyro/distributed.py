@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 
 if TYPE_CHECKING:
     import torch
@@ -218,8 +218,7 @@ def choose_device(name: str) -> torch.device:
     """A device by "auto", "cpu" or "cuda", of each process its own GPU. Raises UserError where CUDA is absent."""
     import torch
 
-    if name not in ("auto", "cpu", "cuda"):
-        raise unknown("device", name, ("auto", "cpu", "cuda"))
+    check_known("device", ("auto", "cpu", "cuda"), name)
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' was asked for, but this machine has none that torch can use; take --device cpu")
     if name == "cpu" or not torch.cuda.is_available():

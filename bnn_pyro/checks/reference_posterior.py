@@ -22,7 +22,7 @@ from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
 from bnn_pyro.diagnostics.draws import sized
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.features import on_features
 from bnn_pyro.files import read_archive
 from bnn_pyro.inference.potential import Potential
@@ -114,8 +114,7 @@ def references() -> list[str]:
 
 def load_reference(name: str) -> ReferencePosterior:
     """The reference of that name. Raises UserError where there is none, or its files are damaged."""
-    if name not in references():
-        raise unknown("reference", name, references())
+    check_known("reference", references(), name)
     path = REFERENCES / f"{name}.npz"
     try:
         about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))

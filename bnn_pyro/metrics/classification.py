@@ -12,7 +12,7 @@ import torch
 from scipy.special import entr
 from sklearn import metrics as sklearn_metrics
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets, ties
 from bnn_pyro.predictive import Prediction
 
@@ -226,8 +226,7 @@ def ood_table(inside: Prediction, outside: Prediction, **resampling: Any) -> Eva
 
 
 def _points(inside: Prediction, outside: Prediction, score: str) -> np.ndarray:
-    if score not in SCORES:
-        raise unknown("uncertainty score", score, SCORES)
+    check_known("uncertainty score", SCORES, score)
     parts = []
     for name, prediction, positive in (("inside", inside, 0.0), ("outside", outside, 1.0)):
         if len(prediction) == 0:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from scipy.stats import binom
 
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.metrics import classification
 from bnn_pyro.metrics import metric as base
 from bnn_pyro.metrics.classification import mean_probs
@@ -146,8 +146,7 @@ def paired(
         raise UserError(f"cannot compare a {prediction_a.task} with a {prediction_b.task} prediction")
     if isinstance(metric, str):
         table = METRICS[prediction_a.task]
-        if metric not in table:
-            raise unknown(f"{prediction_a.task} metric", metric, table)
+        check_known(f"{prediction_a.task} metric", table, metric)
         metric = table[metric]
     a, b = metric.summarise(prediction_a, y), metric.summarise(prediction_b, y)
 

@@ -26,7 +26,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.errors import UserError, first_line, unknown
+from bnn_pyro.errors import UserError, check_known, first_line
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, users_code, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
@@ -262,8 +262,7 @@ class _Torchvision(nn.Module):
         from torchvision import models
 
         super().__init__()
-        if name not in models.list_models(module=models):
-            raise unknown("torchvision architecture", name, models.list_models(module=models))
+        check_known("torchvision architecture", models.list_models(module=models), name)
         with isolated(0):  # it draws initial weights
             self.net = models.get_model(name, weights=None)
         last = [key for key, part in self.net.named_modules() if isinstance(part, nn.Linear)]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.parts.components import HeavyTailed, LogNormalTimes, Times, WeibullTimes
 from bnn_pyro.parts.observed import LearnedNoise, Likelihood, LogNormalMixture, Ordinal, TimeMixture
 from bnn_pyro.parts.several import CorrelatedNoise, Several
@@ -258,8 +258,7 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
     """
     name = likelihood or next((name for name, (_, task) in LIKELIHOODS.items() if task == schema.task), "normal")
-    if name not in LIKELIHOODS:
-        raise unknown("likelihood", name, LIKELIHOODS)
+    check_known("likelihood", LIKELIHOODS, name)
     kind, task = LIKELIHOODS[name]
     if likelihood is not None and task != (needed := "regression" if schema.task == "targets" else schema.task):
         fit = [name for name, (_, task) in LIKELIHOODS.items() if task == needed]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bnn_pyro.errors import UserError, first_line, unknown
+from bnn_pyro.errors import UserError, check_known, first_line
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -104,8 +104,7 @@ class _Net(nn.Module):
 
     def __init__(self, activation: str) -> None:
         super().__init__()
-        if activation not in ACTIVATIONS:
-            raise unknown("activation", activation, ACTIVATIONS)
+        check_known("activation", ACTIVATIONS, activation)
         self.activation = ACTIVATIONS[activation]
 
     def _add_layers(self, widths: Sequence[int], bias: bool, rates: Sequence[float]) -> None:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.plots.layout import class_names, figure, legend_outside, panels
 from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
@@ -80,8 +80,7 @@ def uncertain_images(
 
     Raises UserError for a regression, an unknown order, or inputs that are not the prediction's images.
     """
-    if by not in ORDERS:
-        raise unknown("order", by, ORDERS)
+    check_known("order", ORDERS, by)
     _need_images(prediction, x)
     y = None if y is None else targets(prediction, y)
     names = class_names(prediction, schema)

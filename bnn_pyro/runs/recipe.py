@@ -15,7 +15,7 @@ from typing import Any, Self, get_args
 
 from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.files import resolve as locate
 from bnn_pyro.progress import quiet
 from bnn_pyro.settings import Settings, setting
@@ -164,8 +164,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
     """Refuse unknown keys, and values not of ``kinds`` (type or list[type]; None: not given); place: file and table."""
     for key, value in values.items():
-        if key not in kinds:
-            raise unknown(f"{what} in {place}", key, kinds)
+        check_known(f"{what} in {place}", kinds, key)
         items, kind = ([value], kinds[key]) if not get_args(kinds[key]) else (value, *get_args(kinds[key]))
         types = (int, float) if kind is float else kind
         fits = isinstance(items, list) and all(

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known, unknown
 from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
 from bnn_pyro.inference.cost import (
     ARITHMETIC,
@@ -260,8 +260,7 @@ def choose(
     inputs = math.prod(schema.input_shape)
     rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
     if not rules:
-        if method not in METHODS:
-            raise unknown("inference method", method, METHODS)
+        check_known("inference method", METHODS, method)
         known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
     by_input = settings.get("noise", "heteroscedastic") == "heteroscedastic"
