@@ -61,7 +61,9 @@ def _restored(
         entry = _with_module(folder, module, provenance)
     elif entry is None:
         check_known(f"variant in {folder}", ZOO, provenance.get("entry"))
-        entry = build(ZOO[provenance["entry"]], provenance["entry_settings"])
+        kind = ZOO[provenance["entry"]]
+        former = getattr(kind, "former_of_images", {}) if Schema.from_dict(meta["schema"]).is_image else {}
+        entry = build(kind, former | provenance["entry_settings"])
     else:
         saved = {k: v for k, v in provenance.get("entry_settings", {}).items() if k != "module"}
         backbone, then = getattr(entry, "backbone", None), saved.get("backbone")

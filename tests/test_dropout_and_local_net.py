@@ -11,6 +11,7 @@ import torch
 from conjugate import dataset
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
+from run_folders import reseal
 from torch import nn
 
 import bnn_pyro as bp
@@ -31,12 +32,25 @@ def fit(method, entry=None, **settings):
     return bp.fit(entry, DATA, method, seed=0, progress=False, device="cpu")
 
 
+def test_archives_of_images_that_hold_no_rates_have_those_of_then(tmp_path):
+    """Of earlier versions, which left None out and took 0.2 and 0.5."""
+    x = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(5))
+    data = dataset(x, torch.tensor([0, 1, 0, 1]), bp.Schema("classification", (1, 2, 2), ("a", "b")), x)
+    made = bp.fit(bp.DropoutMLP(hidden=(3,)), data, bp.MCDropout(epochs=1), seed=0, progress=False, device="cpu")
+    made.save(tmp_path)
+    assert list(bp.load(tmp_path).guide.rates.values()) == [0.05, 0.1]
+    rates = ("input_dropout", "hidden_dropout")
+    settings = {k: v for k, v in made.provenance["entry_settings"].items() if k not in rates}
+    reseal(tmp_path, provenance={**made.provenance, "entry_settings": settings})
+    assert list(bp.load(tmp_path).guide.rates.values()) == [0.2, 0.5]
+
+
 def test_the_rates_are_the_inputs_and_the_hidden_ones():
     image = bp.Schema("classification", (1, 4, 4), ("a", "b"))
     with bp.isolated(0), torch.no_grad():
         assert bp.DropoutMLP(hidden=(5, 4), input_dropout=0.1).model(DATA.schema).net.rates == (0.1, 0.05, 0.05)
         assert bp.DropoutMLP().model(DATA.schema).net.rates == (0.0, 0.05)
-        assert bp.DropoutMLP(hidden_dropout=0.3).model(image).net.rates == (0.2, 0.3)
+        assert bp.DropoutMLP(hidden_dropout=0.3).model(image).net.rates == (0.05, 0.3)
         net, seen = MLP((1000,), (2000,), 1, dropout=(0.2, 0.5)), []
         for layer in net.layers:
             layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))

@@ -25,6 +25,7 @@ input unit of it, or for each weight (section 3 there). With a free σ it is the
 need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,7 +41,7 @@ from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
 
 #: Dropout rates of inputs and of hidden units where none are set.
-IMAGE_RATES, TABLE_RATES = (0.2, 0.5), (0.0, 0.05)
+IMAGE_RATES, TABLE_RATES = (0.05, 0.1), (0.0, 0.05)
 
 
 @dataclass(frozen=True)
@@ -114,14 +115,17 @@ class MLP(MeanField):
 class DropoutMLP(Network):
     """Settings of a multilayer perceptron with dropout: those of ``Network``.
 
-    input_dropout   share of the inputs that a mask removes, by default 0.2 of an image and none of a table; 0 for none
-    hidden_dropout  share of every hidden layer's units that a mask removes, by default 0.5 for images and 0.05 for
-                    tables, as published (Srivastava et al. 2014; Gal & Ghahramani 2016)
+    input_dropout   share of the inputs that a mask removes, by default 0.05 of an image and none of a table; 0 for none
+    hidden_dropout  share of every hidden layer's units that a mask removes, by default 0.1 for images and 0.05 for
+                    tables, as published (Gal & Ghahramani 2016)
     """
 
     hidden: tuple[int, ...] = setting((100,), low=1)
-    input_dropout: float | None = setting(None, low=0, below=1, optional=True)
-    hidden_dropout: float | None = setting(None, low=0, below=1, optional=True)
+    input_dropout: float | None = setting(None, low=0, below=1)
+    hidden_dropout: float | None = setting(None, low=0, below=1)
+
+    #: Of archives of images that do not hold them, in which None was left out.
+    former_of_images: ClassVar[Mapping[str, float]] = {"input_dropout": 0.2, "hidden_dropout": 0.5}
 
     summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
     paper: ClassVar[str] = "Srivastava et al. 2014, JMLR 15:1929; Gal & Ghahramani 2016, arXiv:1506.02142"
