@@ -35,7 +35,7 @@ from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 
 BATCH_NORM = ("batch", "frozen")
 #: Training rows whose statistics a draw is normalised by.
-NORM_ROWS = 384
+NORM_ROWS = 512
 #: Rows and draws that the start is measured by; σ of a weight, as a share of the root mean square of its site's values;
 #: the factor by which the variance of a layer's activations may be off.
 START_ROWS, START_DRAWS, SHARE, FACTOR = 128, 8, 0.1, 2.0
