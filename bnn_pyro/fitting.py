@@ -257,10 +257,12 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     incidental, former = getattr(setup.method, "incidental", ()), getattr(setup.method, "former", {})
     entry_settings, method_settings = setup.variant_settings, setup.inference_settings
     settings_that_count = {k: v for k, v in (method_settings | former).items() if k not in incidental}
+    as_before = () if data.schema.is_image else getattr(setup.entry, "former_of_images", ())  # where left out then too
+    entry_that_counts = {k: v for k, v in entry_settings.items() if v is not None or k not in as_before}
     versions, fingerprint = {"python": platform.python_version()}, data.fingerprint
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
     return {
-        "key": [setup.variant, entry_settings, setup.inference, settings_that_count, seed, fingerprint],
+        "key": [setup.variant, entry_that_counts, setup.inference, settings_that_count, seed, fingerprint],
         "entry": setup.variant,
         "entry_settings": entry_settings,
         "method": setup.inference,

@@ -15,6 +15,7 @@ from run_folders import reseal
 from torch import nn
 
 import bnn_pyro as bp
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import Rescale, elbo_of
 from bnn_pyro.parts.guides import DroppedColumns, PointMass
 from bnn_pyro.parts.likelihoods import make_likelihood
@@ -43,6 +44,19 @@ def test_archives_of_images_that_hold_no_rates_have_those_of_then(tmp_path):
     settings = {k: v for k, v in made.provenance["entry_settings"].items() if k not in rates}
     reseal(tmp_path, provenance={**made.provenance, "entry_settings": settings})
     assert list(bp.load(tmp_path).guide.rates.values()) == [0.2, 0.5]
+
+
+def test_tables_without_rates_resume_fits_of_earlier_versions(tmp_path):
+    """Their rates are the same, and their keys held none."""
+    how = dict(seed=0, progress=False, device="cpu", out=tmp_path)
+    made = bp.fit(bp.DropoutMLP(hidden=(3,)), DATA, bp.MCDropout(epochs=1), **how)
+    variant, settings, *rest = made.provenance["key"]
+    earlier = [variant, {k: v for k, v in settings.items() if not k.endswith("dropout")}, *rest]
+    reseal(tmp_path, provenance={**made.provenance, "key": earlier})
+    again = bp.fit(bp.DropoutMLP(hidden=(3,)), DATA, bp.MCDropout(epochs=1), **how, resume=True)
+    assert again.guide.loc.equal(made.guide.loc)
+    with pytest.raises(UserError, match="of other settings"):
+        bp.fit(bp.DropoutMLP(hidden=(3,), hidden_dropout=0.2), DATA, bp.MCDropout(epochs=1), **how, resume=True)
 
 
 def test_the_rates_are_the_inputs_and_the_hidden_ones():

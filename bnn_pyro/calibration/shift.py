@@ -1,4 +1,4 @@
-"""Whether new rows are still like the calibration rows, without which no guarantee holds; levels that follow in time.
+"""Distribution shift: tests of whether new rows are like the calibration rows, and conformal levels that adapt to it.
 
 Each test's false-alarm rate holds whatever the model and the data: they only use that calibration and new rows are
 exchangeable. An alarm says that something changed, not that predictions are wrong; no alarm is no proof.

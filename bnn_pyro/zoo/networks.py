@@ -124,7 +124,7 @@ class DropoutMLP(Network):
     input_dropout: float | None = setting(None, low=0, below=1)
     hidden_dropout: float | None = setting(None, low=0, below=1)
 
-    #: Of archives of images that do not hold them, in which None was left out.
+    #: Of archives of images without them: None was not written then, and meant these. For tables it means what it did.
     former_of_images: ClassVar[Mapping[str, float]] = {"input_dropout": 0.2, "hidden_dropout": 0.5}
 
     summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
