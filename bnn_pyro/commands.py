@@ -233,4 +233,4 @@ def _stop_says(again: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stopped:
-        raise KeyboardInterrupt(f"{stopped or 'stopped'}; {again}") from None
+        raise KeyboardInterrupt(f"{str(stopped) or 'stopped'}; {again}") from None

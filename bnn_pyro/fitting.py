@@ -5,6 +5,7 @@ import platform
 import time
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.inference.cost import GPU_WORK, step_work
+from bnn_pyro.inference.early_stopping import chosen_settings
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import Start, load
 from bnn_pyro.parts.backbone import from_text
@@ -183,10 +185,17 @@ def fit_setup(
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
         with ranks.agreed():
-            if read_archive(out)[1]["provenance"].get("key") != provenance["key"]:
+            if (about := read_archive(out)[1]["provenance"]).get("key") != provenance["key"]:
                 raise UserError(f"{out} holds a finished posterior of other settings, seed or data; choose another "
                                 "folder, or start again with --overwrite")  # fmt: skip
-            return load(out, entry)
+            return load(out, replace(entry, **about.get("by_held_out_rows", {})))
+    if options := getattr(entry, "to_choose", lambda schema: ())(data.schema):
+        max_minutes = None if max_minutes is None else max_minutes / (len(options) + 1)
+        how = dict(seed=seed, device=device, progress=progress, max_minutes=max_minutes, start=start)
+        tried = partial(chosen_settings, options, data, seed, show=progress and ranks.first)
+        if chosen := tried(lambda one, apart: fit_setup(setup.changed(one), apart, **how)):
+            setup, provenance["by_held_out_rows"] = setup.changed(chosen), chosen
+            entry, provenance["entry_settings"] = setup.entry, setup.variant_settings
     with ExitStack() as lock:
         with ranks.agreed():
             where, began = choose_device(device), time.perf_counter()
@@ -226,8 +235,8 @@ def fit_setup(
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
-        stops = "early_stopping" in provenance or bool(getattr(setup.method, "patience", 0))
-        rows = _rows(stops, data, getattr(entry, "backbone", None), start and start.posterior)
+        held_out = {"early_stopping", "by_held_out_rows"} & provenance.keys() or getattr(setup.method, "patience", 0)
+        rows = _rows(bool(held_out), data, getattr(entry, "backbone", None), start and start.posterior)
         posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=rows)
         if checkpoint is not None:
             ranks.first_does(lambda: posterior.save(out))

@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3 if isinstance(error, FitFailed) else 2
     except KeyboardInterrupt as stopped:
         if rank == 0:
-            sys.stderr.write(f"\n{stopped or 'stopped'}\n")
+            sys.stderr.write(f"\n{str(stopped) or 'stopped'}\n")
         return 130
     finally:
         warnings.formatwarning = format_before

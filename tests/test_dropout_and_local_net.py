@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from dataclasses import replace
 from itertools import product
 
 import pyro.poutine as poutine
@@ -57,6 +58,24 @@ def test_tables_without_rates_resume_fits_of_earlier_versions(tmp_path):
     assert again.guide.loc.equal(made.guide.loc)
     with pytest.raises(UserError, match="of other settings"):
         bp.fit(bp.DropoutMLP(hidden=(3,), hidden_dropout=0.2), DATA, bp.MCDropout(epochs=1), **how, resume=True)
+
+
+def test_held_out_rows_of_a_table_choose_the_rate_of_hidden_units(tmp_path):
+    """That with the least NLL of the validation rows, by its own fit; the archive and a resumed fit have it too."""
+    x = torch.randn(40, 1, generator=torch.Generator().manual_seed(1))
+    data = dataset(x, x[:, 0].sin(), bp.Schema("regression", (1,)), x)
+    data = replace(data, x_val=0.9 * x[:20], y_val=(0.9 * x[:20, 0]).sin())
+    method, how = bp.MCDropout(epochs=30), dict(seed=0, progress=False, device="cpu")
+    made = bp.fit(bp.DropoutMLP(hidden=(20,)), data, method, out=tmp_path, **how)
+    rates = (0.05, 0.1, 0.02, 0.005)
+    each = [bp.fit(bp.DropoutMLP(hidden=(20,), hidden_dropout=rate), data, method, **how) for rate in rates]
+    nll = [bp.metrics.nll(bp.predict(one, data.x_val), data.y_val) for one in each]
+    best = nll.index(min(nll))
+    assert rates[best] != 0.05 and made.guide.loc.equal(each[best].guide.loc)
+    again = bp.fit(bp.DropoutMLP(hidden=(20,)), data, method, out=tmp_path, resume=True, **how)
+    for one in (made, again, bp.load(tmp_path)):
+        assert list(one.guide.rates.values()) == [0.0, rates[best]]
+    assert len(made.rows) == 60  # the rows that chose are no test rows
 
 
 def test_the_rates_are_the_inputs_and_the_hidden_ones():

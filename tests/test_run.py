@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pandas as pd
@@ -64,6 +65,14 @@ def test_overwrite_replaces_the_run_and_nothing_else(tmp_path):
     assert (out / "notes.txt").read_text() == (out / "figures" / "mine.txt").read_text() == "mine"
     assert json.loads((out / "config.json").read_text())["seed"] == 1
     assert not (out / "figures" / "old.png").exists() and not (out / "baseline").exists()
+
+
+def test_a_stop_before_there_is_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bnn_pyro.commands.fit_run", Mock(side_effect=KeyboardInterrupt))
+    assert main(["train", "mlp", "--data", "diabetes", "--out", str(tmp_path)]) == 130
+    assert f"\nstopped; go on to the same result with: python -m bnn_pyro.run train --resume --out {tmp_path}\n" in (
+        capsys.readouterr().err
+    )
 
 
 def test_flags_go_before_config_and_config_before_defaults(tmp_path):

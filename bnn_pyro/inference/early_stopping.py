@@ -8,6 +8,7 @@ noise that is learned. Where ``epochs`` is left out the learning rate stays unti
 """
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from bnn_pyro.inference.potential import log_likelihood, mixtures
 from bnn_pyro.parts.guides import MeanFieldNormal, inverse_softplus
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, model_buffers
+from bnn_pyro.progress import announce
 
 #: Share of the training rows that are held out where the data have no validation rows.
 HELD_OUT = 0.15
@@ -46,6 +48,24 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
     rest, stopping = order.tensor_split([len(order) - round(HELD_OUT * len(order))])
     x, y = data.x_train, data.y_train
     return replace(data, x_train=part_of(x, rest), y_train=y[rest], x_val=part_of(x, stopping), y_val=y[stopping])
+
+
+def chosen_settings(
+    options: Sequence[dict[str, Any]],
+    data: Dataset,
+    seed: int,
+    fit: Callable[[dict[str, Any], Dataset], Posterior],
+    show: bool = False,
+) -> dict[str, Any]:
+    """Of several settings those whose fit gives rows of :func:`hold_out` the least NLL; too few rows choose none."""
+    apart, names = hold_out(data, seed), ", ".join(options[0])
+    if (num := len(apart.x_val)) < MIN_HELD_OUT:
+        return {}
+    announce(f"{len(options)} fits first: {num:,} held-out rows choose {names}", show)
+    log_p = [mixture_log_p(fit(settings, apart), apart.x_val, apart.y_val, LAST_DRAWS).sum() for settings in options]
+    chosen = options[int(torch.stack(log_p).nan_to_num(-math.inf).argmax())]
+    announce(f"{names} {', '.join(map(str, chosen.values()))} has the least NLL of held-out rows", show)
+    return chosen
 
 
 def default_patience(data: Dataset, batch_size: int, steps: int = PATIENT_STEPS) -> int:
@@ -173,11 +193,16 @@ class GuideStopping(EarlyStopping):
             if isinstance(part, MeanFieldNormal) and factor < 1:
                 part.rho.copy_(inverse_softplus(part.scale * factor))
 
-    @torch.no_grad()
     def _log_p(self, x: Tensor, y: Tensor, draws: int = DRAWS) -> Tensor:
-        with in_mode(self.model, training=False):
-            log_p = log_likelihood(self.model, self.posterior.draw(draws, seed=0), x, y)
-        return log_p.double().logsumexp(0) - math.log(draws)
+        return mixture_log_p(self.posterior, x, y, draws)
+
+
+@torch.no_grad()
+def mixture_log_p(posterior: Posterior, x: Tensor, y: Tensor, draws: int) -> Tensor:
+    """Log-density of each row by an equal mixture of draws, the same ones every time: (B,) float64."""
+    with in_mode(posterior.model, training=False):
+        log_p = log_likelihood(posterior.model, posterior.draw(draws, seed=0), x, y)
+    return log_p.double().logsumexp(0) - math.log(log_p.shape[0])
 
 
 def _is_better(new: Tensor, old: Tensor) -> bool:

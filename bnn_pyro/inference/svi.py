@@ -146,7 +146,7 @@ class MCDropout(MAP):
 
     Training is that of MAP with a mask for every row: an ELBO whose latent variables are the masks, with q(z) = p(z)
     and so a KL of 0, plus the log prior of M as weight decay (Gal & Ghahramani 2016, arXiv:1506.02142, equation 7 up
-    to its scaling of the decay). The rates p are settings: the spread of the draws does not shrink with N.
+    to its scaling of the decay). The rates p are not inferred: the spread of the draws does not shrink with N.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})

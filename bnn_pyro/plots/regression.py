@@ -210,7 +210,7 @@ def survival_curve(prediction: Prediction, y: Targets, schema: Schema | None = N
         ends = curve.confidence_interval(method="log-log")  # NaN where the share is 0 or 1
     low, high = (np.where(np.isnan(end.probabilities), share, end.probabilities) for end in (ends.low, ends.high))
     ax = panel(ax, 5.6, 3.7)
-    ax.fill_between(times, low, high, step="post", color="0.88", linewidth=0, label="95% of it")
+    ax.fill_between(times, low, high, step="post", color="0.88", linewidth=0, label="95% interval of observed")
     ax.step([0, *times], [1, *share], where="post", color=DATA, label="observed (Kaplan-Meier)")
     ax.plot(censored, curve.evaluate(censored), "|", color=DATA, ms=5, label="censored")
     grid = torch.linspace(0, times[-1], 200, dtype=torch.float64)[:, None]

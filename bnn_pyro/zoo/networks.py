@@ -42,6 +42,8 @@ from bnn_pyro.settings import Settings, setting
 
 #: Dropout rates of inputs and of hidden units where none are set.
 IMAGE_RATES, TABLE_RATES = (0.05, 0.1), (0.0, 0.05)
+#: Of hidden units, from which held-out rows of a table choose.
+HIDDEN_RATES = (0.05, 0.1, 0.02, 0.005)
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,9 @@ class DropoutMLP(Network):
     """Settings of a multilayer perceptron with dropout: those of ``Network``.
 
     input_dropout   share of the inputs that a mask removes, by default 0.05 of an image and none of a table; 0 for none
-    hidden_dropout  share of every hidden layer's units that a mask removes, by default 0.1 for images and 0.05 for
-                    tables, as published (Gal & Ghahramani 2016)
+    hidden_dropout  share of every hidden layer's units that a mask removes, by default 0.1 for images; for tables
+                    held-out rows choose from 0.1, 0.05, 0.02 and 0.005, the range of Gal & Ghahramani 2016, and where
+                    they are fewer than 8 it is 0.05
     """
 
     hidden: tuple[int, ...] = setting((100,), low=1)
@@ -137,6 +140,11 @@ class DropoutMLP(Network):
         rule = IMAGE_RATES if schema.is_image else TABLE_RATES
         rates = tuple(usual if rate is None else rate for rate, usual in zip(chosen, rule, strict=True))
         return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates, schema.exposure)
+
+    def to_choose(self, schema: Schema) -> tuple[dict[str, float], ...]:
+        """Settings of which held-out rows choose one, where the fit of each is tried; see ``fitting.fit_setup``."""
+        is_set = self.hidden_dropout is not None or schema.is_image or not self.hidden
+        return () if is_set else tuple({"hidden_dropout": rate} for rate in HIDDEN_RATES)
 
     def guide(self, model: nn.Module) -> DroppedInputs:
         """q(w): the weights with dropped columns; see ``Entry.guide``."""
