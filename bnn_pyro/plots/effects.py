@@ -208,8 +208,6 @@ def partial_dependence(explanation: Explanation) -> np.ndarray:
             long = max(map(len, values)) * len(values) > 24
             ax.set_xticks(at, values, rotation=40 if long else 0, ha="right" if long else "center")
             ax.margins(x=0.15)
-        else:
-            ax.ticklabel_format(axis="x", useOffset=False)  # years of dates
     if len(names) > 1:
         return legend_outside(axes, 3)
     axes[0].yaxis.set_major_formatter("{x:,.10g}")
