@@ -179,11 +179,8 @@ def _read_target(path: str | Path, cells: pd.Series, task: str | None, order: Se
     if without := [name for name in classes if name not in names or classes.count(name) > 1]:
         raise UserError(f"{where} has no row of class '{without[0]}', or classes= (--classes) names it twice")
     if len(classes) > max(2, len(labels) // 2):
-        from bnn_pyro.doubts import as_meant  # as most tables have none
-
-        meant = None if is_number else as_meant(cells)
-        way = meant.sentence if meant else "is it a quantity? Then give task='regression' (--task regression)"
-        raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; {way}")
+        raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; is it a quantity? Then give "
+                        "task='regression'")  # fmt: skip
     return task, positions(path, cells, labels, classes, "class"), classes
 
 

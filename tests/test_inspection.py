@@ -138,8 +138,6 @@ COMMANDS = {
                          "--exclude a", ("a", False, "is the same as the target 'y'")),
     "the target and a tax": ("a,b,y", (lambda k: k % 7, lambda k: round(-1.19 * k * k, 1), lambda k: k * k + 0.5), "y",
                              "--target y", ("b", False, "is on a straight line with the target 'y'")),
-    "a currency": ("a,y", (lambda k: k % 7, lambda k: f"{k + 10}.{k % 10} €"), "y",
-                   "--target y", ("y", True, "'10.0 €': leave the unit out of the cells")),
     "classes with zeros": ("a,y", (lambda k: k % 7, lambda k: "0" * (k % 2) + "1"), "y",
                            "--categorical y", ("y", True, "has leading zeros, such as '01'")),
     "few of a class": ("a,y", (lambda k: k % 7, lambda k: "abc"[(k > 0) + (k > 9)]), "y",
@@ -167,9 +165,8 @@ def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target
         assert titles == [any(f.refused is refused for f in report.findings) for refused in (True, False)]
     try:
         data, refused = bp.load_data(path, target=target.split(",")), False
-    except bp.UserError as error:
+    except bp.UserError:
         data, refused = None, True
-        assert "unit" not in finding[2] or finding[2] in str(error)
     assert refused == any(f.refused for f in report.findings)
     helps = {f"{f.column}: {f.sentence}" for f in report.findings if f.way and "'" not in f.sentence}
     assert refused or helps <= {*data.split.get("doubts", ())}
