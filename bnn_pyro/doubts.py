@@ -190,10 +190,22 @@ def leading_zeros(cells: pd.Series, way: str = "they are lost: --categorical kee
 
 
 def copies(columns: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray]) -> Iterator[Doubt]:
-    """Of columns that are the same as another one, or the target."""
+    """Of columns that are the same as another one or the target, or on a straight line with it."""
     known = {values.tobytes(): f"is the same as the target '{name}' in every row: its answer is not known of new rows"
              for name, values in targets.items()}  # fmt: skip
     for name, values in columns.items():
         if (key := values.tobytes()) in known:
             yield Doubt(f"{known[key]}: --exclude", way="exclude", column=name)
+        elif line := next((target for target, y in targets.items() if _on_a_line(values, y)), None):
+            yield Doubt(f"is on a straight line with the target '{line}': --exclude it if it is not known of new rows",
+                        column=name)  # fmt: skip
         known.setdefault(key, f"is the same as column '{name}' in every row")
+
+
+def _on_a_line(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two columns (N,) of numbers, ten or more, correlate by more than 0.9999 either way."""
+    if len(a) < 10 or not a.dtype.kind == b.dtype.kind == "f":
+        return False
+    with np.errstate(all="ignore"):  # of a column that is refused as it is not finite
+        a, b = a - a.mean(), b - b.mean()
+        return abs(a @ b) > 0.9999 * np.sqrt((a @ a) * (b @ b))

@@ -175,9 +175,10 @@ def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
     column, *others = columns
     if others:
         raw = raw if column.fill is None else raw[raw[:, 1] == 0]
-        sine, cosine = raw[:, column.width], raw[:, column.width + others[0].width]
-        turn = torch.atan2(sine, cosine) / (2 * torch.pi)
-        moments = raw[:, 0].round() + (turn + 1e-4).remainder(1.0)  # 32 bits may put January 1 before it
+        starts = np.cumsum([one.width for one in columns])[:-1]  # of sines and cosines: of the year, of the day
+        turns = torch.atan2(raw[:, starts[::2]], raw[:, starts[1::2]]).double() / (2 * torch.pi)
+        turns = (turns + 1e-4).remainder(1.0)  # 32 bits may put January 1, or midnight, before it
+        moments = raw[:, 0].double().round() + turns[:, 0] + turns[:, 1:].sum(1) / 365.25
         order = moments.argsort()[torch.linspace(0, len(raw) - 1, min(PLACES, len(raw))).round().long()]
         return moments[order].tolist(), raw[order]
     if column.categories is not None:

@@ -220,6 +220,28 @@ def test_every_posterior_of_the_zoo(name, method, task, tmp_path, monkeypatch):
     sound(diagnose(posterior, data))
 
 
+def test_two_outputs_for_two_classes_are_diagnosed_as_the_one_of_their_difference_is():
+    schema, generator = bp.Schema("classification", (2,), ("a", "b")), torch.Generator().manual_seed(0)
+    data = dataset(torch.randn(6, 2, generator=generator), torch.arange(6) % 2, schema)
+    pooled = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+    with bp.isolated(seed=0):
+        conv = torch.nn.ConvTranspose2d(1, 2, 1)  # its weight is (in, out, height, width)
+        nets = torch.nn.Sequential(torch.nn.Unflatten(1, (1, 1, 2)), conv, pooled), torch.nn.Linear(2, 1)
+    sizes = {"1.weight": (1, 2, 1, 1), "1.bias": (2,)}
+    draws = {site: torch.randn(2, 50, *size, generator=generator) for site, size in sizes.items()}
+    mean = draws["1.weight"][..., 0, 0].diff(dim=-1) / 2
+    less = {"weight": mean.expand(2, 50, 1, 2), "bias": draws["1.bias"].diff(dim=-1)}
+    both = [
+        bp.Posterior(model_of(bp.Bayesian(net), schema), schema, chains=chains)
+        for net, chains in zip(nets, (draws, less), strict=True)
+    ]
+    two, one = (diagnose(posterior, data).series for posterior in both)
+    for key in ("outputs", "rhat", "ess_bulk"):
+        np.testing.assert_allclose(two[key], one[key], rtol=1e-4, atol=1e-5)
+    found = groups(to_arviz(both[0], data))["posterior"]
+    assert found["1.bias"].shape == (2, 50, 2) and found["1.weight"].shape == (2, 50, 1, 2, 1, 1)
+
+
 def test_names_of_dimensions_and_of_statistics():
     schema = bp.Schema("classification", (2,), ("ham", "spam", "other"), ("length", "links"))
     model = model_of(bp.MeanField(hidden=(4,)), schema)

@@ -233,6 +233,11 @@ def test_the_parts_of_a_date_are_one_column():
     scale, shift = data.schema.y_scale, data.schema.y_shift
     expected = [shift + scale * (row[0] + 0.5 * row[1]).item() for row in f]
     np.testing.assert_allclose(outputs[0, :, 0], expected, rtol=1e-4)
+    frame["sold"] = pd.date_range("2024-03-01", periods=60, freq="h").astype(str)  # hours are places of their own
+    data = bp.dataset(frame, "y", dates="parts")
+    at = bp.explain(bp.fit("mlp", data, bp.MAP(epochs=1), progress=False), data).dependence["sold"].values
+    rows = np.sort(data.index_train)[np.linspace(0, len(data.index_train) - 1, 20).round().astype(int)]
+    np.testing.assert_allclose(np.subtract(at, at[0]) * 365.25 * 24, rows - rows[0], atol=0.02)
 
 
 def test_categories_and_gaps_are_set_as_in_the_users_own_rows():

@@ -136,6 +136,8 @@ COMMANDS = {
                           "--target y", ("a", False, "may be dates, such as 20240101")),
     "the target again": ("a,b,y", (lambda k: k + 0.5, lambda k: k % 7, lambda k: k + 0.5), "y",
                          "--exclude a", ("a", False, "is the same as the target 'y'")),
+    "the target and a tax": ("a,b,y", (lambda k: k % 7, lambda k: round(-1.19 * k * k, 1), lambda k: k * k + 0.5), "y",
+                             "--target y", ("b", False, "is on a straight line with the target 'y'")),
     "classes with zeros": ("a,y", (lambda k: k % 7, lambda k: "0" * (k % 2) + "1"), "y",
                            "--categorical y", ("y", True, "has leading zeros, such as '01'")),
     "few of a class": ("a,y", (lambda k: k % 7, lambda k: "abc"[(k > 0) + (k > 9)]), "y",

@@ -205,7 +205,7 @@ def test_predictions_that_are_not_finite_are_never_written(predict, tmp_path):
 
 
 def test_levels_and_the_furthest_input_of_a_row(predict, runs):
-    table, _ = predict("--on-bad-row", "skip", "--levels", "0.5,0.95")
+    table, said = predict("--on-bad-row", "skip", "--levels", "0.5,0.95")
     posterior = bp.load(runs / "houses")
     x = bp.load_inputs(pd.DataFrame({"area": [50.0, 150.0], "town": ["south", "north"]}), posterior.schema)
     low, high = bp.predict(posterior, x, num_draws=5).quantile([0.25, 0.75])
@@ -214,6 +214,7 @@ def test_levels_and_the_furthest_input_of_a_row(predict, runs):
     far = np.abs((np.array([50, 1e3, 150]) - posterior.schema.x_shift[0]) / posterior.schema.x_scale[0])
     assert table["furthest_input"].tolist() == ["area"] * 3
     np.testing.assert_allclose(table["furthest_sd"], far, rtol=1e-5)
+    assert "1 of 3 rows are unlike those that trained" in said and f"(row 6: area, {far[1]:.0f})" in said
 
 
 def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path):

@@ -112,8 +112,9 @@ def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[
             names[site] = tuple(f"{layer}.{part}" for part in parts)
         elif role == "bias" and layer and value.dim() == 1:
             names[site] = (f"{layer}.out",)
-        else:
-            names[site] = tuple(f"{site}.dim_{i}" for i in range(value.dim()))
+        known = zip(names.get(site, ()), value.shape, strict=False)
+        if site not in names or any(len(coords.get(name, range(size))) != size for name, size in known):
+            names[site] = tuple(f"{site}.dim_{i}" for i in range(value.dim()))  # a transposed convolution's bias, say
         coords |= {name: np.arange(size) for name, size in zip(names[site], value.shape, strict=True)}
     if weights := [site for site in names if site.endswith(".weight")]:
         outputs = schema.classes[1:] if len(schema.classes) == 2 else schema.classes

@@ -250,11 +250,11 @@ class ClassMixture(Mixture):
         return probs.cumsum(-1).gather(-1, label)[..., 0] - at, at
 
     def output_values(self) -> Tensor:
-        """Log-odds of every class, (S, B, K) float64."""
-        logits = self.components.logits.double()
+        """Log-odds of every class, (S, B, K) float64; of two classes those of the second, (S, B, 1)."""
+        logits, classes = self.components.logits.double(), self.components.logits.shape[-1]
         # log p/(1 − p): probabilities that round to 1 would tie in rank.
-        others = [torch.cat([logits[..., :k], logits[..., k + 1 :]], -1).logsumexp(-1) for k in range(logits.shape[-1])]
-        return logits - torch.stack(others, -1)
+        others = [torch.cat([logits[..., :k], logits[..., k + 1 :]], -1).logsumexp(-1) for k in range(classes)]
+        return (logits - torch.stack(others, -1))[..., int(classes == 2) :]
 
     def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
         """How badly y (B,) and the points before, (S,), fit: the sum of −log p_s(y)."""

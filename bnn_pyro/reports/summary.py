@@ -54,7 +54,7 @@ def summary(run: tables.RunFacts) -> list[str]:
     if change := run.metrics.get("if_calibrated"):
         before, after = change["table"][:2]
         what, mean = ("sets", "classes a set") if run.metrics.get("class_rows") else ("intervals", "wide")
-        what = "boxes" if run.task == "targets" else what
+        what, mean = ("boxes", "as the geometric mean of a row's widths") if run.task == "targets" else (what, mean)
         other, rows = "other " * run.halves_test_rows, f"{change['calibration_rows']} {change['data']}"
         sentences.append(
             f"{100 * change['level']:g} % {what} calibrated by {rows}, would hold {100 * after['covered']:.0f} % of "

@@ -19,6 +19,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.prepare import inputs_of, quantities
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
 from bnn_pyro.diagnostics import failure
+from bnn_pyro.doubts import FAR
 from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.parts.decisions import check_level, columns_of, intervals_of
 from bnn_pyro.posterior import Posterior
@@ -132,6 +133,11 @@ def predict_file(
         far, which = (x.abs() * numeric).max(1)
         names = np.array([name for name, _, place in inputs_of(schema) for _ in range(place.start, place.stop)])
         columns |= {"furthest_input": names[which.numpy()], "furthest_sd": far.numpy()}
+        if away := int((far > FAR).sum()):
+            at = int(far.argmax())
+            notes.append(f"{away:,} of {len(x):,} rows are unlike those that trained: a number is over {FAR:g} "
+                         "standard deviations from its mean, see the column 'furthest_sd' (row "
+                         f"{problems.index[problems == ''][at]}: {names[which[at]]}, {far[at]:,.0f})")  # fmt: skip
     if unseen is not None and len(new := unseen[unseen != ""]):
         columns |= {"unseen": unseen.to_numpy()}
         notes.append(f"{len(new):,} rows have a category new to the model, which is none of those that it knows, see "
