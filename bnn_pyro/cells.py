@@ -179,8 +179,10 @@ def _read_target(path: str | Path, cells: pd.Series, task: str | None, order: Se
     if without := [name for name in classes if name not in names or classes.count(name) > 1]:
         raise UserError(f"{where} has no row of class '{without[0]}', or classes= (--classes) names it twice")
     if len(classes) > max(2, len(labels) // 2):
-        raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; is it a quantity? Then give "
-                        "task='regression'")  # fmt: skip
+        way = "is it a quantity? Then give task='regression' (--task regression)"
+        if not is_number and re.search(r"\d", cells.iloc[0]):
+            way = f"of a quantity leave units out of the cells, such as '{cells.iloc[0]:.30}'"
+        raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; {way}")
     return task, positions(path, cells, labels, classes, "class"), classes
 
 

@@ -188,6 +188,7 @@ BAD_TABLES = {
     "constant": ("a,y\n1,2.5\n2,2.5\n3,2.5\n", {}, "is 2.5 in every row"),
     "few rows": ("a,y\n1,2.5\n2,3.5\n", {}, "has 2 rows, too few"),
     "rare class": ("a,y\n" + "1,u\n2,v\n" * 20 + "3,w\n", {}, "too few rows of class 'w' of 'y'"),
+    "a currency": ("a,y\n" + NUMBERED.replace(",", ",$"), {}, "leave units out of the cells, such as '\\$"),
     "many classes": ("a,y\n" + NUMBERED, {"task": "classification"}, "20 classes in 20 rows"),
     "names": ("a,b,y\n" + "".join(f"{i},n{i},{i}\n" for i in range(30)), {}, "'b' holds 30 different texts"),
     "duplicate": ("a,b,a\n1,2,3\n", {}, "columns 1 and 3 are both called 'a'"),
