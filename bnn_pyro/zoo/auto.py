@@ -54,6 +54,8 @@ MIN_SHARE, LONGER = 0.01, 5.0
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
 WIDE = 16
+#: Rows an input below which, and inputs from which on, the prior of numbers is fan-in:2, half as wide.
+FEW, SEVERAL = 40, 4
 #: Rows above which a network to be sampled has a third hidden layer; from which on noise is Student's t.
 MANY, MIN_STUDENT_T = 1000, 100
 
@@ -89,6 +91,7 @@ class Rule:
     settings  of the variant, and ``method_settings``, over their defaults
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
     many      likewise, where more than ``MANY`` rows train
+    few       likewise, where targets are numbers, inputs ``SEVERAL`` or more, and rows fewer than ``FEW`` for each
     noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
               these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
@@ -110,6 +113,7 @@ class Rule:
     method_settings: Mapping[str, Any] = field(default_factory=dict)
     wide: Mapping[str, Any] = field(default_factory=dict)
     many: Mapping[str, Any] = field(default_factory=dict)
+    few: Mapping[str, Any] = field(default_factory=dict)
     noise: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
     longer: tuple[str, ...] = ()
@@ -119,7 +123,7 @@ RULES = (
     Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
          sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
-         wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)},
+         wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)}, few={"prior": "fan-in:2"},
          noise={"noise": "heteroscedastic", "likelihood": "student-t"}, longer=("thin",)),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise={"noise": "heteroscedastic"}),
@@ -267,7 +271,9 @@ def choose(
     by_input = by_input and settings.get("likelihood", "normal") in ("normal", "student-t")
     for rule in rules:
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
-        if by_input and schema.task in ("regression", "targets"):
+        are_numbers = schema.task in ("regression", "targets")
+        own |= rule.few if are_numbers and inputs >= SEVERAL and rows < FEW * inputs else {}
+        if by_input and are_numbers:
             student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
         of_method = dict(rule.method_settings)
