@@ -131,10 +131,9 @@ class Forecast:
         less = ""
         if fewer < sampler.draws:
             share = (sampler.warmup + fewer * sampler.thin) / sampler.transitions
-            less = f"--set draws={fewer} takes {duration(share * seconds)}, "
-        warnings.warn(
-            f"about {duration(seconds)}; {less}--max-minutes M ends after M minutes with the draws so far", stacklevel=1
-        )
+            less = f"draws={fewer} (--set draws={fewer}) takes {duration(share * seconds)}, "
+        warnings.warn(f"about {duration(seconds)}; {less}max_minutes=M (--max-minutes M) ends after M minutes with the "
+                      "draws so far", stacklevel=1)  # fmt: skip
 
 
 def step_work(method: Any, model: nn.Module, schema: Schema, rows: int) -> int:

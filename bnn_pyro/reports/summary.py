@@ -66,7 +66,7 @@ def summary(run: tables.RunFacts) -> list[str]:
         sentences.append(f"It is least sure of rows {numbers}, see below.")
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
         floor, ece = run.metrics["ece_floor_95"], run.metrics["ece"]
-        verdict = ("off by more than chance", "above") if ece > floor else ("about right", "within")
+        verdict = ("off by more than chance", "above") if ece > floor else ("not off by more than chance", "within")
         sentences.append(
             f"Its probabilities are {verdict[0]}: ECE {ece:.4f} is {verdict[1]} what a calibrated model shows "
             f"on so many rows (mean {run.metrics['ece_floor']:.4f}, below {floor:.4f} in 95 % of test sets)."
