@@ -235,8 +235,8 @@ def fit_setup(
         if ranks.size > 1:
             provenance["processes"] = ranks.size
         whole = posterior.model if inferred is model else model
-        held_out = {"early_stopping", "by_held_out_rows"} & provenance.keys() or getattr(setup.method, "patience", 0)
-        rows = _rows(bool(held_out), data, getattr(entry, "backbone", None), start and start.posterior)
+        validated = {"early_stopping", "by_held_out_rows"} & provenance.keys() or getattr(setup.method, "patience", 0)
+        rows = _rows(bool(validated), data, getattr(entry, "backbone", None), start and start.posterior)
         posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=rows)
         if checkpoint is not None:
             ranks.first_does(lambda: posterior.save(out))

@@ -57,14 +57,14 @@ def chosen_settings(
     fit: Callable[[dict[str, Any], Dataset], Posterior],
     show: bool = False,
 ) -> dict[str, Any]:
-    """Of several settings those whose fit gives rows of :func:`hold_out` the least NLL; too few rows choose none."""
+    """The settings whose fit has the lowest NLL of the rows of :func:`hold_out`; {} where they are too few."""
     apart, names = hold_out(data, seed), ", ".join(options[0])
     if (num := len(apart.x_val)) < MIN_HELD_OUT:
         return {}
-    announce(f"{len(options)} fits first: {num:,} held-out rows choose {names}", show)
+    announce(f"{names}: a fit with each of {len(options)} values, compared by the NLL of {num:,} held-out rows", show)
     log_p = [mixture_log_p(fit(settings, apart), apart.x_val, apart.y_val, LAST_DRAWS).sum() for settings in options]
     chosen = options[int(torch.stack(log_p).nan_to_num(-math.inf).argmax())]
-    announce(f"{names} {', '.join(map(str, chosen.values()))} has the least NLL of held-out rows", show)
+    announce(f"{names}: {', '.join(map(str, chosen.values()))} has the lowest NLL of these rows and is fitted", show)
     return chosen
 
 

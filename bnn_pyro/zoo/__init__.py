@@ -41,7 +41,7 @@ class Entry(Protocol):
         """q over exactly the model's latent sites, or None.
 
         A variant may have ``prepare(model, guide, data)`` as well, which a fit calls before it infers, and which
-        returns what provenance says under "module"; and ``to_choose(schema)``, settings of which held-out rows choose.
+        returns what provenance says under "module"; and ``to_choose(schema)``, settings to compare by held-out rows.
         """
 
 

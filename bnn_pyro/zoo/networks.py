@@ -42,7 +42,7 @@ from bnn_pyro.settings import Settings, setting
 
 #: Dropout rates of inputs and of hidden units where none are set.
 IMAGE_RATES, TABLE_RATES = (0.05, 0.1), (0.0, 0.05)
-#: Of hidden units, from which held-out rows of a table choose.
+#: Rates of hidden units that are compared by held-out rows of a table, where none is set.
 HIDDEN_RATES = (0.05, 0.1, 0.02, 0.005)
 
 
@@ -118,9 +118,9 @@ class DropoutMLP(Network):
     """Settings of a multilayer perceptron with dropout: those of ``Network``.
 
     input_dropout   share of the inputs that a mask removes, by default 0.05 of an image and none of a table; 0 for none
-    hidden_dropout  share of every hidden layer's units that a mask removes, by default 0.1 for images; for tables
-                    held-out rows choose from 0.1, 0.05, 0.02 and 0.005, the range of Gal & Ghahramani 2016, and where
-                    they are fewer than 8 it is 0.05
+    hidden_dropout  share of every hidden layer's units that a mask removes, by default 0.1 for images; for tables that
+                    of 0.1, 0.05, 0.02 and 0.005 (the range of Gal & Ghahramani 2016) whose fit has the lowest NLL of
+                    held-out rows, and 0.05 where these are fewer than 8
     """
 
     hidden: tuple[int, ...] = setting((100,), low=1)
@@ -142,7 +142,7 @@ class DropoutMLP(Network):
         return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates, schema.exposure)
 
     def to_choose(self, schema: Schema) -> tuple[dict[str, float], ...]:
-        """Settings of which held-out rows choose one, where the fit of each is tried; see ``fitting.fit_setup``."""
+        """Settings to compare by the NLL of held-out rows, with a fit of each; see ``fitting.fit_setup``."""
         is_set = self.hidden_dropout is not None or schema.is_image or not self.hidden
         return () if is_set else tuple({"hidden_dropout": rate} for rate in HIDDEN_RATES)
 
