@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bnn_pyro.errors import UserError, first_line
@@ -186,6 +187,8 @@ class _DrawnNorm(_BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+        if not torch.is_grad_enabled():
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         scale = (self.running_var + self.eps).rsqrt() * (1.0 if self.weight is None else self.weight)
         shift = (0.0 if self.bias is None else self.bias) - self.running_mean * scale
         shape = (-1, *(1 for _ in range(x.dim() - 2)))
@@ -221,11 +224,12 @@ class BatchStatistics(nn.Module):
         self._last: tuple[tuple[Tensor, ...], list[int], dict[str, Tensor]] | None = None
 
     def _record(self, path: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        over = [dim for dim in range(inputs[0].dim()) if dim != 1]
-        mean = inputs[0].mean(over, keepdim=True)
-        variance = (inputs[0] - mean).square().mean(over)  # several times as fast as ``var``
-        layer.running_mean, layer.running_var = mean.flatten(), variance
-        self._seen.setdefault(path, []).append((layer.running_mean, variance))
+        values = inputs[0].reshape(*inputs[0].shape[:2], -1)  # (R, channels, places)
+        mean = values.mean(-1).mean(0)
+        # By norms: several times as fast as ``var``, without a second copy of the activations.
+        variance = vector_norm(values - mean[:, None], dim=-1).square().mean(0) / values.shape[-1]
+        layer.running_mean, layer.running_var = mean, variance
+        self._seen.setdefault(path, []).append((mean, variance))
 
     def take(self, x: Tensor) -> None:
         """Normalise by at most ``NORM_ROWS`` of these training rows (N, *input_shape), evenly spaced."""
