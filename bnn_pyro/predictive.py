@@ -25,8 +25,9 @@ from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior, split_frozen
 
-#: Bytes that the largest intermediate of one chunk may take: what outgrows a CPU's cache takes up to twice the time.
-CPU_MEMORY, GPU_MEMORY = 8 * 2**20, 256 * 2**20
+#: Bytes that the largest intermediate of one chunk may take; on a CPU, whose cache larger ones outgrow at up to twice
+#: the time, less, but enough for so many rows.
+MAX_MEMORY, CPU_MEMORY, CPU_ROWS = 256 * 2**20, 8 * 2**20, 32
 #: S, where nobody says another.
 NUM_DRAWS = 100
 
@@ -55,8 +56,8 @@ def predict(
     x: (B, *input_shape); a tensor is standardised already (``data.x_test``, or ``schema.standardise(raw)``), a frame,
         NumPy array or list of rows is not, and goes through ``load_inputs``.
     num_draws: S, by default 100; a posterior of stored draws gives at most as many as it holds.
-    max_memory: bytes that a chunk's widest activation may take, by default 8 MiB on a CPU and 256 on a GPU. The result
-        itself takes 4·S·B·K bytes besides.
+    max_memory: bytes that a chunk's widest activation may take, by default 256 MiB, on a CPU 8 or what 32 rows take.
+        The result itself takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
 
@@ -75,12 +76,13 @@ def predict(
         )
     if len(x) == 0:
         raise UserError("there is no input to predict: x has 0 rows")
-    if max_memory is None:
-        max_memory = CPU_MEMORY if posterior.device.type == "cpu" else GPU_MEMORY
-    blocks, done, enough = [], 0, _enough_memory(num_draws, len(x), max_memory)
+    blocks, done, enough = [], 0, _enough_memory(num_draws, len(x), max_memory or MAX_MEMORY)
     with enough, torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
         model, x = split_frozen(posterior.model, x)
         per_point = 4 * widest_activation(model, x[:1].to(posterior.device))  # bytes of one draw
+        if max_memory is None:
+            cached = max(CPU_MEMORY, CPU_ROWS * per_point)
+            max_memory = min(MAX_MEMORY, cached) if posterior.device.type == "cpu" else MAX_MEMORY
         for block in posterior.blocks(num_draws, x):
             drawn = next(iter(block.values())).shape[0]
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))
