@@ -74,17 +74,18 @@ def read_texts(name: str) -> dict[str, Any]:
 
 
 def draw_figures(
-    section: str,
-    figures: Mapping[str, Callable[[Mapping[str, Any]], object]],
-    evidence: Mapping[str, Any],
-    prefix: str = "",
+    section: str, figures: Mapping[str, Callable[[Any], object]], evidence: Mapping[str, Any], prefix: str = ""
 ) -> list[Picture]:
-    """Draw the figures {name: evidence -> axes or None} of a section of figures.toml whose ``needs`` are there."""
-    pictures = []
+    """Draw the figures {name: evidence -> axes or None} of a section of figures.toml whose ``needs`` are there.
+
+    A name that is not in it is one of its kind, as "outside-NAME" is of "outside", whose title has the name.
+    """
+    texts, pictures = read_texts("figures")[section], []
     for figure, draw in figures.items():
-        words = read_texts("figures")[section][figure]
-        if all(_has_number(evidence.get(key)) for key in words["needs"]):
-            about = (words["title"], words["sentence"].format_map(evidence), words.get("wide", True))
+        kind, _, name = figure.partition("-")
+        words = texts.get(figure) or texts[kind]
+        if all(_has_number(evidence.get(key)) for key in words.get("needs", ())):
+            about = words["title"].format(name=name), words["sentence"].format_map(evidence), words.get("wide", True)
             pictures.append(Picture.of(prefix + figure, functools.partial(draw, evidence), *about))
     return list(filter(None, pictures))
 

@@ -119,7 +119,7 @@ def evaluate_run(
             after = (calibrated.predict(data.x_test), data.y_test) if calibrated.maps else None
         beside = beside if beside and beside.finite else None
         figures = figures_of(scored, beside, inputs, pruning, after) if scored.finite else {}
-        folder.write("report.html", run_html(run, draw_all(figures, folder.path / "figures")))
+        folder.write("report.html", run_html(run, draw_all(figures, folder)))
         folder.write("README.md", run_card(run))
     return run
 

@@ -20,13 +20,12 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import row_texts
 from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.explanation import MAX_COLUMNS, explain
-from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import PrunedScore, signal_to_noise
-from bnn_pyro.reports.page import Picture, read_texts
+from bnn_pyro.reports.page import Picture, draw_figures, read_texts
 from bnn_pyro.runs.folder import RunFolder
 
 #: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
@@ -143,17 +142,10 @@ def figures_of(
     return figures
 
 
-def draw_all(figures: Mapping[str, Callable[[], object]], folder: Path) -> list[Picture]:
+def draw_all(figures: Mapping[str, Callable[[], object]], folder: RunFolder) -> list[Picture]:
     """Draw the figures into ``folder``, and remove those of an earlier evaluation that no longer apply."""
-    words, pictures = read_texts("figures")["report"], []
-    for old in folder.glob("*.png"):
-        if old.stem not in figures and (old.stem in words or old.stem.startswith("outside-")):
-            old.unlink()
-    for name, draw in figures.items():
-        texts = words["outside" if name.startswith("outside-") else name]
-        title = texts["title"].format(name=name.removeprefix("outside-"))
-        pictures.append(Picture.of(name, draw, title, texts["sentence"], texts.get("wide", True)))
-        write_whole(folder / f"{name}.png", pictures[-1].png)
+    pictures = draw_figures("report", {name: lambda _, draw=draw: draw() for name, draw in figures.items()}, {})
+    folder.write_figures(pictures, [*read_texts("figures")["report"], "outside-*"])
     return pictures
 
 
@@ -181,8 +173,13 @@ def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
     if data.schema.targets:
         spread = (spread / torch.tensor(data.schema.y_scale).square()).mean(1)
     parts = {"worst": density.argsort()[:ROWS_SHOWN], "uncertain": spread.argsort(descending=True)[:ROWS_SHOWN]}
-    found = {name: _described(data, prediction[rows], rows) for name, rows in parts.items()}
-    return {"note": f"Rows are numbered {where}.", **found}
+    names = ("row", f"observed {data.schema.target}", "predicted", "inputs, the most unusual first")
+    content: dict[str, Any] = {"note": f"Rows are numbered {where}."}
+    for part, rows in parts.items():
+        words = _words(data.schema, prediction[rows], data.y_test[rows])
+        columns = map(str, data.index_test[rows].tolist()), *words, row_texts(data.x_test[rows], data.schema)
+        content[part] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return content
 
 
 def sites_of(posterior: Posterior) -> dict[str, Any]:
@@ -198,14 +195,6 @@ def sites_of(posterior: Posterior) -> dict[str, Any]:
     table["KL"] = [f"{kl:,.1f} ({kl / total:.0%})" for kl in table["KL"]]
     table = table.replace({"nan": "–", "nan (nan%)": "–", "": "–"})
     return {"sites": table.rename(columns=names).to_dict("records")}
-
-
-def _described(data: Dataset, prediction: Prediction, rows: Tensor) -> list[dict[str, str]]:
-    schema = data.schema
-    words = _words(schema, prediction, data.y_test[rows])
-    columns = map(str, data.index_test[rows].tolist()), *words, row_texts(data.x_test[rows], schema)
-    names = ("row", f"observed {schema.target}", "predicted", "inputs, the most unusual first")
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str], list[str]]:

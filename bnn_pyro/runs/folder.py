@@ -133,10 +133,14 @@ class OutputFolder:
         write_whole(path, content.encode() if isinstance(content, str) else content)
         return path
 
-    def write_figures(self, pictures: Iterable[Picture]) -> None:
-        """figures/NAME.png of each."""
-        for picture in pictures:
-            self.write(f"figures/{picture.name}.png", picture.png)
+    def write_figures(self, pictures: Iterable[Picture], former: Iterable[str] = ()) -> None:
+        """figures/NAME.png of each; others whose names are among ``former``, as of ``glob``, are removed."""
+        names = {f"{picture.name}.png": picture.png for picture in pictures}
+        for old in (path for name in former for path in (self.path / "figures").glob(f"{name}.png")):
+            if old.name not in names:
+                old.unlink(missing_ok=True)
+        for name, png in names.items():
+            self.write(f"figures/{name}", png)
 
 
 class CheckFolder(OutputFolder):
