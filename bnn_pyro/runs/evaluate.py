@@ -36,8 +36,6 @@ from bnn_pyro.runs.recipe import Recipe
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
 NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-noise",), "gaussian": ("gaussian-noise",)}
-#: How many noise images of each kind a run is shown without being asked.
-NOISE_IMAGES = 1000
 
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
@@ -85,7 +83,7 @@ def evaluate_run(
     for place in (folder, folder.baseline) if folder.baseline.is_trained else (folder,):
         place.recipe, place.read("environment.json")  # damaged ones are refused before anything is written
     if outside is None and data.schema.is_image and data.schema.has_classes:
-        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
+        outside = outside_inputs(["noise"], data.schema, num=1000)
     if outside and not len(data.x_test):
         raise UserError(f"{data.name} has no test rows that out-of-distribution inputs could be told from")
     inputs, num = outside or {}, recipe.num_draws

@@ -36,8 +36,6 @@ TRUTHS = {"toy-curve": curve}
 FAR = 25
 #: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
 GROWING_ROWS = 10_000
-#: How far maps of two features reach beyond the data, as a share of their range.
-MAP_MARGIN = 0.5
 #: Draws of the maps of images: many windows are covered.
 MAP_DRAWS = 20
 #: Targets at most that have figures of their own.
@@ -249,5 +247,5 @@ def _band(run: Scored, far: float | None = None) -> object:
 
 
 def _map(run: Scored, draw: Callable) -> object:
-    mesh = plots.grid(run.data, margin=MAP_MARGIN)
+    mesh = plots.grid(run.data, margin=0.5)
     return draw(run.predict(mesh.x), mesh, run.data.x_train, run.data.y_train)

@@ -1,18 +1,7 @@
 """The folders that commands write, and that nothing which is not one of them is ever touched.
 
-A run:
-
-    config.json       the recipe: everything to run it again       posterior.pt, .json   the posterior's archive
-    metrics.json      test metrics, flat, with intervals           figures/*.png         the report's figures
-    test-replicates.npz  the metrics on 1,000 resamples of the test rows, the same ones for all runs on these rows
-    history.csv       the training curve                           report.html           all of it, to read
-    environment.json  versions, machine, command, times            README.md             the model card
-    convergence.json  of chains: have they converged               diagnosis.json, .html what `diagnose` found
-    calibration.json  scores and maps of `calibrate`               guarantees.json       the coverage that they reach
-    checkpoint/       while training                               posterior.nc          the draws, for ArviZ
-    baseline/         the same, of the baseline                    boosting.json         metrics of gradient boosting
-
-A check has check.json, check.html and figures; a sweep: see ``runs.sweep``. Every file is written whole or not at all.
+The files of a run are listed in docs/command-line.md. A check has check.json, check.html and figures; a sweep: see
+``runs.sweep``. Every file is written whole or not at all.
 """
 
 from __future__ import annotations

@@ -28,9 +28,6 @@ from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
 from bnn_pyro.settings import plain
 
-#: Seconds that a fit waits for a worker of a stopped sweep, which may still be at it.
-MAX_WAIT = 600.0
-
 
 class SweepFolder(OutputFolder):
     """Where the fits of a sweep lie; one may always go on with it."""
@@ -219,7 +216,7 @@ def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool =
     report_progress(0.0, 1.0)
     folder = RunFolder(sweep / task.name)
     try:
-        with lock_folder(folder.path, wait=MAX_WAIT):
+        with lock_folder(folder.path, wait=600.0):  # seconds: a worker of a stopped sweep may still be at it
             begun = SweepFolder(sweep).status(task)[0] == BEGUN
             (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
             recipe, keep, data = task.recipe, begun and not overwrite, task.recipe.load()

@@ -1,16 +1,7 @@
 """The TOML file of a sweep, read and checked: every recipe on every split of every data set with every seed.
 
-seeds = [0, 1]
-splits = "all"                      # or numbers; of given splits, else the seeds of random ones
-
-[data.energy]                       # keys as under `data` in a config file, name by default what it is called here
-name = "uci/energy.csv"
-
-[data.breast-cancer]
-splits_to_run = [0, 1, 2]           # instead of those above
-
-[recipes.mlp]                       # keys of a config file, without data and seed; a variant's name means that variant
-grid = { prior = ["fan-in:1", "fan-in:3"] }     # one recipe each; several keys: all combinations
+docs/sweeps.md has one. A table of data has keys as under `data` in a config file (its name by default the table's), and
+``splits_to_run`` instead of the splits of all; a table of a recipe has the other keys but seed, and a grid of settings.
 """
 
 import itertools
