@@ -166,7 +166,6 @@ def _most_probable(probs: Tensor) -> np.ndarray:
 def _boxes(
     ax: Axes, prediction: Prediction, row: int, classes: np.ndarray, names: Sequence[str], y: np.ndarray | None
 ) -> None:
-    """A single point: the mean over the draws as bars, the draws as boxes; the true class has a bold tick."""
     draws, place = prediction.probs[:, row].double().numpy(), np.arange(len(classes))
     ax.bar(place, draws.mean(0)[classes], 0.8, color=tint(BAYES, 0.25), label="mean")
     if len(draws) > 1:
