@@ -52,7 +52,6 @@ def grid(data: Dataset, *, num: int = 100, margin: float = 0.15) -> Grid:
     """A mesh of num × num points over the two features of a table.
 
     margin: how far it reaches beyond all the data, as a share of their range.
-
     Raises UserError for data of more or fewer features.
     """
     if tuple(data.schema.input_shape) != (2,):

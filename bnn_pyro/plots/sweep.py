@@ -59,9 +59,7 @@ def sweep_points(
     """Recipes up, a metric across: a mark for every fit, each recipe's mean ± its standard error; a panel a data set.
 
     scores: {data set: {recipe: scores}}.   label: of the metric, with its unit; None: a panel is a metric, not data.
-    nominal: where the metric should be.
-
-    Raises UserError where there is nothing to draw.
+    nominal: where the metric should be.   Raises UserError where there is nothing to draw.
     """
     recipes = list(dict.fromkeys(name for by in scores.values() for name in by))
     if not recipes:

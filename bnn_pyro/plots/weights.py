@@ -88,7 +88,6 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None)
     """Loss (left) and NLL (right) against the share of weights removed, with 95 % bootstrap intervals; axes (2,).
 
     curve: of ``pruning.pruning_curve``.   removed: a share to mark, that beyond log α = 3.
-
     Raises UserError for fewer than two points, or one with no weights left, which has no place on a log scale.
     """
     curve = sorted(curve, key=lambda point: point.share)

@@ -134,7 +134,6 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     """Anybody's predictions of the test rows, of a CSV file: p(CLASS) for each class, or mean and sd of a Normal.
 
     Its lines are in the order of the test rows, or have these in a column "row", by the numbers of ``data.index_test``.
-
     Raises UserError where a column, a row or a value is not there, or cannot be.
     """
     path, schema, rows = existing(path), data.schema, data.index_test.tolist()

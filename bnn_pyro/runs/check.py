@@ -117,7 +117,6 @@ def check_subjects(
 
     What ``place`` has already is not done again; after a check that ends in a UserError, which is written, the next one
     is made. Returns what check.json holds.
-
     Raises UserError where ``place`` has results of another budget, seed or subjects.
     """
     key = {"budget": budget, "seed": seed, "plans": [spec.key for spec in specs]}

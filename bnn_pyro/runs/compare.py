@@ -34,9 +34,7 @@ def compare_runs(
 
     module: package.module:function of runs of a user's own module.
     files: of predictions of the same rows, see :func:`read_predictions`.   form: of tables, see ``as_text``.
-
     Returns what was found as text for a terminal, and comparison.html.
-
     Raises UserError where test rows differ, or there are none.
     """
     first, truth, runs = next(iter(folders)), None, []

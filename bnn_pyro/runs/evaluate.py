@@ -197,7 +197,6 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
     """Score a run on its test rows after removing more and more weights, and write pruning.json; a table of it.
 
     The curve has the usual shares, and the one beyond log α = 3 where that is some but not all of the weights.
-
     Raises UserError where there are no test rows, or a posterior that has no signal-to-noise ratio.
     """
     removed = share_removed(posterior)

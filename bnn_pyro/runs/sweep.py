@@ -112,7 +112,6 @@ def run_sweep(
     facts: of the command and the machine, kept with the results; the fits are made on the "executor" that they name.
     cores: see ``parallel.map.map_tasks``.
     overwrite: fits of other settings, or other data, in the way of those of the sweep are replaced.
-
     Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after a signal: the rest is kept.
     """
     start, tasks = time.perf_counter(), config.tasks
@@ -188,7 +187,6 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str
     """Load each data set once, and build on it every recipe that is to be fitted there.
 
     Returns {(data set, split): fingerprint of its training rows} of the splits that were loaded, one a data set.
-
     Raises UserError where data cannot be loaded, or a recipe does not suit them.
     """
     fingerprints = {}

@@ -58,9 +58,7 @@ def fit_run(
     resume: go on from the folder's checkpoints, to the very same result; what is finished is just loaded.
     max_minutes: of the posterior alone; see ``fit``.
 
-    Where the fit has several processes, all of them call this, and rank 0 writes.
-
-    Raises what ``fit`` raises.
+    Where the fit has several processes, all of them call this, and rank 0 writes.   Raises what ``fit`` raises.
     """
 
     def fit_into(folder: RunFolder, recipe: Recipe, **limit: float | None) -> Posterior:
