@@ -45,7 +45,13 @@ def weight_posteriors(posteriors: Mapping[str, Posterior], *, num: int = 6) -> n
     for label in rest:
         if reason := _unlike(posteriors[first], posteriors[label]):
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
-    picks = _disagreement(posteriors, num)
+    picks = even_weights(posteriors[first], CANDIDATES)
+    draws = [chosen_weights(posterior, picks, DRAWS)[1] for posterior in posteriors.values()]
+    draws = [d for d in draws if d[0].size > 1] or draws  # a point says nothing of the spread
+    means, scales = (np.stack([f(d, axis=(1, 2)) for d in draws]) for f in (np.mean, np.std))
+    apart = np.square(means[:, None] - means[None]) + np.square(scales[:, None] - scales[None])
+    score = np.sqrt(apart.max((0, 1))) / np.maximum(scales.mean(0), 1e-30) if len(draws) > 1 else scales[0]
+    picks = [picks[i] for i in np.argsort(-score, kind="stable")[:num]]
     values = {label: chosen_weights(p, picks, DRAWS) for label, p in posteriors.items()}
     axes = panels(len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
     for k, ax in enumerate(axes):
@@ -70,17 +76,6 @@ def _unlike(a: Posterior, b: Posterior) -> str | None:
     backbones = [getattr(p.model, "backbone", None) for p in (a, b)]
     digests = [None if net is None else weights_digest(net) for net in backbones]
     return None if digests[0] == digests[1] else "they stand on different backbones"
-
-
-def _disagreement(posteriors: Mapping[str, Posterior], num: int) -> list[tuple[str, tuple[int, ...]]]:
-    """The ``num`` weights, of ``CANDIDATES``, whose marginals differ most between any two methods."""
-    picks = even_weights(next(iter(posteriors.values())), CANDIDATES)
-    draws = [chosen_weights(posterior, picks, DRAWS)[1] for posterior in posteriors.values()]
-    draws = [d for d in draws if d[0].size > 1] or draws  # a point says nothing of the spread
-    means, scales = (np.stack([f(d, axis=(1, 2)) for d in draws]) for f in (np.mean, np.std))
-    apart = np.square(means[:, None] - means[None]) + np.square(scales[:, None] - scales[None])
-    score = np.sqrt(apart.max((0, 1))) / np.maximum(scales.mean(0), 1e-30) if len(draws) > 1 else scales[0]
-    return [picks[i] for i in np.argsort(-score, kind="stable")[:num]]
 
 
 @drawn

@@ -135,19 +135,9 @@ def render(template: str, **context: Any) -> str:
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", page) if ".html" in template else page
 
 
-def run_html(run: tables.RunFacts, pictures: Iterable[Picture]) -> str:
-    """report.html of one run beside its baseline."""
-    return render("report.html.j2", **_context(run), outside=tables.outside_table(run.runs), figures=list(pictures))
-
-
-def run_card(run: tables.RunFacts) -> str:
-    """README.md, the model card, with front matter that model hubs read."""
-    values = {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics}
-    return render("card.md.j2", **_context(run), values=values)
-
-
-def _context(run: tables.RunFacts) -> dict[str, Any]:
-    return {
+def run_pages(run: tables.RunFacts, pictures: Iterable[Picture]) -> tuple[str, str]:
+    """(report.html of one run beside its baseline; README.md, the model card, with front matter of model hubs)."""
+    context = {
         "run": run,
         "title": run.title,
         "subtitle": run.subtitle,
@@ -156,8 +146,12 @@ def _context(run: tables.RunFacts) -> dict[str, Any]:
         "targets": tables.target_table(run),
         "facts": facts_of(run),
         "coverage": guarantees_section(run.coverage).table if run.coverage else None,
+        "outside": tables.outside_table(run.runs),
+        "figures": list(pictures),
+        "values": {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics},
         "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
     }
+    return render("report.html.j2", **context), render("card.md.j2", **context)
 
 
 #: Of a posterior's provenance and of environment.json, what the recipe says already, or the report says elsewhere.

@@ -26,7 +26,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, knows_nothing, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
-from bnn_pyro.reports.page import run_card, run_html
+from bnn_pyro.reports.page import run_pages
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
 from bnn_pyro.runs.coverage import if_calibrated
@@ -43,7 +43,7 @@ def load_posterior(folder: RunFolder, device: str, module: str | None = None) ->
 
     Of several, with commas between, it is the one that the run was trained with.
     """
-    then, given = folder.recipe.own_module, (module or "").split(",")
+    then, given = getattr(folder.recipe.entry, "module", None), (module or "").split(",")
     own = None if not then else then if then in given else module
     if own and "," in own:
         raise UserError(f"{folder.path} was trained with the module {then}, and --module has {', '.join(given)}")
@@ -117,8 +117,9 @@ def evaluate_run(
             after = (calibrated.predict(data.x_test), data.y_test) if calibrated.maps else None
         beside = beside if beside and beside.finite else None
         figures = figures_of(scored, beside, inputs, pruning, after) if scored.finite else {}
-        folder.write("report.html", run_html(run, draw_all(figures, folder)))
-        folder.write("README.md", run_card(run))
+        html, card = run_pages(run, draw_all(figures, folder))
+        folder.write("report.html", html)
+        folder.write("README.md", card)
     return run
 
 
