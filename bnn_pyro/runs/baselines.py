@@ -1,9 +1,8 @@
 """What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
 
-And where its errors are larger than elsewhere.
-
-scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table. A number has a
-Normal around its prediction (a count a Poisson), whose scale is the root mean square of errors in five folds.
+And where its errors are larger than elsewhere. Boosting is scikit-learn's HistGradientBoosting at its defaults, but for
+leaves as small as 5 % of a small table; a number has a Normal around its prediction (a count a Poisson), whose scale is
+the root mean square of errors in five folds.
 """
 
 import time

@@ -30,8 +30,6 @@ from bnn_pyro.runs.folder import RunFolder
 
 #: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
 ROWS_SHOWN = 5
-#: The function behind a data set that was made from one.
-TRUTHS = {"toy-curve": curve}
 #: How far the zoomed-out band reaches on both sides, in ranges of the training inputs (±100 for toy-curve).
 FAR = 25
 #: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
@@ -238,7 +236,7 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
 
 
 def _band(run: Scored, far: float | None = None) -> object:
-    x, truth = plots.line(run.data), TRUTHS.get(run.data.name)
+    x, truth = plots.line(run.data), curve if run.data.name == "toy-curve" else None
     if far is not None:
         low, high = run.data.schema.unstandardise(run.data.x_train).aminmax()
         middle, reach = (low.item() + high.item()) / 2, far * (high.item() - low.item())

@@ -20,8 +20,6 @@ from bnn_pyro.zoo import ZOO
 ALL = "all"
 #: The keys of the file, and of a recipe in it.
 SWEEP_KEYS = {"seeds": list[int], "splits": list[int], "data": dict, "recipes": dict}
-#: Keys that may be ``ALL``.
-SPLITS = ("splits", "splits_to_run")
 RECIPE_KEYS = {key: kind for key, kind in KEYS.items() if key not in ("data", "seed")} | {"grid": dict}
 #: How long a folder's name may be, in bytes.
 MAX_NAME = 255
@@ -118,7 +116,8 @@ def _tables(path: Path, content: Mapping[str, Any], kind: str) -> Iterator[tuple
 
 def _numbers(place: str | Path, key: str, table: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[int] | str | None:
     """Whole numbers, each once, of one key of a table, all of whose keys are checked; ``ALL``, or None without it."""
-    check_keys(place, "key", {k: v for k, v in table.items() if k not in SPLITS or v != ALL}, kinds)
+    is_all = [k for k in ("splits", "splits_to_run") if table.get(k) == ALL]
+    check_keys(place, "key", {k: v for k, v in table.items() if k not in is_all}, kinds)
     numbers = table.get(key)
     if numbers not in (None, ALL) and (not numbers or min(numbers) < 0 or len({*numbers}) < len(numbers)):
         raise UserError(
