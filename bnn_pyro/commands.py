@@ -21,9 +21,6 @@ from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import say
 
-#: Rows of each outside data set, unless --limit says otherwise.
-OUTSIDE_ROWS = 10_000
-
 
 def train(args: Namespace) -> int:
     """Fit a variant and, beside it, the deterministic network; score both and write the run folder.
@@ -96,7 +93,7 @@ def evaluate(args: Namespace) -> None:
         print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, "-".join(what)))
         return
     data = recipe.load()
-    num = OUTSIDE_ROWS if args.limit is None else args.limit
+    num = 10_000 if args.limit is None else args.limit
     outside = scoring.outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
     module = getattr(args, "module", None)
     baseline = scoring.load_posterior(folder.baseline, recipe.device, module) if folder.baseline.is_trained else None

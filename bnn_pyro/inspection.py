@@ -152,7 +152,6 @@ def _kind(cells: pd.Series, missing: int, commas: str) -> str:
 
 
 def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doubt]:
-    """What is doubtful in a column."""
     if gaps.any():
         words = ", ".join(sorted({f"'{cell}'" for cell in cells[gaps]}))
         values = f"{gaps.sum():,} missing value{'s' * int(gaps.sum() > 1)}"

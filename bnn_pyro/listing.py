@@ -83,7 +83,6 @@ def help(name: str | None = None) -> None:
 
 
 def _about(name: str, item: Mapping[str, Any], width: int) -> list[str]:
-    """What a variant or method is, and each of its settings with its default and meaning."""
     lines, meanings = [f"{name}: {item['idea']}"], (_read_table("zoo") | _read_table("inference"))[name]["meanings"]
     if "methods" in item:
         lines += [item["paper"], f"inference: {', '.join(item['methods'])} (the first where none is named)"]

@@ -11,7 +11,7 @@ import tomllib
 import warnings
 from argparse import BooleanOptionalAction
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         variant = getattr(args, "variant", None)
         check_names(None if (args.command, variant) == ("train", "auto") else variant, getattr(args, "inference", None))
-        wait = args.command == "sweep"  # it starts what its fits run on once its file is read and its data are loaded
-        with nullcontext() if wait or where is None else executor(where), quiet(getattr(args, "quiet", False)):
+        where = None if args.command == "sweep" else where  # which starts it once its file is read, its data loaded
+        with executor(where), quiet(getattr(args, "quiet", False)):
             import bnn_pyro.commands as commands
 
             return getattr(commands, args.command)(args) or 0

@@ -118,7 +118,6 @@ def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], num
     """``"name:1,2"`` -> ``table["name"](1, 2)``, of positive numbers; those left out take their defaults.
 
     The first line of a function's docstring says its form and limits, as "low-rank:RANK — …; RANK is positive".
-
     Raises UserError for an unknown name, a number that is none, not finite or not above 0, or too many of them.
     """
     name, colon, rest = str(text).partition(":")
@@ -144,7 +143,6 @@ def parse_value(name: str, value: Any, default: Any) -> Any:
     """A setting's value, which may be text from the command line, as what its default is.
 
     Where its default is None, a text that is a number becomes one, and "none" is None.
-
     Raises UserError for a text that is none.
     """
     if default is None and isinstance(value, str):

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Page
 
-from bnn_pyro.reports import page
-from bnn_pyro.reports.page import Picture, run_card
+from bnn_pyro.reports.page import Picture, run_pages
 from bnn_pyro.reports.summary import run_table
 from bnn_pyro.reports.tables import RunFacts, as_text, difference, estimate, headline_differences
 from bnn_pyro.run import main
@@ -68,26 +67,26 @@ def test_numbers_are_rounded_as_their_kind_and_nominal_metrics_have_no_verdict()
 
 def run_html(run, pictures):
     """The page with blanks and minus signs as they are typed."""
-    return page.run_html(run, pictures).replace("\u00a0", " ").replace("−", "-")
+    return run_pages(run, pictures)[0].replace("\u00a0", " ").replace("−", "-")
 
 
 def test_what_is_doubtful_in_the_data_is_in_the_first_box_and_rows_of_wide_tables_are_explained_below_their_names():
     worse = {f"nll_minus_nothing{end}": 0.1 for end in ("", "_low", "_high")}
     split = {**RUN.provenance["split"], "doubts": ["price: 2.25e+07 in row 9 is far", *"bcdef"]}
     run = replace(RUN, provenance={**RUN.provenance, "split": split}, metrics=RUN.metrics | worse)
-    html = page.run_html(run, [PICTURE])
+    html, _ = run_pages(run, [PICTURE])
     assert "data: price: 2.25e+07 in row 9 is far; b; c; d; e. 1 more" in html and html.count("2.25e+07") == 1
     assert "Next: correct what is named of the data" in html and "nll −0.15 nats [−0.2,\u00a0−0.05], better" in html
     assert '<img width="110"' in html and "<th>what it is</th>" in html
     failed = replace(run, metrics={"failed": "NaN"})
     assert "To look at in the data: price" in run_html(failed, []) and "price" in run_table(failed)
     boosting = {"metrics": RUN.metrics, "differences": run.differences(), "about": "trees", "seconds": 1.0}
-    wide = page.run_html(replace(run, boosting=boosting), [])
+    wide, _ = run_pages(replace(run, boosting=boosting), [])
     assert "<th>nll<small>how improbable" in wide and "what it is" not in wide
 
 
 def test_a_report_says_what_was_run_and_found_is_self_contained_and_escaped():
-    html, card = run_html(RUN, [PICTURE]), run_card(RUN)
+    html, card = run_html(RUN, [PICTURE]), run_pages(RUN, [])[1]
     assert "- type: nll\n      value: 0.25" in card.split("---\n")[1]
     assert "| nll | 0.25 [0.2, 0.31] | 0.4 [0.3, 0.5] | -0.15 [-0.2, -0.05] better |" in card
     for words in ("0.25", "[0.2, 0.31]", "0.4", "-0.15", "[-0.2, -0.05]", "better", "f00d", "hidden 8/4", "1.2 s",
@@ -134,7 +133,7 @@ def test_inputs_of_another_kind_that_look_familiar_are_said_first():
     noise = {"ood_noise_total_entropy": 0.04, "ood_noise_total_entropy_low": 0.02, "ood_noise_total_entropy_high": 0.07}
     run = replace(RUN, metrics=RUN.metrics | noise)
     sentence, html = "noise gets more certain predictions than the test rows", run_html(run, [])
-    assert all(sentence in text for text in (html, run_table(run), run_card(run)))
+    assert all(sentence in text for text in (html, run_table(run), run_pages(run, [])[1]))
     assert html.index(sentence) < html.index("paired difference")
     assert not replace(run, metrics=run.metrics | {"ood_noise_total_entropy_high": 0.51}).worries
 
@@ -145,7 +144,7 @@ FINE = {"level": "good", "about": "divergences", "sentence": "No transition dive
 
 def test_chains_that_have_not_converged_are_the_first_thing_to_read_and_others_one_sentence():
     run = replace(RUN, convergence={"verdicts": [BAD, FINE]})
-    html, card = run_html(run, []), run_card(run)
+    html, card = run_html(run, []), run_pages(run, [])[1]
     assert html.index("<b>Problem</b>") < html.index("Not converged") < html.index("On 300 test rows")
     assert "&lt;at most&gt;" in html and "diagnose runs/a" in html and "No transition diverged" not in html
     assert card.index("**Problem.** Not converged") < card.index("## Use")

@@ -13,15 +13,8 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, REFERENCE, drawn, look, tint
 
-#: What a check leaves for its figures, by name.
-Evidence = Mapping[str, Any]
-
 #: Quantities that are named where they are off; outputs that are drawn, evenly among all.
 NAMED, MAX_OUTPUTS = 3, 150
-#: Panels of a picture at most, and in a row.
-MAX_PANELS, ACROSS = 12, 4
-#: The band of a whole curve by itself.
-CHANCE = 0.05
 
 
 @drawn
@@ -55,7 +48,7 @@ def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
 
 
 @drawn
-def reference_outputs(evidence: Evidence) -> np.ndarray:
+def reference_outputs(evidence: Mapping[str, Any]) -> np.ndarray:
     """Mean against mean (left) and standard deviation against standard deviation (right) of every output; axes (2,).
 
     The reference is across, the method up; on the dashed diagonal they are the same, below it on the right the method
@@ -82,7 +75,7 @@ def reference_outputs(evidence: Evidence) -> np.ndarray:
 
 
 @drawn
-def rank_ecdfs(evidence: Evidence) -> np.ndarray:
+def rank_ecdfs(evidence: Mapping[str, Any]) -> np.ndarray:
     """Empirical minus uniform distribution function of the ranks, with simultaneous bands; a panel a quantity.
 
     Uniform ranks leave the inner band anywhere at all in 5 % of such panels, the outer one with chance ``shown``.
@@ -91,9 +84,9 @@ def rank_ecdfs(evidence: Evidence) -> np.ndarray:
     ranks (Q, R): whole numbers 0 … draws, of Q quantities in R simulated data sets; the first 12 are shown.
     labels (Q,).   p (Q, 3): of the tests of the ECDF, location and width, corrected; the least is in the titles.
     """
-    ranks, level = evidence["ranks"][:MAX_PANELS], evidence["shown"]
-    bands = {level: f"all but {level:.1g} of uniform ranks", CHANCE: "95 % of them"}
-    axes = panels(len(ranks), ACROSS, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)
+    ranks, level = evidence["ranks"][:12], evidence["shown"]
+    bands = {level: f"all but {level:.1g} of uniform ranks", 0.05: "95 % of them"}
+    axes = panels(len(ranks), 4, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)
     for ax, order, label, p in zip(axes, ranks, evidence["labels"], np.min(evidence["p"], 1), strict=False):
         draw_ecdf_difference(ax, order, evidence["draws"], bands)
         ax.set_title(f"{label}\np = {p:.2g}", size=8.5, loc="left")

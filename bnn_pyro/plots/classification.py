@@ -145,9 +145,7 @@ def threshold_curves(prediction: Prediction, y: Targets, schema: Schema | None =
     """Precision against recall, and the ROC curve, of the probability of the rarer of two classes; axes (2,).
 
     Dots are thresholds on that probability, at which so many rows are given that class: from the share of the class in
-    y up to 0.5. Dashed: a random order.
-
-    Raises UserError for other than two classes, or y of one class.
+    y up to 0.5. Dashed: a random order.   Raises UserError for other than two classes, or y of one class.
     """
     metrics.average_precision.summarise(prediction, y)
     y, probs, names = targets(prediction, y), mean_probs(prediction), class_names(prediction, schema)

@@ -23,8 +23,6 @@ from bnn_pyro.predictive import Prediction
 
 #: Neither end looks like one of cividis, to colour-blind eyes either.
 WHITE_TO_EPISTEMIC = LinearSegmentedColormap.from_list("epistemic", ["white", EPISTEMIC])
-#: Columns that are listed, and outputs that are drawn, at most.
-MOST_COLUMNS, MOST_OUTPUTS = 15, 5
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ def grid(data: Dataset, *, num: int = 100, margin: float = 0.15) -> Grid:
     """A mesh of num × num points over the two features of a table.
 
     margin: how far it reaches beyond all the data, as a share of their range.
-
     Raises UserError for data of more or fewer features.
     """
     if tuple(data.schema.input_shape) != (2,):
@@ -167,7 +164,7 @@ def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y
 @drawn
 def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axes:
     """Rise of the loss where a column is permuted, the largest 15, median and 90 % of draws; of ``bp.explain``."""
-    table = explanation.importance.iloc[:MOST_COLUMNS]
+    table = explanation.importance.iloc[:15]
     ax = panel(ax, 5.6, 1.2 + 0.26 * len(table))
     place, middle = np.arange(len(table)), table["importance"].to_numpy()
     bars = np.abs(table[["low", "high"]].to_numpy().T - middle)
@@ -189,7 +186,7 @@ def partial_dependence(explanation: Explanation) -> np.ndarray:
     """
     effects = explanation.dependence
     average = np.mean([outputs.mean((0, 1)) for _, outputs in effects.values()], axis=0)
-    names = {k: explanation.outputs[k] for k in np.sort(np.argsort(-average, kind="stable")[:MOST_OUTPUTS])}
+    names = {k: explanation.outputs[k] for k in np.sort(np.argsort(-average, kind="stable")[:5])}
     axes = panels(len(effects), 3, (2.7, 2.4), (0.3, 0.3), least=4.4, sharey=True)
     for ax, (column, (values, outputs)) in zip(axes, effects.items(), strict=True):
         categories = isinstance(values[0], str)

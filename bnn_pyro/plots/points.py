@@ -41,7 +41,6 @@ def method_predictions(
     predictions: {label: prediction of the same points}.
     row: which point.
     x: (B, …) the inputs, shown where they are images.   y: labels (B,).
-
     Raises UserError for a regression, predictions of different points, or a row that they have not.
     """
     first = _same_points(predictions)
@@ -77,7 +76,6 @@ def uncertain_images(
     """The most uncertain images, worst first, each beside its most probable classes; axes (num, 2).
 
     x: (B, channels, height, width).   y: labels (B,).   by: "total", "epistemic" or "aleatoric" entropy, nats.
-
     Raises UserError for a regression, an unknown order, or inputs that are not the prediction's images.
     """
     check_known("order", ORDERS, by)
@@ -166,7 +164,6 @@ def _most_probable(probs: Tensor) -> np.ndarray:
 def _boxes(
     ax: Axes, prediction: Prediction, row: int, classes: np.ndarray, names: Sequence[str], y: np.ndarray | None
 ) -> None:
-    """A single point: the mean over the draws as bars, the draws as boxes; the true class has a bold tick."""
     draws, place = prediction.probs[:, row].double().numpy(), np.arange(len(classes))
     ax.bar(place, draws.mean(0)[classes], 0.8, color=tint(BAYES, 0.25), label="mean")
     if len(draws) > 1:

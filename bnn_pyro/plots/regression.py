@@ -166,9 +166,7 @@ def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, 
 
     A bar that ends at 0 is as high as expected; one that ends below 0 occurs more often. Grey: where 95 % of the ends
     lie if the prediction is right, each by itself. From ``MAX_BARS`` different counts on several share a bar. Kleiber
-    & Zeileis 2016, doi:10.1080/00031305.2016.1173590.
-
-    Raises UserError for a prediction of anything but counts.
+    & Zeileis 2016, doi:10.1080/00031305.2016.1173590.   Raises UserError for a prediction of anything but counts.
     """
     if prediction.has_classes or not prediction.is_discrete:
         raise UserError("a rootogram is for counts (--task counts)")

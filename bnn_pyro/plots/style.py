@@ -23,9 +23,8 @@ LINES = ["-", "--", "-.", ":"]
 MARKERS = ["o", "^", "s", "D", "v", "P", "X", "*"]
 _COLOURS = [BAYES, *CONTRAST, REFERENCE, DATA, "0.55"]
 
-_SIZES = ("font.size", "axes.titlesize", "axes.labelsize", "figure.labelsize", "figure.titlesize")
 _SETTINGS = {
-    **dict.fromkeys(_SIZES, 9),
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize", "figure.labelsize", "figure.titlesize"), 9),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
     "figure.dpi": 110,
     "axes.axisbelow": True,

@@ -35,10 +35,6 @@ LABELS = {
     "ece": "ECE",
     "coverage_95": "coverage of 95 % intervals, %",
 }
-#: Characters of a recipe's name on a line.
-WIDE = 30
-#: Inches that a legend needs.
-MIN_WIDTH = 5.4
 #: A scale is logarithmic where its values span more than so many times.
 SPAN = 30
 
@@ -63,17 +59,15 @@ def sweep_points(
     """Recipes up, a metric across: a mark for every fit, each recipe's mean ± its standard error; a panel a data set.
 
     scores: {data set: {recipe: scores}}.   label: of the metric, with its unit; None: a panel is a metric, not data.
-    nominal: where the metric should be.
-
-    Raises UserError where there is nothing to draw.
+    nominal: where the metric should be.   Raises UserError where there is nothing to draw.
     """
     recipes = list(dict.fromkeys(name for by in scores.values() for name in by))
     if not recipes:
         raise UserError("there is no fit to draw")
-    names = [textwrap.fill(name, WIDE) for name in recipes]
+    names = [textwrap.fill(name, 30) for name in recipes]
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
     cell = 2.9, 0.95 + 0.34 * max(len(names), 2)
-    axes = panels(len(scores), 3, cell, (wide, 0.35), least=MIN_WIDTH, sharey=True)
+    axes = panels(len(scores), 3, cell, (wide, 0.35), least=5.4, sharey=True)
     for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
             row, (marker, colour, filling, words) = recipes.index(name), KINDS[one.kind]

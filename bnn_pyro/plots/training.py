@@ -134,7 +134,6 @@ def growing_ensemble(
     68 %. Where the curve still falls at its end, more draws would help. One draw a chain: it grows by its chains.
 
     x: (B, *input_shape), standardised.   y: (B,).   baseline: another prediction of the same rows.
-
     Raises UserError where the posterior has no stored draws, or a single one.
     """
     if posterior.chains is None:

@@ -45,7 +45,13 @@ def weight_posteriors(posteriors: Mapping[str, Posterior], *, num: int = 6) -> n
     for label in rest:
         if reason := _unlike(posteriors[first], posteriors[label]):
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
-    picks = _disagreement(posteriors, num)
+    picks = even_weights(posteriors[first], CANDIDATES)
+    draws = [chosen_weights(posterior, picks, DRAWS)[1] for posterior in posteriors.values()]
+    draws = [d for d in draws if d[0].size > 1] or draws  # a point says nothing of the spread
+    means, scales = (np.stack([f(d, axis=(1, 2)) for d in draws]) for f in (np.mean, np.std))
+    apart = np.square(means[:, None] - means[None]) + np.square(scales[:, None] - scales[None])
+    score = np.sqrt(apart.max((0, 1))) / np.maximum(scales.mean(0), 1e-30) if len(draws) > 1 else scales[0]
+    picks = [picks[i] for i in np.argsort(-score, kind="stable")[:num]]
     values = {label: chosen_weights(p, picks, DRAWS) for label, p in posteriors.items()}
     axes = panels(len(picks), 3, (2.6, 2.1), (0, 0.5), least=3.6)
     for k, ax in enumerate(axes):
@@ -72,23 +78,11 @@ def _unlike(a: Posterior, b: Posterior) -> str | None:
     return None if digests[0] == digests[1] else "they stand on different backbones"
 
 
-def _disagreement(posteriors: Mapping[str, Posterior], num: int) -> list[tuple[str, tuple[int, ...]]]:
-    """The ``num`` weights, of ``CANDIDATES``, whose marginals differ most between any two methods."""
-    picks = even_weights(next(iter(posteriors.values())), CANDIDATES)
-    draws = [chosen_weights(posterior, picks, DRAWS)[1] for posterior in posteriors.values()]
-    draws = [d for d in draws if d[0].size > 1] or draws  # a point says nothing of the spread
-    means, scales = (np.stack([f(d, axis=(1, 2)) for d in draws]) for f in (np.mean, np.std))
-    apart = np.square(means[:, None] - means[None]) + np.square(scales[:, None] - scales[None])
-    score = np.sqrt(apart.max((0, 1))) / np.maximum(scales.mean(0), 1e-30) if len(draws) > 1 else scales[0]
-    return [picks[i] for i in np.argsort(-score, kind="stable")[:num]]
-
-
 @drawn
 def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None) -> np.ndarray:
     """Loss (left) and NLL (right) against the share of weights removed, with 95 % bootstrap intervals; axes (2,).
 
     curve: of ``pruning.pruning_curve``.   removed: a share to mark, that beyond log α = 3.
-
     Raises UserError for fewer than two points, or one with no weights left, which has no place on a log scale.
     """
     curve = sorted(curve, key=lambda point: point.share)

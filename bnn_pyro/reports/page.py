@@ -74,17 +74,18 @@ def read_texts(name: str) -> dict[str, Any]:
 
 
 def draw_figures(
-    section: str,
-    figures: Mapping[str, Callable[[Mapping[str, Any]], object]],
-    evidence: Mapping[str, Any],
-    prefix: str = "",
+    section: str, figures: Mapping[str, Callable[[Any], object]], evidence: Mapping[str, Any], prefix: str = ""
 ) -> list[Picture]:
-    """Draw the figures {name: evidence -> axes or None} of a section of figures.toml whose ``needs`` are there."""
-    pictures = []
+    """Draw the figures {name: evidence -> axes or None} of a section of figures.toml whose ``needs`` are there.
+
+    A name that is not in it is one of its kind, as "outside-NAME" is of "outside", whose title has the name.
+    """
+    texts, pictures = read_texts("figures")[section], []
     for figure, draw in figures.items():
-        words = read_texts("figures")[section][figure]
-        if all(_has_number(evidence.get(key)) for key in words["needs"]):
-            about = (words["title"], words["sentence"].format_map(evidence), words.get("wide", True))
+        kind, _, name = figure.partition("-")
+        words = texts.get(figure) or texts[kind]
+        if all(_has_number(evidence.get(key)) for key in words.get("needs", ())):
+            about = words["title"].format(name=name), words["sentence"].format_map(evidence), words.get("wide", True)
             pictures.append(Picture.of(prefix + figure, functools.partial(draw, evidence), *about))
     return list(filter(None, pictures))
 
@@ -134,19 +135,9 @@ def render(template: str, **context: Any) -> str:
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", page) if ".html" in template else page
 
 
-def run_html(run: tables.RunFacts, pictures: Iterable[Picture]) -> str:
-    """report.html of one run beside its baseline."""
-    return render("report.html.j2", **_context(run), outside=tables.outside_table(run.runs), figures=list(pictures))
-
-
-def run_card(run: tables.RunFacts) -> str:
-    """README.md, the model card, with front matter that model hubs read."""
-    values = {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics}
-    return render("card.md.j2", **_context(run), values=values)
-
-
-def _context(run: tables.RunFacts) -> dict[str, Any]:
-    return {
+def run_pages(run: tables.RunFacts, pictures: Iterable[Picture]) -> tuple[str, str]:
+    """(report.html of one run beside its baseline; README.md, the model card, with front matter of model hubs)."""
+    context = {
         "run": run,
         "title": run.title,
         "subtitle": run.subtitle,
@@ -155,8 +146,12 @@ def _context(run: tables.RunFacts) -> dict[str, Any]:
         "targets": tables.target_table(run),
         "facts": facts_of(run),
         "coverage": guarantees_section(run.coverage).table if run.coverage else None,
+        "outside": tables.outside_table(run.runs),
+        "figures": list(pictures),
+        "values": {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics},
         "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
     }
+    return render("report.html.j2", **context), render("card.md.j2", **context)
 
 
 #: Of a posterior's provenance and of environment.json, what the recipe says already, or the report says elsewhere.

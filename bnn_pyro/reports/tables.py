@@ -12,7 +12,7 @@ from bnn_pyro.metrics import METRICS, SCORES
 
 #: What is said of a difference that its errors can explain.
 NOT_CLEAR = "no clear difference"
-#: How the level of a verdict is called.
+#: The levels of verdicts in words.
 WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem", "failed": "Failed"}
 
 #: Metrics that are shares of the test rows, written in per cent.
@@ -30,7 +30,6 @@ UNBALANCED = 0.8
 MARGIN = 0.01
 #: The column that says what the number of a row is.
 MEANING = "what it is"
-#: How the second baseline is called.
 BOOSTING = "gradient boosting"
 #: Characters of a line in a terminal.
 WIDTH = 110

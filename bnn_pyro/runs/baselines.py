@@ -1,9 +1,8 @@
 """What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
 
-And where its errors are larger than elsewhere.
-
-scikit-learn's HistGradientBoosting at its defaults, but for leaves as small as 5 % of a small table. A number has a
-Normal around its prediction (a count a Poisson), whose scale is the root mean square of errors in five folds.
+And where its errors are larger than elsewhere. Boosting is scikit-learn's HistGradientBoosting at its defaults, but for
+leaves as small as 5 % of a small table; a number has a Normal around its prediction (a count a Poisson), whose scale is
+the root mean square of errors in five folds.
 """
 
 import time
@@ -134,7 +133,6 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     """Anybody's predictions of the test rows, of a CSV file: p(CLASS) for each class, or mean and sd of a Normal.
 
     Its lines are in the order of the test rows, or have these in a column "row", by the numbers of ``data.index_test``.
-
     Raises UserError where a column, a row or a value is not there, or cannot be.
     """
     path, schema, rows = existing(path), data.schema, data.index_test.tolist()

@@ -117,7 +117,6 @@ def check_subjects(
 
     What ``place`` has already is not done again; after a check that ends in a UserError, which is written, the next one
     is made. Returns what check.json holds.
-
     Raises UserError where ``place`` has results of another budget, seed or subjects.
     """
     key = {"budget": budget, "seed": seed, "plans": [spec.key for spec in specs]}
@@ -133,15 +132,13 @@ def check_subjects(
     for spec, subject in zip(specs, results["subjects"], strict=True):
         for name in checks:
             if name not in subject["refused"] and name not in subject["outcomes"]:
-                _check(spec, name, subject, place, budget=budget, seed=seed)
+                _check(spec, name, subject, place, budget, seed)
                 place.write(place.main, results)
                 place.write(place.page, check_html(results, place.path))
     return results
 
 
-def _check(
-    spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFolder, *, budget: str, seed: int
-) -> None:
+def _check(spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFolder, budget: str, seed: int) -> None:
     """One check of one subject; ``results`` is what check.json holds of the subject."""
     check, start = build(CHECKS[name], CHECKS[name].quick if budget == "quick" else {}), time.perf_counter()
     results["failed"].pop(name, None)
@@ -237,13 +234,10 @@ def overview(subjects: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     for subject, values in zip(subjects, numbers, strict=True):
         words = dict.fromkeys(subject["refused"], "–") | dict.fromkeys(subject["failed"], "failed")
         words |= {name: WORDS[outcome["level"]] for name, outcome in subject["outcomes"].items()}
-        cells = [words.get(name, "…") for name in used]
-        cells += ["–" if values.get(n) is None else format(values[n], form) for n, (_, form) in columns.items()]
-        seconds = sum(o["seconds"] for o in subject["outcomes"].values())
-        rows.append([*cells, f"{seconds:.0f}"])
-    titles = [*(CHECKS[name].title for name in used), *(title for title, _ in columns.values())]
-    names = [f"{subject['variant']} {subject['inference']}" for subject in subjects]
-    return pd.DataFrame(rows, names, [*titles, "seconds"])
+        row = {CHECKS[name].title: words.get(name, "…") for name in used}
+        row |= {title: "–" if values.get(n) is None else f"{values[n]:{form}}" for n, (title, form) in columns.items()}
+        rows.append(row | {"seconds": f"{sum(o['seconds'] for o in subject['outcomes'].values()):.0f}"})
+    return pd.DataFrame(rows, [f"{subject['variant']} {subject['inference']}" for subject in subjects])
 
 
 def _cells(finding: Mapping[str, Any]) -> list[str]:

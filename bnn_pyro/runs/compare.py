@@ -34,9 +34,7 @@ def compare_runs(
 
     module: package.module:function of runs of a user's own module.
     files: of predictions of the same rows, see :func:`read_predictions`.   form: of tables, see ``as_text``.
-
     Returns what was found as text for a terminal, and comparison.html.
-
     Raises UserError where test rows differ, or there are none.
     """
     first, truth, runs = next(iter(folders)), None, []
@@ -65,43 +63,28 @@ def compare_runs(
     base, *others = predictions
     differences = {k: paired_differences(predictions[k], predictions[base], truth.y_test) for k in others}
     densities = {label: prediction.log_prob(truth.y_test).numpy() for label, prediction in predictions.items()}
+    # Of runs whose fit failed, or whose chains disagree, what is said of it.
+    failed = [{**w, "about": run.label} for run in runs for w in run.worries[:1] if w["level"] in ("failed", "bad")]
+    notes = {w["about"]: "its fit failed" if w["level"] == "failed" else "not converged" for w in failed}
+    task, label, words = runs[0].task, runs[0].label, read_texts("statistics")
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
-    sentence = read_texts("statistics")["rankings"]["held_out"].format(sources=SOURCES)
-    notes = {run.label: "its fit failed" if run.failed else "not converged" for run, _ in _broken(runs)}
-    held_out = tables.Section(title, sentence, ranking_table(ranked(densities, notes)))
-    return show_comparison(runs, differences, [held_out, _loo_ranking(left_out, len(truth.x_train))], form)
-
-
-def _broken(runs: Sequence[tables.RunFacts]) -> list[tuple[tables.RunFacts, Mapping[str, str]]]:
-    """Runs whose fit failed, or whose chains disagree, with what is said of it."""
-    return [(run, worry) for run in runs for worry in run.worries[:1] if worry["level"] in ("failed", "bad")]
-
-
-def show_comparison(
-    runs: Sequence[tables.RunFacts],
-    differences: Mapping[str, Mapping[str, float]],
-    rankings: Sequence[tables.Section],
-    form: str = "text",
-) -> tuple[str, str]:
-    """(text, HTML). differences: {label: {metric, metric_low, metric_high}} to the first run."""
-    first, words = runs[0], read_texts("statistics")["comparison"]
+    sentence, about = words["rankings"]["held_out"].format(sources=SOURCES), words["comparison"]
+    scores = tables.metric_table(task, {run.label: run.metrics for run in runs})
     sections = [
-        *rankings,
-        tables.Section("Metrics on the same test rows", words["metrics"],
-                tables.metric_table(first.task, {run.label: run.metrics for run in runs})),
-        tables.Section(f"Paired differences to {first.label}", words["differences"],
-                tables.metric_table(first.task, {}, differences)),
-    ]  # fmt: skip
-    failed = [{**worry, "about": run.label} for run, worry in _broken(runs)]
+        tables.Section(title, sentence, ranking_table(ranked(densities, notes))),
+        _loo_ranking(left_out, len(truth.x_train)),
+        tables.Section("Metrics on the same test rows", about["metrics"], scores),
+        tables.Section(
+            f"Paired differences to {label}", about["differences"], tables.metric_table(task, {}, differences)
+        ),
+    ]
     text = ["\n" + tables.verdict_lines([one], named=True) for one in failed]
     text += [f"\n{section.text(form)}" for section in sections]
     html = render(
         "comparison.html.j2",
-        title=f"Comparison on {first.provenance['data']}",
-        subtitle=f"{first.task.capitalize()} · {first.provenance['rows']['test']:,} test rows · {len(runs)} runs",
-        summary=[
-            line for k, d in differences.items() for line in tables.headline_differences(k, first.label, d, first.task)
-        ],
+        title=f"Comparison on {runs[0].provenance['data']}",
+        subtitle=f"{task.capitalize()} · {len(truth.x_test):,} test rows · {len(runs)} runs",
+        summary=[line for k, d in differences.items() for line in tables.headline_differences(k, label, d, task)],
         failed=failed,
         sections=sections,
         figures=draw_scores(runs, differences),
@@ -161,7 +144,7 @@ def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunF
 
 
 def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mapping[str, float]]) -> list[Picture]:
-    """A forest of the scores with their intervals; differences: see :func:`show_comparison`."""
+    """A forest of the scores with their intervals.   differences: {label: {metric, _low, _high}} to the first run."""
     scores = {
         words: {
             f"{k}: {run.recipe['variant']} ({run.recipe['inference']})": _scores(run, metric, differences)

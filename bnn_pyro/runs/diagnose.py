@@ -41,10 +41,7 @@ def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Po
     content = diagnosis.to_dict() | {"seconds": round(time.perf_counter() - start, 1), "num_draws": recipe.num_draws}
     place.write("diagnosis.json", content)  # before what can still fail
     figures = draw_diagnosis(diagnosis, posterior.schema)
-    for old in (place.path / "figures").glob(f"{PREFIX}*.png"):
-        if old.stem not in [figure.name for figure in figures]:
-            old.unlink()
-    place.write_figures(figures)
+    place.write_figures(figures, [f"{PREFIX}*"])
     run, tables = folder.facts(), diagnosis_tables(diagnosis)
     about = {"title": f"Diagnosis: {run.title}", "subtitle": run.subtitle, "facts": facts_of(run)}
     whole, weights = ([t for t in tables if (MEANING in t.table) == first] for first in (True, False))

@@ -26,7 +26,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, knows_nothing, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
-from bnn_pyro.reports.page import run_card, run_html
+from bnn_pyro.reports.page import run_pages
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
 from bnn_pyro.runs.coverage import if_calibrated
@@ -36,8 +36,6 @@ from bnn_pyro.runs.recipe import Recipe
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
 NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-noise",), "gaussian": ("gaussian-noise",)}
-#: How many noise images of each kind a run is shown without being asked.
-NOISE_IMAGES = 1000
 
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
@@ -45,7 +43,7 @@ def load_posterior(folder: RunFolder, device: str, module: str | None = None) ->
 
     Of several, with commas between, it is the one that the run was trained with.
     """
-    then, given = folder.recipe.own_module, (module or "").split(",")
+    then, given = getattr(folder.recipe.entry, "module", None), (module or "").split(",")
     own = None if not then else then if then in given else module
     if own and "," in own:
         raise UserError(f"{folder.path} was trained with the module {then}, and --module has {', '.join(given)}")
@@ -85,7 +83,7 @@ def evaluate_run(
     for place in (folder, folder.baseline) if folder.baseline.is_trained else (folder,):
         place.recipe, place.read("environment.json")  # damaged ones are refused before anything is written
     if outside is None and data.schema.is_image and data.schema.has_classes:
-        outside = outside_inputs(["noise"], data.schema, num=NOISE_IMAGES)
+        outside = outside_inputs(["noise"], data.schema, num=1000)
     if outside and not len(data.x_test):
         raise UserError(f"{data.name} has no test rows that out-of-distribution inputs could be told from")
     inputs, num = outside or {}, recipe.num_draws
@@ -119,8 +117,9 @@ def evaluate_run(
             after = (calibrated.predict(data.x_test), data.y_test) if calibrated.maps else None
         beside = beside if beside and beside.finite else None
         figures = figures_of(scored, beside, inputs, pruning, after) if scored.finite else {}
-        folder.write("report.html", run_html(run, draw_all(figures, folder.path / "figures")))
-        folder.write("README.md", run_card(run))
+        html, card = run_pages(run, draw_all(figures, folder))
+        folder.write("report.html", html)
+        folder.write("README.md", card)
     return run
 
 
@@ -199,7 +198,6 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
     """Score a run on its test rows after removing more and more weights, and write pruning.json; a table of it.
 
     The curve has the usual shares, and the one beyond log α = 3 where that is some but not all of the weights.
-
     Raises UserError where there are no test rows, or a posterior that has no signal-to-noise ratio.
     """
     removed = share_removed(posterior)

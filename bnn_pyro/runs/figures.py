@@ -20,25 +20,20 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import row_texts
 from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.explanation import MAX_COLUMNS, explain
-from bnn_pyro.files import write_whole
 from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import PrunedScore, signal_to_noise
-from bnn_pyro.reports.page import Picture, read_texts
+from bnn_pyro.reports.page import Picture, draw_figures, read_texts
 from bnn_pyro.runs.folder import RunFolder
 
 #: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
 ROWS_SHOWN = 5
-#: The function behind a data set that was made from one.
-TRUTHS = {"toy-curve": curve}
 #: How far the zoomed-out band reaches on both sides, in ranges of the training inputs (±100 for toy-curve).
 FAR = 25
 #: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
 GROWING_ROWS = 10_000
-#: How far maps of two features reach beyond the data, as a share of their range.
-MAP_MARGIN = 0.5
 #: Draws of the maps of images: many windows are covered.
 MAP_DRAWS = 20
 #: Targets at most that have figures of their own.
@@ -143,17 +138,10 @@ def figures_of(
     return figures
 
 
-def draw_all(figures: Mapping[str, Callable[[], object]], folder: Path) -> list[Picture]:
+def draw_all(figures: Mapping[str, Callable[[], object]], folder: RunFolder) -> list[Picture]:
     """Draw the figures into ``folder``, and remove those of an earlier evaluation that no longer apply."""
-    words, pictures = read_texts("figures")["report"], []
-    for old in folder.glob("*.png"):
-        if old.stem not in figures and (old.stem in words or old.stem.startswith("outside-")):
-            old.unlink()
-    for name, draw in figures.items():
-        texts = words["outside" if name.startswith("outside-") else name]
-        title = texts["title"].format(name=name.removeprefix("outside-"))
-        pictures.append(Picture.of(name, draw, title, texts["sentence"], texts.get("wide", True)))
-        write_whole(folder / f"{name}.png", pictures[-1].png)
+    pictures = draw_figures("report", {name: lambda _, draw=draw: draw() for name, draw in figures.items()}, {})
+    folder.write_figures(pictures, [*read_texts("figures")["report"], "outside-*"])
     return pictures
 
 
@@ -181,8 +169,13 @@ def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
     if data.schema.targets:
         spread = (spread / torch.tensor(data.schema.y_scale).square()).mean(1)
     parts = {"worst": density.argsort()[:ROWS_SHOWN], "uncertain": spread.argsort(descending=True)[:ROWS_SHOWN]}
-    found = {name: _described(data, prediction[rows], rows) for name, rows in parts.items()}
-    return {"note": f"Rows are numbered {where}.", **found}
+    names = ("row", f"observed {data.schema.target}", "predicted", "inputs, the most unusual first")
+    content: dict[str, Any] = {"note": f"Rows are numbered {where}."}
+    for part, rows in parts.items():
+        words = _words(data.schema, prediction[rows], data.y_test[rows])
+        columns = map(str, data.index_test[rows].tolist()), *words, row_texts(data.x_test[rows], data.schema)
+        content[part] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return content
 
 
 def sites_of(posterior: Posterior) -> dict[str, Any]:
@@ -198,14 +191,6 @@ def sites_of(posterior: Posterior) -> dict[str, Any]:
     table["KL"] = [f"{kl:,.1f} ({kl / total:.0%})" for kl in table["KL"]]
     table = table.replace({"nan": "–", "nan (nan%)": "–", "": "–"})
     return {"sites": table.rename(columns=names).to_dict("records")}
-
-
-def _described(data: Dataset, prediction: Prediction, rows: Tensor) -> list[dict[str, str]]:
-    schema = data.schema
-    words = _words(schema, prediction, data.y_test[rows])
-    columns = map(str, data.index_test[rows].tolist()), *words, row_texts(data.x_test[rows], schema)
-    names = ("row", f"observed {schema.target}", "predicted", "inputs, the most unusual first")
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str], list[str]]:
@@ -251,7 +236,7 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
 
 
 def _band(run: Scored, far: float | None = None) -> object:
-    x, truth = plots.line(run.data), TRUTHS.get(run.data.name)
+    x, truth = plots.line(run.data), curve if run.data.name == "toy-curve" else None
     if far is not None:
         low, high = run.data.schema.unstandardise(run.data.x_train).aminmax()
         middle, reach = (low.item() + high.item()) / 2, far * (high.item() - low.item())
@@ -260,5 +245,5 @@ def _band(run: Scored, far: float | None = None) -> object:
 
 
 def _map(run: Scored, draw: Callable) -> object:
-    mesh = plots.grid(run.data, margin=MAP_MARGIN)
+    mesh = plots.grid(run.data, margin=0.5)
     return draw(run.predict(mesh.x), mesh, run.data.x_train, run.data.y_train)

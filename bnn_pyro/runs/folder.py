@@ -1,18 +1,7 @@
 """The folders that commands write, and that nothing which is not one of them is ever touched.
 
-A run:
-
-    config.json       the recipe: everything to run it again       posterior.pt, .json   the posterior's archive
-    metrics.json      test metrics, flat, with intervals           figures/*.png         the report's figures
-    test-replicates.npz  the metrics on 1,000 resamples of the test rows, the same ones for all runs on these rows
-    history.csv       the training curve                           report.html           all of it, to read
-    environment.json  versions, machine, command, times            README.md             the model card
-    convergence.json  of chains: have they converged               diagnosis.json, .html what `diagnose` found
-    calibration.json  scores and maps of `calibrate`               guarantees.json       the coverage that they reach
-    checkpoint/       while training                               posterior.nc          the draws, for ArviZ
-    baseline/         the same, of the baseline                    boosting.json         metrics of gradient boosting
-
-A check has check.json, check.html and figures; a sweep: see ``runs.sweep``. Every file is written whole or not at all.
+The files of a run are listed in docs/command-line.md. A check has check.json, check.html and figures; a sweep: see
+``runs.sweep``. Every file is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -133,10 +122,14 @@ class OutputFolder:
         write_whole(path, content.encode() if isinstance(content, str) else content)
         return path
 
-    def write_figures(self, pictures: Iterable[Picture]) -> None:
-        """figures/NAME.png of each."""
-        for picture in pictures:
-            self.write(f"figures/{picture.name}.png", picture.png)
+    def write_figures(self, pictures: Iterable[Picture], former: Iterable[str] = ()) -> None:
+        """figures/NAME.png of each; others whose names are among ``former``, as of ``glob``, are removed."""
+        names = {f"{picture.name}.png": picture.png for picture in pictures}
+        for old in (path for name in former for path in (self.path / "figures").glob(f"{name}.png")):
+            if old.name not in names:
+                old.unlink(missing_ok=True)
+        for name, png in names.items():
+            self.write(f"figures/{name}", png)
 
 
 class CheckFolder(OutputFolder):

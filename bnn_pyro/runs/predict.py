@@ -49,7 +49,6 @@ def calibrate_run(
     """Write calibration.json and guarantees.json; the latter's content.
 
     name: other data with labels, whose rows calibrate instead of the run's validation rows.   groups: of ``calibrate``.
-
     Raises FitFailed where predictions are not finite, and UserError for a group of test rows without calibration rows.
     """
     x, y = _calibration_rows(data, recipe, name)

@@ -104,11 +104,6 @@ class Recipe(Setup, Settings):
         return None
 
     @property
-    def own_module(self) -> str | None:
-        """package.module:function of a network of the user's own; None for other variants."""
-        return getattr(self.entry, "module", None) or None
-
-    @property
     def own_baseline(self) -> tuple[str, str]:
         """The variant and the method that the variant is compared with."""
         return getattr(self.entry, "baseline", BASELINE[0]), BASELINE[1]

@@ -28,9 +28,6 @@ from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
 from bnn_pyro.settings import plain
 
-#: Seconds that a fit waits for a worker of a stopped sweep, which may still be at it.
-MAX_WAIT = 600.0
-
 
 class SweepFolder(OutputFolder):
     """Where the fits of a sweep lie; one may always go on with it."""
@@ -115,7 +112,6 @@ def run_sweep(
     facts: of the command and the machine, kept with the results; the fits are made on the "executor" that they name.
     cores: see ``parallel.map.map_tasks``.
     overwrite: fits of other settings, or other data, in the way of those of the sweep are replaced.
-
     Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after a signal: the rest is kept.
     """
     start, tasks = time.perf_counter(), config.tasks
@@ -191,7 +187,6 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str
     """Load each data set once, and build on it every recipe that is to be fitted there.
 
     Returns {(data set, split): fingerprint of its training rows} of the splits that were loaded, one a data set.
-
     Raises UserError where data cannot be loaded, or a recipe does not suit them.
     """
     fingerprints = {}
@@ -219,7 +214,7 @@ def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool =
     report_progress(0.0, 1.0)
     folder = RunFolder(sweep / task.name)
     try:
-        with lock_folder(folder.path, wait=MAX_WAIT):
+        with lock_folder(folder.path, wait=600.0):  # seconds: a worker of a stopped sweep may still be at it
             begun = SweepFolder(sweep).status(task)[0] == BEGUN
             (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
             recipe, keep, data = task.recipe, begun and not overwrite, task.recipe.load()

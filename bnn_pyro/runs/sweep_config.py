@@ -1,16 +1,7 @@
 """The TOML file of a sweep, read and checked: every recipe on every split of every data set with every seed.
 
-seeds = [0, 1]
-splits = "all"                      # or numbers; of given splits, else the seeds of random ones
-
-[data.energy]                       # keys as under `data` in a config file, name by default what it is called here
-name = "uci/energy.csv"
-
-[data.breast-cancer]
-splits_to_run = [0, 1, 2]           # instead of those above
-
-[recipes.mlp]                       # keys of a config file, without data and seed; a variant's name means that variant
-grid = { prior = ["fan-in:1", "fan-in:3"] }     # one recipe each; several keys: all combinations
+docs/sweeps.md has one. A table of data has keys as under `data` in a config file (its name by default the table's), and
+``splits_to_run`` instead of the splits of all; a table of a recipe has the other keys but seed, and a grid of settings.
 """
 
 import itertools
@@ -29,8 +20,6 @@ from bnn_pyro.zoo import ZOO
 ALL = "all"
 #: The keys of the file, and of a recipe in it.
 SWEEP_KEYS = {"seeds": list[int], "splits": list[int], "data": dict, "recipes": dict}
-#: Keys that may be ``ALL``.
-SPLITS = ("splits", "splits_to_run")
 RECIPE_KEYS = {key: kind for key, kind in KEYS.items() if key not in ("data", "seed")} | {"grid": dict}
 #: How long a folder's name may be, in bytes.
 MAX_NAME = 255
@@ -127,7 +116,8 @@ def _tables(path: Path, content: Mapping[str, Any], kind: str) -> Iterator[tuple
 
 def _numbers(place: str | Path, key: str, table: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[int] | str | None:
     """Whole numbers, each once, of one key of a table, all of whose keys are checked; ``ALL``, or None without it."""
-    check_keys(place, "key", {k: v for k, v in table.items() if k not in SPLITS or v != ALL}, kinds)
+    is_all = [k for k in ("splits", "splits_to_run") if table.get(k) == ALL]
+    check_keys(place, "key", {k: v for k, v in table.items() if k not in is_all}, kinds)
     numbers = table.get(key)
     if numbers not in (None, ALL) and (not numbers or min(numbers) < 0 or len({*numbers}) < len(numbers)):
         raise UserError(

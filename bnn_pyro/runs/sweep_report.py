@@ -23,10 +23,8 @@ from bnn_pyro.runs.sweep_statistics import ALPHA, CLEAR, OPEN, WORSE, DatasetSum
 
 def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary], form: str = "text") -> str:
     """A table a data set with what its errors are over, and what failed.   form: see ``as_text``."""
-    parts = []
-    for data in summaries:
-        parts.append(f"\n{data.name}\n{as_text(_table(data, data.headline), form)}")
-        parts.append(textwrap.fill(data.error_sources, WIDTH))
+    tables = [(data, as_text(_table(data, data.headline), form)) for data in summaries]
+    parts = [f"\n{data.name}\n{table}\n{textwrap.fill(data.error_sources, WIDTH)}" for data, table in tables]
     failed = [f"failed: {fit['name']}: {fit['error']}" for fit in results["fits"] if fit["status"] == FAILED]
     return "\n".join([*parts, "", *failed])
 

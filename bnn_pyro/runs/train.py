@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -58,13 +58,15 @@ def fit_run(
     resume: go on from the folder's checkpoints, to the very same result; what is finished is just loaded.
     max_minutes: of the posterior alone; see ``fit``.
 
-    Where the fit has several processes, all of them call this, and rank 0 writes.
-
-    Raises what ``fit`` raises.
+    Where the fit has several processes, all of them call this, and rank 0 writes.   Raises what ``fit`` raises.
     """
 
     def fit_into(folder: RunFolder, recipe: Recipe, **limit: float | None) -> Posterior:
-        with _threads(recipe, data):
+        with isolated(0):
+            weights = sum(value.numel() for value in recipe.entry.model(data.schema).initial.values())
+        rows = min(getattr(recipe.method, "batch_size", 0) or len(data.x_train), len(data.x_train))
+        # In a small step threads would only wait for one another (on a busy machine it takes 25 times as long).
+        with one_thread() if weights * rows < SMALL_STEP else nullcontext():
             place = dict(out=folder.path, resume=resume, device=recipe.device)
             posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
             if here().first:
@@ -93,14 +95,6 @@ def calibrate_set_aside(folder: RunFolder, recipe: Recipe, data: Dataset, poster
 
         with suppress(FitFailed):  # the scores say so
             calibrate_run(folder, recipe, data, posterior, level=recipe.conformal)
-
-
-def _threads(recipe: Recipe, data: Dataset) -> AbstractContextManager[None]:
-    """One thread where a step is so small that threads would only wait for one another (a busy machine: 25 times)."""
-    with isolated(0):
-        weights = sum(value.numel() for value in recipe.entry.model(data.schema).initial.values())
-    rows = min(getattr(recipe.method, "batch_size", 0) or len(data.x_train), len(data.x_train))
-    return one_thread() if weights * rows < SMALL_STEP else nullcontext()
 
 
 def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
