@@ -96,6 +96,9 @@ class LearnedNoise(Likelihood):
         real line, so that every method takes it as it takes a weight (95 % of the prior: 0.05 to 2.7 target sd).
     """
 
+    #: (shift + scale·f, σ) -> the distribution of y.
+    family: Callable[..., dist.TorchDistribution] = dist.Normal
+
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
         super().__init__()
         self.shift, self.scale, self.noise = shift, scale, noise
@@ -105,6 +108,10 @@ class LearnedNoise(Likelihood):
         """Of the noise, each (…, B) or a number; draws the site "log_noise"."""
         loc = self.shift + self.scale * f.squeeze(-1)
         return loc, self.noise if self.noise is not None else self.scale * self.own("log_noise").exp()
+
+    def components(self, f: Tensor) -> dist.TorchDistribution:
+        """See ``Likelihood``: of the class's ``family``."""
+        return self.family(*self.loc_and_scale(f))
 
     def relative_precision(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
         """(scale/σ)², (B, 1, 1)."""
