@@ -132,10 +132,8 @@ class Calibrated:
     seed: int = 0
     borders: Sequence[float] = ()
 
-    @property
-    def schema(self) -> Schema:
-        """That of the posterior."""
-        return self.posterior.schema
+    #: That of the posterior.
+    schema = property(lambda self: self.posterior.schema)
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -64,10 +64,8 @@ class Likelihood(nn.Module):
         # (S,) -> (S, 1) against (S, B); vectorised particles bring (P, 1) already.
         return value.unsqueeze(-1 - loc.dim()) if value.dim() == 1 + loc.dim() else value
 
-    @property
-    def description(self) -> dict[str, str]:
-        """What provenance says of one that a user gave."""
-        return {"class": type(self).__name__}
+    #: What provenance says of one that a user gave.
+    description = property(lambda self: {"class": type(self).__name__})
 
     def components(self, f: Tensor) -> dist.TorchDistribution:
         """The distribution of y given f (…, B, outputs), batch shape (…, B); draws the likelihood's own sites."""
