@@ -53,12 +53,10 @@ class LinearGaussian:
 
     @property
     def schema(self) -> bp.Schema:
-        """Of its data."""
         return bp.Schema("regression", tuple(self.x.shape[1:]), y_shift=self.y_shift, y_scale=self.y_scale)
 
     @property
     def data(self) -> bp.Dataset:
-        """Its rows, as a variant takes them."""
         return dataset(self.x, self.y, self.schema)
 
     def entry(self, **settings: Any) -> bp.MeanField:
@@ -72,13 +70,11 @@ class LinearGaussian:
 
     @property
     def precision(self) -> Tensor:
-        """Λ (P, P)."""
         a = self.design(self.x)
         return self.y_scale**2 * a.T @ a / self.noise**2 + torch.eye(a.shape[1]).double() / self.prior_scale**2
 
     @property
     def mean(self) -> Tensor:
-        """m (P,)."""
         projected = self.y_scale * self.design(self.x).T @ (self.y - self.y_shift) / self.noise**2
         return torch.linalg.solve(self.precision, projected + self.prior_mean / self.prior_scale**2)
 
@@ -89,7 +85,6 @@ class LinearGaussian:
 
     @property
     def log_evidence(self) -> float:
-        """log p(y | x)."""
         a = self.design(self.x)
         covariance = self.noise**2 * torch.eye(len(a)).double() + (self.y_scale * self.prior_scale) ** 2 * a @ a.T
         return MultivariateNormal(torch.full_like(self.y, self.y_shift), covariance).log_prob(self.y).item()

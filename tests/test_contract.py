@@ -35,14 +35,9 @@ FITS = [
 
 def sites(trace):
     """{latent site: shape of its value}."""
-    return {
-        name: tuple(node["value"].shape)
-        for name, node in trace.nodes.items()
-        if node["type"] == "sample"
-        and not node["is_observed"]
-        and not poutine.util.site_is_subsample(node)
-        and not node["infer"].get("is_auxiliary")
-    }
+    nodes = {name: trace.nodes[name] for name in trace.stochastic_nodes}
+    drawn = {name: node for name, node in nodes.items() if not poutine.util.site_is_subsample(node)}
+    return {name: tuple(n["value"].shape) for name, n in drawn.items() if not n["infer"].get("is_auxiliary")}
 
 
 @every_task
