@@ -1,4 +1,4 @@
-"""Coverage of conformal intervals over many data sets, beside faults that are planted here and must be seen; monitoring."""
+"""Coverage of conformal intervals over many data sets, beside faults planted here that must be seen; monitoring."""
 
 import math
 import types
