@@ -205,10 +205,8 @@ class PrunedGuide(nn.Module):
         for number, mask in enumerate(kept.values()):  # buffers: they are saved and moved along; names have no dots
             self.register_buffer(f"kept_{number}", mask)
 
-    @property
-    def kept(self) -> dict[str, Tensor]:
-        """{site: mask}, True where a weight is left."""
-        return {site: getattr(self, f"kept_{number}") for number, site in enumerate(self.sites)}
+    #: {site: mask}, True where a weight is left.
+    kept = property(lambda self: {site: getattr(self, f"kept_{number}") for number, site in enumerate(self.sites)})
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> object:
         """Sample every site."""

@@ -52,10 +52,8 @@ class Likelihood(nn.Module):
             self.register_buffer(f"{name}_loc", torch.as_tensor(loc), persistent=False)
             self.register_buffer(f"{name}_scale", torch.as_tensor(scale), persistent=False)
 
-    @property
-    def initial(self) -> Mapping[str, Tensor]:
-        """{own latent site: value} where it starts, its prior's median."""
-        return {name: getattr(self, f"{name}_loc") for name in self.own_sites}
+    #: {own latent site: value} where it starts, its prior's median.
+    initial = property(lambda self: {name: getattr(self, f"{name}_loc") for name in self.own_sites})
 
     def own(self, name: str) -> Tensor:
         """Draw an own site: (…, 1), one value per draw, or (…, 1, T), one per draw and target."""
