@@ -129,8 +129,7 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
     confidence = resampling.get("confidence", 0.95)
     evaluation.update({name: base.share_of(p, confidence) for name, p in points.items() if table[name].share})
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
-    above = {name: estimate._replace(low=max(estimate.low, 0.0)) for name, estimate in evaluation.items()}
-    evaluation.update({name: above[name] for name in biased & above.keys()})
+    evaluation.update({n: one._replace(low=max(one.low, 0.0)) for n, one in evaluation.items() if n in biased})
     return evaluation
 
 
@@ -149,12 +148,9 @@ def paired(
         check_known(f"{prediction_a.task} metric", table, metric)
         metric = table[metric]
     a, b = metric.summarise(prediction_a, y), metric.summarise(prediction_b, y)
-
-    def difference(counts: np.ndarray) -> np.ndarray:
-        return metric.reduce(a, counts) - metric.reduce(b, counts)
-
-    biased = {"difference"} if metric.biased else ()
-    return intervals({"difference": difference}, (len(a),), biased=biased, **resampling)["difference"]
+    reductions = {"difference": lambda counts: metric.reduce(a, counts) - metric.reduce(b, counts)}
+    biased = reductions.keys() if metric.biased else ()
+    return intervals(reductions, (len(a),), biased=biased, **resampling)["difference"]
 
 
 def _transport(a: Prediction, b: Prediction) -> np.ndarray:
