@@ -132,7 +132,6 @@ class Calibrated:
     seed: int = 0
     borders: Sequence[float] = ()
 
-    #: That of the posterior.
     schema = property(lambda self: self.posterior.schema)
 
     @property

@@ -125,7 +125,6 @@ class OnFeatures(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
 
-    #: {site: value} where guides, samplers and optimisers start.
     initial = property(lambda self: self.head.initial)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:

@@ -152,7 +152,6 @@ class FullNormal(_CorrelatedGuide):
         super().__init__(initial, init_scale)
         self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
 
-    #: q of the flat vector.
     distribution = property(lambda self: FullCovariance(self.loc, self.scale, self.lower))
 
     @classmethod

@@ -133,7 +133,6 @@ class DroppedColumns(ArrayDistribution):
         self.weight, self.rate = weight, rate
         super().__init__(weight.shape)
 
-    #: W.
     mean = property(lambda self: self.weight.expand(self.batch_shape + self.event_shape))
 
     def _draw(self, shape: torch.Size) -> Tensor:
@@ -185,7 +184,6 @@ class PrunedWeights(ArrayDistribution):
         super().__init__(whole.event_shape)
         self.whole, self.kept, self._batch_shape = whole, kept, whole.batch_shape
 
-    #: That of q, and 0.
     mean = property(lambda self: self._masked(self.whole.mean))
 
     def _draw(self, shape: torch.Size) -> Tensor:

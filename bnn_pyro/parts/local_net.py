@@ -50,7 +50,6 @@ class DropoutScale(nn.Module):
         self.loc = nn.Parameter(start)
         self.logit_alpha = nn.Parameter(start.new_full(shape, init).logit())
 
-    #: The dropout's variance, of ``shape``.
     alpha = property(lambda self: self.logit_alpha.sigmoid())
 
     def forward(self) -> DropoutWeights:

@@ -153,7 +153,6 @@ class TimeMixture(LogNormalMixture):
     def _need(self, task: str, what: str) -> None:
         super()._need(self.task if task == "regression" else task, what)
 
-    #: See :meth:`Mixture.untransformed`: of log t.
     untransformed = cached_property(lambda self: Mixture(self.components.base_dist))
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:

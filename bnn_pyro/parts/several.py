@@ -86,7 +86,6 @@ class Several(Likelihood):
             if name.removesuffix("_loc").removesuffix("_scale") in one.own_sites:
                 setattr(one, name, value.repeat(self.num))
 
-    #: {own latent site: (T,)}.
     initial = property(lambda self: self.one.initial)
 
     def components(self, f: Tensor) -> dist.Independent:
