@@ -171,16 +171,12 @@ _OF_CLASSES: dict[str, Callable[[Prediction, Prediction], np.ndarray]] = {
     "agreement": lambda a, b: 1.0 * (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)),
     "total_variation": lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1),
 }
+_OF_NUMBERS = {"wasserstein": _transport}
 #: By task, {distance: (a, b) -> (B,) float64}. agreement: whether the most probable class is the same in both.
 #: total_variation: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1. wasserstein: ∫ |F − G| of the two predictive
 #: mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance of their means; exact to a
 #: thousandth of the predictive scale.
-DISTANCES = {
-    "classification": _OF_CLASSES,
-    "ordinal": _OF_CLASSES,
-    "regression": {"wasserstein": _transport},
-    "survival": {"wasserstein": _transport},
-}
+DISTANCES = dict(classification=_OF_CLASSES, ordinal=_OF_CLASSES, regression=_OF_NUMBERS, survival=_OF_NUMBERS)
 
 
 def _apart(a: Prediction, b: Prediction) -> dict[str, np.ndarray]:

@@ -31,11 +31,8 @@ def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
     Raises UserError for a distribution that is not made of tensors, or of an event that is not one number.
     """
     constraints = {} if d.event_shape else d.arg_constraints
-    values = {
-        name: (getattr(d, name), constraint.event_dim)
-        for name, constraint in constraints.items()
-        if name != "probs" or "logits" not in constraints
-    }
+    names = [name for name in constraints if name != "probs" or "logits" not in constraints]
+    values = {name: (getattr(d, name), constraints[name].event_dim) for name in names}
     if not values:
         raise UserError(f"a likelihood of type {type(d).__name__} has no Prediction; use a univariate one, such as "
                         "Categorical, Bernoulli, Normal or Poisson")  # fmt: skip
