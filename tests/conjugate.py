@@ -20,9 +20,7 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 import bnn_pyro as bp
 
 
-def dataset(
-    x: Tensor, y: Tensor, schema: bp.Schema, x_test: Tensor | None = None, y_test: Tensor | None = None
-) -> bp.Dataset:
+def dataset(x, y, schema, x_test=None, y_test=None):
     """A Dataset by hand, with an empty validation part."""
     x, y = x.float(), y if schema.has_classes else y.float()
     x_test, y_test = (x[:0] if x_test is None else x_test.float()), (y[:0] if y_test is None else y_test)

@@ -128,9 +128,8 @@ def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path):
 
 def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "mynets.py").write_text(
-        "from torch import nn\ndef small(schema):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
-    )
+    code = "from torch import nn\ndef small(schema):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    (tmp_path / "mynets.py").write_text(code)
     out, own = str(tmp_path / "run"), ["--module", "mynets:small"]
     short = ["--data", "digits", "--limit", "120", "--epochs", "2", "--num-draws", "3", "--quiet", "--out", out]
     assert main(["train", "my-network", *own, "--prior", "fan-in:2", *short]) == 0
