@@ -1,11 +1,11 @@
 """Bayesian linear regression with known noise by formulas: the one Bayesian network whose every answer is known.
 
-    w ~ Normal(w₀, τ² I)       y ~ Normal(shift + scale · A w, σ² I),    A = [x, 1] or x
+    w ~ Normal(0, τ² I)       y ~ Normal(shift + scale · A w, σ² I),    A = [x, 1] or x
 
-    Λ = scale² AᵀA / σ² + I / τ²                     posterior: Normal(m, Λ⁻¹), Λm = scale Aᵀ(y − shift)/σ² + w₀/τ²
+    Λ = scale² AᵀA / σ² + I / τ²                     posterior: Normal(m, Λ⁻¹), Λm = scale Aᵀ(y − shift)/σ²
     best mean-field q: Normal(m, diag(Λ)⁻¹)          its gap to the evidence: KL = ½ (Σ log Λᵢᵢ − log det Λ)
 
-It is ``MeanField(hidden=(), noise=σ, prior="normal:τ")`` on a data set made here, with w₀ = 0.
+It is ``MeanField(hidden=(), noise=σ, prior="normal:τ")`` on a data set made here.
 Everything exact is float64.
 """
 
@@ -20,9 +20,7 @@ from torch.distributions import MultivariateNormal, Normal, kl_divergence
 import bnn_pyro as bp
 
 
-def dataset(
-    x: Tensor, y: Tensor, schema: bp.Schema, x_test: Tensor | None = None, y_test: Tensor | None = None
-) -> bp.Dataset:
+def dataset(x, y, schema, x_test=None, y_test=None):
     """A Dataset by hand, with an empty validation part."""
     x, y = x.float(), y if schema.has_classes else y.float()
     x_test, y_test = (x[:0] if x_test is None else x_test.float()), (y[:0] if y_test is None else y_test)
@@ -37,28 +35,22 @@ def model_of(entry: Any, schema: bp.Schema) -> Any:
 
 @dataclass(frozen=True)
 class LinearGaussian:
-    """The problem and its exact answers. x (N, D) and y (N,), in float64; P weights.
-
-    prior_scale, prior_mean: τ and w₀, one for all weights or (P,); the evidence and the ELBO are those of w₀ = 0.
-    """
+    """The problem and its exact answers. x (N, D) and y (N,), in float64; P weights."""
 
     x: Tensor
     y: Tensor
     noise: float = 0.7
-    prior_scale: Any = 1.5
+    prior_scale: float = 1.5
     y_shift: float = 0.0
     y_scale: float = 1.0
     bias: bool = True
-    prior_mean: Any = 0.0
 
     @property
     def schema(self) -> bp.Schema:
-        """Of its data."""
         return bp.Schema("regression", tuple(self.x.shape[1:]), y_shift=self.y_shift, y_scale=self.y_scale)
 
     @property
     def data(self) -> bp.Dataset:
-        """Its rows, as a variant takes them."""
         return dataset(self.x, self.y, self.schema)
 
     def entry(self, **settings: Any) -> bp.MeanField:
@@ -72,15 +64,13 @@ class LinearGaussian:
 
     @property
     def precision(self) -> Tensor:
-        """Λ (P, P)."""
         a = self.design(self.x)
         return self.y_scale**2 * a.T @ a / self.noise**2 + torch.eye(a.shape[1]).double() / self.prior_scale**2
 
     @property
     def mean(self) -> Tensor:
-        """m (P,)."""
         projected = self.y_scale * self.design(self.x).T @ (self.y - self.y_shift) / self.noise**2
-        return torch.linalg.solve(self.precision, projected + self.prior_mean / self.prior_scale**2)
+        return torch.linalg.solve(self.precision, projected)
 
     @property
     def mean_field_scale(self) -> Tensor:
@@ -89,7 +79,6 @@ class LinearGaussian:
 
     @property
     def log_evidence(self) -> float:
-        """log p(y | x)."""
         a = self.design(self.x)
         covariance = self.noise**2 * torch.eye(len(a)).double() + (self.y_scale * self.prior_scale) ** 2 * a @ a.T
         return MultivariateNormal(torch.full_like(self.y, self.y_shift), covariance).log_prob(self.y).item()
@@ -99,18 +88,13 @@ class LinearGaussian:
         """KL(best mean-field q ‖ posterior): what its ELBO lacks to the evidence; 0 where Λ is diagonal."""
         return 0.5 * (self.precision.diagonal().log().sum() - torch.logdet(self.precision)).item()
 
-    def parts(self, loc: Tensor, scale: Tensor) -> tuple[float, float]:
-        """(E_q log p(y | x, w), KL(q ‖ prior)) of any q = Normal(loc, diag(scale²))."""
+    def elbo(self, loc: Tensor, scale: Tensor) -> float:
+        """E_q log p(y | x, w) − KL(q ‖ prior), in nats, of any q = Normal(loc, diag(scale²))."""
         a, variance = self.design(self.x), self.noise**2
         residual = self.y - self.y_shift - self.y_scale * a @ loc
         spread = self.y_scale**2 * (a.square() @ scale.square()).sum()
         fit = -0.5 * (residual.square().sum() + spread) / variance - 0.5 * len(a) * math.log(2 * math.pi * variance)
-        return fit.item(), kl_divergence(Normal(loc, scale), Normal(0.0, self.prior_scale)).sum().item()
-
-    def elbo(self, loc: Tensor, scale: Tensor) -> float:
-        """The exact ELBO of any mean-field Normal q, in nats."""
-        fit, kl = self.parts(loc, scale)
-        return fit - kl
+        return (fit - kl_divergence(Normal(loc, scale), Normal(0.0, self.prior_scale)).sum()).item()
 
 
 def correlated(num: int = 200, inputs: int = 4, seed: int = 1, **settings: Any) -> LinearGaussian:

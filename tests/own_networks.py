@@ -127,6 +127,17 @@ def made(name):
 
 
 # -- wrong ones --------------------------------------------------------------------------------------------------------
+#: What becomes of the outputs f of a network.
+OUTPUTS = {
+    "random": lambda f, net: F.dropout(f, 0.5),
+    "rows": lambda f, net: f - f.mean(0),
+    "earlier rows": lambda f, net: f.cumsum(0),
+    "training": lambda f, net: (f, f) if net.training else f,
+    "fails in training": lambda f, net: f.view(-1, 7) if net.training else f,
+    "nan": lambda f, net: f.log() - f.log(),
+}
+
+
 class Wrong(nn.Module):
     def __init__(self, how):
         super().__init__()
@@ -144,28 +155,16 @@ class Wrong(nn.Module):
             x.mul_(2)
         x = x.flatten(1)
         f = checkpoint(self.layer, x, use_reentrant=False) if self.how == "checkpoint" else self.layer(x)
-        if self.how == "random":
-            f = F.dropout(f, 0.5)
         if self.how == "remembers":
             self.calls += 1
             f = f + self.calls
-        if self.how == "rows":
-            f = f - f.mean(0)
-        if self.how == "earlier rows":
-            f = f.cumsum(0)
-        if self.how == "training" and self.training:
-            f = f, f
-        if self.how == "fails in training" and self.training:
-            f = f.view(-1, 7)
         if self.how == "bounded":
             self.layer.weight.data.clamp_(-1, 1)
         if self.how == "weights":
             self.layer.weight.data.mul_(0.9)
-        if self.how == "nan":
-            f = f.log() - f.log()
         if self.how == "buffer":
             self.seen += 1
-        return f
+        return OUTPUTS[self.how](f, self) if self.how in OUTPUTS else f
 
 
 def convnet():

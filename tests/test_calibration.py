@@ -1,4 +1,4 @@
-"""Recalibration against exact optima, densities that are proper, a posterior's calibration on disk, and monitoring."""
+"""Recalibration against exact optima, densities that are proper, a posterior's calibration on disk."""
 
 import json
 import math
@@ -17,10 +17,9 @@ from sklearn.linear_model import LogisticRegression
 from test_conformal import simulated
 
 import bnn_pyro as bp
-from bnn_pyro.calibration import RECALIBRATIONS, Adaptive, load, martingale, monitor
+from bnn_pyro.calibration import RECALIBRATIONS, Adaptive, load, monitor
 from bnn_pyro.calibration.calibrated import DUPLICATES, METHODS, fitted_rows
 from bnn_pyro.calibration.recalibration import CdfMap, LogitMap, log_mean_probs
-from bnn_pyro.calibration.shift import classifier_p, conformal_p, epistemic_p
 from bnn_pyro.datasets.dataset import Column
 from bnn_pyro.datasets.rows import OnDisk, Rows, row_digests
 from bnn_pyro.loading import load as load_plain
@@ -247,39 +246,6 @@ def test_groups_are_columns_or_labels(tmp_path):
     assert f"of the smallest group ({few}), 9 give a coverage between {low:.3f} and {high:.3f}" in by_column.note
     named = replace(posterior.schema, columns=(Column("uncertainty"), posterior.schema.columns[1]))
     refuses("rename the column", bp.calibrate, replace(posterior, schema=named), x, y, groups="uncertainty")
-
-
-def test_p_values_of_what_is_exchangeable_and_bets_on_others():
-    rng, repeats, rate = np.random.default_rng(3), 80, 0.1
-    inputs = epistemic = 0
-    for k in range(repeats):
-        inputs += classifier_p(*(torch.tensor(rng.normal(size=(60, 3))) for _ in range(2)), k)[0] <= rate
-        epistemic += epistemic_p(rng.exponential(size=60).tolist(), rng.exponential(size=60))[0] <= rate
-    most = binom.ppf(1 - 1e-4, repeats, rate)
-    assert epistemic <= most and binom.ppf(1e-4, repeats, rate) < inputs <= most  # an exact test, not a timid one
-    p, _ = epistemic_p(range(19), np.array([30.0, 1, 2, 3]))
-    assert p == pytest.approx(4 / 23)  # that a new row is the largest of 23
-    ranks = conformal_p(rng.normal(size=50).round().tolist(), rng.normal(size=3000).round())
-    assert kstest(ranks, "uniform").pvalue > 1e-3 and abs(np.corrcoef(ranks[1:], ranks[:-1])[0, 1]) < 0.08
-    # E of the capital is 1: exactly, over all p-values of a step.
-    mean = np.mean([np.exp(martingale(np.array([0.01, p])))[1] for p in (np.arange(2000) + 0.5) / 2000])
-    assert mean == pytest.approx(np.exp(martingale(np.array([0.01])))[0])
-    shifted = conformal_p(rng.normal(size=200).tolist(), rng.normal(2, 1, size=60))
-    assert martingale(shifted).max() > math.log(100)
-
-
-def test_monitor_speaks_of_what_changed():
-    posterior, x, y = untrained(rows=torch.zeros(1, dtype=torch.int64))
-    calibrated = bp.calibrate(posterior, x[:100], y[:100], num_draws=20)
-    for shift, alarm in ((0.0, False), (8.0, True)):
-        found = monitor(calibrated, x[:100], x[100:] + torch.tensor([shift / 2, 0, 0]), y[100:] + shift)
-        assert [(v.test, v.alarm) for v in found] == [(name, alarm) for name in ("inputs", "epistemic", "targets")]
-    assert "a chance of 0.01 if nothing changed" in found[2].sentence
-    refuses("the 100 calibration rows", monitor, calibrated, x, x)
-    refuses("y is nan at row 0", monitor, calibrated, x[:100], x[100:], y[100:] * math.nan)
-    labelled = bp.calibrate(posterior, x[:100], y[:100], groups=["a"] * 100, num_draws=20)  # its scores have no groups
-    found = [monitor(one, x[:100], x[100:], y[100:]) for one in (calibrated, labelled)]
-    assert found[0] == found[1]
 
 
 def test_targets_over_time_and_inputs_are_checked_and_what_has_no_effect_is_refused():

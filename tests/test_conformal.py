@@ -223,12 +223,6 @@ LINEAR = bp.MLP(hidden=(), noise=1.0)
 METHOD = bp.MAP(epochs=60, lr=0.1, batch_size=0, patience=0)
 
 
-def table(num, seed=0):
-    rng = np.random.default_rng(seed)
-    x = rng.normal(3, 2, size=(num, 2))
-    return x, x @ [2.0, -1.0] + 50 + rng.normal(size=num)
-
-
 def by_definition(means, spreads, scores, folds, level):
     """A row at a time, in whole numbers of rows."""
     num, ends = len(scores), []
@@ -251,7 +245,9 @@ def test_the_ends_are_those_of_the_definition(num, level):
 
 
 def test_each_row_is_scored_by_the_fit_without_its_fold():
-    data = bp.dataset(*table(24), split=0.0, validation=0)
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, 2, size=(24, 2))
+    data = bp.dataset(x, x @ [2.0, -1.0] + 50 + rng.normal(size=24), split=0.0, validation=0)
     x, y = data.schema.unstandardise(data.x_train), data.y_train
     made = cross_conformal(LINEAR, data, METHOD, folds=4, seed=3, cores=1)
     assert np.bincount(made.folds).tolist() == [6] * 4

@@ -35,14 +35,9 @@ FITS = [
 
 def sites(trace):
     """{latent site: shape of its value}."""
-    return {
-        name: tuple(node["value"].shape)
-        for name, node in trace.nodes.items()
-        if node["type"] == "sample"
-        and not node["is_observed"]
-        and not poutine.util.site_is_subsample(node)
-        and not node["infer"].get("is_auxiliary")
-    }
+    nodes = {name: trace.nodes[name] for name in trace.stochastic_nodes}
+    drawn = {name: node for name, node in nodes.items() if not poutine.util.site_is_subsample(node)}
+    return {name: tuple(n["value"].shape) for name, n in drawn.items() if not n["infer"].get("is_auxiliary")}
 
 
 @every_task
@@ -102,10 +97,8 @@ def test_log_joint_of_two_halves_averages_to_the_whole(name, task):
 def test_methods_fit_predict_save_and_load(name, method, task, tmp_path):
     entry, data = problem(name, task)
     thorough = task == "multiclass"
-    runs = [
-        bp.fit(entry, data, quick(method), seed=s, progress=False, out=out, device="cpu")
-        for s, out in (((3, tmp_path), (3, None), (4, None)) if thorough else ((3, None),))
-    ]
+    seeds = ((3, tmp_path), (3, None), (4, None)) if thorough else ((3, None),)
+    runs = [fit(entry, data, quick(method), seed=seed, out=out) for seed, out in seeds]
     draws = [run.draw(2, data.x_test, seed=1) for run in runs]
     shapes = {site: tuple(v.shape) for site, v in runs[0].model.initial.items()}
     assert {site: tuple(v.shape[1:]) for site, v in draws[0].items()} == shapes

@@ -226,9 +226,8 @@ def test_it_is_the_network_that_one_would_write():
         net = ConvNet((1, 12, 12), (3, 4), (5,), 2, "tanh", kernel=3, padding=0)
         x = torch.randn(6, 1, 12, 12)
     conv, linear = net.convolutions, net.layers
-    plain = nn.Sequential(
-        *(part for layer in conv for part in (layer, nn.Tanh(), nn.MaxPool2d(2))), nn.Flatten(), linear[0], nn.Tanh()
-    )
+    first = (part for layer in conv for part in (layer, nn.Tanh(), nn.MaxPool2d(2)))
+    plain = nn.Sequential(*first, nn.Flatten(), linear[0], nn.Tanh())
     assert net(x).std(0).min() > 0.01  # units that are dead would agree whatever came before
     torch.testing.assert_close(net(x), linear[1](plain(x)))
     model = BayesianNet(net, make_likelihood(bp.Schema("regression", (1, 12, 12)), "heteroscedastic"))

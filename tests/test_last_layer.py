@@ -61,9 +61,8 @@ def test_predictions_at_the_start_are_the_networks_own(name):
         model = bp.LastLayer(backbone=below, **settings).model(data.schema)
         on_features(model, data)
         pretrained = replace(bp.LastLayer(backbone=below).backbone, schema=None)  # which does not say its units
-        assert not torch.equal(
-            bp.LastLayer(backbone=pretrained).model(data.schema).initial["layers.0.weight"], pretrained.head[0]
-        )
+        initial = bp.LastLayer(backbone=pretrained).model(data.schema).initial
+        assert not torch.equal(initial["layers.0.weight"], pretrained.head[0])
     assert model.backbone.scale != 1
     chains = {site: v.clone()[None, None] for site, v in model.initial.items()}
     found, own = (bp.predict(p, data.x_test) for p in (bp.Posterior(model, data.schema, chains=chains), below))

@@ -28,26 +28,22 @@ TASKS = {
 }
 
 
-def fields(kind):
-    return getattr(kind, "__dataclass_fields__", {})
-
-
 def quick(method):
     # The noise of 5 rows is large; and where optimised members end, which chains would start from, noise has collapsed.
     settings = QUICK | ({"lr": 1e-3, "start": "jitter"} if method in ("sghmc", "sgld") else {})
-    return bp.METHODS[method](**{k: v for k, v in settings.items() if k in fields(bp.METHODS[method])})
+    return bp.METHODS[method](**{k: v for k, v in settings.items() if k in bp.METHODS[method].__dataclass_fields__})
 
 
 @lru_cache
 def problem(name, task, proper=False):
     """(variant with small settings, data) for a task; ``proper``: with a prior that has samples."""
-    kind, settings = TASKS[task]
+    (kind, settings), own = TASKS[task], bp.ZOO[name].__dataclass_fields__
     settings = dict(settings)
     classes = tuple("abc"[: settings.pop("classes", 0)])
-    if not all(k in fields(bp.ZOO[name]) for k in settings):
+    if not settings.keys() <= own.keys():
         pytest.skip(f"{name} has no {task}")
-    small = {k: v for k, v in dict(hidden=(4,), channels=(2,), init_scale=0.01).items() if k in fields(bp.ZOO[name])}
-    if proper and "prior" in fields(bp.ZOO[name]) and bp.ZOO[name]().prior == "log-uniform":
+    small = {k: v for k, v in dict(hidden=(4,), channels=(2,), init_scale=0.01).items() if k in own}
+    if proper and "prior" in own and bp.ZOO[name]().prior == "log-uniform":
         small["prior"] = "fan-in:1"
     shape = (1, 4, 4) if getattr(bp.ZOO[name], "images_only", False) else (FEATURES,)
     schema = bp.Schema(kind, shape, classes=classes, y_shift=0.0 if classes else 5.0, y_scale=1.0 if classes else 2.0)
@@ -57,9 +53,9 @@ def problem(name, task, proper=False):
     y = y.round() if kind == "counts" else y
     y = y.abs().add(0.1) * torch.tensor([1, 1, -1]).repeat(NUM // 3) if kind == "survival" else y  # some are censored
     data = dataset(x, y, schema, x[:7] + 0.1, y[:7])
-    if "backbone" in fields(bp.ZOO[name]):  # its backbone, trained for a moment
+    if "backbone" in own:  # its backbone, trained for a moment
         small["backbone"] = bp.fit(bp.MLP(hidden=(4,)), data, quick("map"), seed=8, progress=False, device="cpu")
-    if "module" in fields(bp.ZOO[name]):  # a function that makes one
+    if "module" in own:  # a function that makes one
         small["module"] = partial(own_network, 2 if settings.get("noise") == "heteroscedastic" else 1)
     return bp.ZOO[name](**small, **settings), data
 

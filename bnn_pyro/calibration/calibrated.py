@@ -132,10 +132,7 @@ class Calibrated:
     seed: int = 0
     borders: Sequence[float] = ()
 
-    @property
-    def schema(self) -> Schema:
-        """That of the posterior."""
-        return self.posterior.schema
+    schema = property(lambda self: self.posterior.schema)
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -65,9 +65,8 @@ def _spread(prediction: Mixture) -> Tensor:
     return prediction.total.double().sqrt()
 
 
-def _ends(prediction: Mixture, level: float) -> tuple[Tensor, Tensor]:
-    low, high = prediction.quantile([(1 - level) / 2, (1 + level) / 2]).double()
-    return low, high
+def _ends(prediction: Mixture, level: float) -> Tensor:
+    return prediction.quantile([(1 - level) / 2, (1 + level) / 2]).double()
 
 
 def _outside(prediction: Mixture, y: Tensor, level: float) -> Tensor:

@@ -132,7 +132,6 @@ class Recalibrated:
 
     #: That of the draws before, at most the total; nats or squared target units.
     epistemic = cached_property(lambda self: torch.minimum(self.base.epistemic, self.total))
-    #: The rest of the total.
     aleatoric = cached_property(lambda self: self.total - self.epistemic)
 
 
@@ -251,7 +250,6 @@ class _Corrected(Distribution):
 class RecalibratedNumbers(Recalibrated, Mixture):
     """A prediction whose cdf is corrected, as one component."""
 
-    #: The variance (B,).
     total = cached_property(lambda self: self.components.variance[0])
     one = _Corrected
 

@@ -129,8 +129,7 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
     confidence = resampling.get("confidence", 0.95)
     evaluation.update({name: base.share_of(p, confidence) for name, p in points.items() if table[name].share})
     # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
-    above = {name: estimate._replace(low=max(estimate.low, 0.0)) for name, estimate in evaluation.items()}
-    evaluation.update({name: above[name] for name in biased & above.keys()})
+    evaluation.update({n: one._replace(low=max(one.low, 0.0)) for n, one in evaluation.items() if n in biased})
     return evaluation
 
 
@@ -149,12 +148,9 @@ def paired(
         check_known(f"{prediction_a.task} metric", table, metric)
         metric = table[metric]
     a, b = metric.summarise(prediction_a, y), metric.summarise(prediction_b, y)
-
-    def difference(counts: np.ndarray) -> np.ndarray:
-        return metric.reduce(a, counts) - metric.reduce(b, counts)
-
-    biased = {"difference"} if metric.biased else ()
-    return intervals({"difference": difference}, (len(a),), biased=biased, **resampling)["difference"]
+    reductions = {"difference": lambda counts: metric.reduce(a, counts) - metric.reduce(b, counts)}
+    biased = reductions.keys() if metric.biased else ()
+    return intervals(reductions, (len(a),), biased=biased, **resampling)["difference"]
 
 
 def _transport(a: Prediction, b: Prediction) -> np.ndarray:
@@ -175,16 +171,12 @@ _OF_CLASSES: dict[str, Callable[[Prediction, Prediction], np.ndarray]] = {
     "agreement": lambda a, b: 1.0 * (mean_probs(a).argmax(1) == mean_probs(b).argmax(1)),
     "total_variation": lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1),
 }
+_OF_NUMBERS = {"wasserstein": _transport}
 #: By task, {distance: (a, b) -> (B,) float64}. agreement: whether the most probable class is the same in both.
 #: total_variation: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1. wasserstein: ∫ |F − G| of the two predictive
 #: mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance of their means; exact to a
 #: thousandth of the predictive scale.
-DISTANCES = {
-    "classification": _OF_CLASSES,
-    "ordinal": _OF_CLASSES,
-    "regression": {"wasserstein": _transport},
-    "survival": {"wasserstein": _transport},
-}
+DISTANCES = dict(classification=_OF_CLASSES, ordinal=_OF_CLASSES, regression=_OF_NUMBERS, survival=_OF_NUMBERS)
 
 
 def _apart(a: Prediction, b: Prediction) -> dict[str, np.ndarray]:

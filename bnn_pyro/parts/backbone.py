@@ -125,10 +125,7 @@ class OnFeatures(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
 
-    @property
-    def initial(self) -> Mapping[str, Tensor]:
-        """{site: value} where guides, samplers and optimisers start."""
-        return self.head.initial
+    initial = property(lambda self: self.head.initial)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""

@@ -23,14 +23,6 @@ from bnn_pyro.errors import UserError
 MAX_LOG_HAZARD = 60.0
 #: Steps of the table of Student's t, and the largest |t| read off it: its last steps are too wide for the tails.
 T_STEPS, MAX_T = 4096, 25.0
-#: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
-CDFS: dict[type, Callable[..., np.ndarray]] = {
-    Poisson: lambda y, rate: np.where(y < 0, 0.0, special.gammaincc(np.floor(y).clip(0) + 1, rate)),
-    NegativeBinomial: lambda y, total_count, logits: np.where(
-        y < 0, 0.0, special.betainc(total_count, np.floor(y).clip(0) + 1, special.expit(-logits))
-    ),
-    StudentT: lambda y, df, loc, scale: special.stdtr(df, (y - loc) / scale),
-}
 
 
 def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
@@ -39,11 +31,8 @@ def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
     Raises UserError for a distribution that is not made of tensors, or of an event that is not one number.
     """
     constraints = {} if d.event_shape else d.arg_constraints
-    values = {
-        name: (getattr(d, name), constraint.event_dim)
-        for name, constraint in constraints.items()
-        if name != "probs" or "logits" not in constraints
-    }
+    names = [name for name in constraints if name != "probs" or "logits" not in constraints]
+    values = {name: (getattr(d, name), constraints[name].event_dim) for name in names}
     if not values:
         raise UserError(f"a likelihood of type {type(d).__name__} has no Prediction; use a univariate one, such as "
                         "Categorical, Bernoulli, Normal or Poisson")  # fmt: skip
@@ -107,7 +96,15 @@ def _t_cdf(y: np.ndarray, df: np.ndarray, loc: np.ndarray, scale: np.ndarray) ->
     return below
 
 
-CDFS[HeavyTailed] = _t_cdf
+#: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
+CDFS: dict[type, Callable[..., np.ndarray]] = {
+    Poisson: lambda y, rate: np.where(y < 0, 0.0, special.gammaincc(np.floor(y).clip(0) + 1, rate)),
+    NegativeBinomial: lambda y, total_count, logits: np.where(
+        y < 0, 0.0, special.betainc(total_count, np.floor(y).clip(0) + 1, special.expit(-logits))
+    ),
+    StudentT: lambda y, df, loc, scale: special.stdtr(df, (y - loc) / scale),
+    HeavyTailed: _t_cdf,
+}
 
 
 class LeastExtreme(dist.Gumbel):

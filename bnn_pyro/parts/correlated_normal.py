@@ -152,10 +152,7 @@ class FullNormal(_CorrelatedGuide):
         super().__init__(initial, init_scale)
         self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
 
-    @property
-    def distribution(self) -> FullCovariance:
-        """q of the flat vector."""
-        return FullCovariance(self.loc, self.scale, self.lower)
+    distribution = property(lambda self: FullCovariance(self.loc, self.scale, self.lower))
 
     @classmethod
     def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> Self:

@@ -96,10 +96,8 @@ class Decisions(Introduced):
             raise UserError("to_frame names columns by the data of a posterior: take a prediction of bp.predict")
         return DataFrame(columns_of(self, self.schema), index=self.index if index is None else index)
 
-    @property
-    def untransformed(self) -> Any:
-        """The prediction of what the network models; this one where the transform is the identity."""
-        return self
+    #: The prediction of what the network models; this one where the transform is the identity.
+    untransformed = property(lambda self: self)
 
     def interval(self, level: float = 0.9) -> Interval:
         """The conformal interval, or else the central one of the predictive distribution; of T targets each, (B, T).

@@ -209,17 +209,12 @@ class DrawNormals(torch.autograd.Function):
         for group, array in zip(groups, flats, strict=True):
             own, first = slice(first, first + len(group)), first + len(group)
             a, b = (of[own] if len(group) == 1 else of[own].repeat_interleave(torch.tensor(group)) for of in sums)
-            for m, r, s, e, g in _pieces(*array, _joined(of_draws[own], group, loc)):
+            parts = [loc.new_zeros(n) if g is None else g for n, g in zip(group, of_draws[own], strict=True)]
+            for m, r, s, e, g in _pieces(*array, parts[0] if len(parts) == 1 else torch.cat(parts)):
                 slope = (g * e).addcmul_(s, b, value=2).addcdiv_(a, s)
                 torch.addcmul(g, m, b, value=2, out=e)
                 torch.sigmoid(r, out=s).mul_(slope)
         return noise, scale, None, None
-
-
-def _joined(of_arrays: tuple[Tensor | None, ...], sizes: list[int], like: Tensor) -> Tensor:
-    """Gradients of neighbouring arrays of these sizes as one, zeros where there is none."""
-    parts = [like.new_zeros(n) if g is None else g for n, g in zip(sizes, of_arrays, strict=True)]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _groups(sizes: list[int]) -> list[list[int]]:

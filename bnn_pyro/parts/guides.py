@@ -71,10 +71,8 @@ class NormalGuide(_Flat):
         self.rho = nn.Parameter(torch.full_like(self.loc, init_scale + math.log(-math.expm1(-init_scale))))
         self._spare: list[Tensor] = []
 
-    @property
-    def scale(self) -> Tensor:
-        """σ of every weight, flat, in the order of the sites."""
-        return F.softplus(self.rho)
+    #: σ of every weight, flat, in the order of the sites.
+    scale = property(lambda self: F.softplus(self.rho))
 
     @torch.no_grad()
     def start_at(self, scales: Mapping[str, float]) -> None:
@@ -135,10 +133,7 @@ class DroppedColumns(ArrayDistribution):
         self.weight, self.rate = weight, rate
         super().__init__(weight.shape)
 
-    @property
-    def mean(self) -> Tensor:
-        """W."""
-        return self.weight.expand(self.batch_shape + self.event_shape)
+    mean = property(lambda self: self.weight.expand(self.batch_shape + self.event_shape))
 
     def _draw(self, shape: torch.Size) -> Tensor:
         return self._masked(torch.rand(shape[:-2] + shape[-1:], device=self.weight.device) >= self.rate)
@@ -189,10 +184,7 @@ class PrunedWeights(ArrayDistribution):
         super().__init__(whole.event_shape)
         self.whole, self.kept, self._batch_shape = whole, kept, whole.batch_shape
 
-    @property
-    def mean(self) -> Tensor:
-        """That of q, and 0."""
-        return self._masked(self.whole.mean)
+    mean = property(lambda self: self._masked(self.whole.mean))
 
     def _draw(self, shape: torch.Size) -> Tensor:
         return self._masked(self.whole.expand(shape[: len(shape) - len(self.event_shape)])())
@@ -211,10 +203,8 @@ class PrunedGuide(nn.Module):
         for number, mask in enumerate(kept.values()):  # buffers: they are saved and moved along; names have no dots
             self.register_buffer(f"kept_{number}", mask)
 
-    @property
-    def kept(self) -> dict[str, Tensor]:
-        """{site: mask}, True where a weight is left."""
-        return {site: getattr(self, f"kept_{number}") for number, site in enumerate(self.sites)}
+    #: {site: mask}, True where a weight is left.
+    kept = property(lambda self: {site: getattr(self, f"kept_{number}") for number, site in enumerate(self.sites)})
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> object:
         """Sample every site."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, check_known
-from bnn_pyro.parts.components import HeavyTailed, LogNormalTimes, Times, WeibullTimes
+from bnn_pyro.parts.components import HeavyTailed, LogNormalTimes, WeibullTimes
 from bnn_pyro.parts.observed import LearnedNoise, Likelihood, LogNormalMixture, Ordinal, TimeMixture
 from bnn_pyro.parts.several import CorrelatedNoise, Several
 
@@ -57,10 +57,6 @@ class Normal(LearnedNoise):
 
     quadratic = property(lambda self: self.noise is not None)
 
-    def components(self, f: Tensor) -> dist.Normal:
-        """See ``Likelihood``."""
-        return dist.Normal(*self.loc_and_scale(f))
-
     def fitted_noise(self, error: Tensor) -> dict[str, Tensor]:
         """See ``Likelihood``; at least a thousandth of the target's standard deviation, a density's bound."""
         return {} if self.noise is not None else {"log_noise": (error / self.scale).clamp_min(1e-3).log()}
@@ -97,51 +93,36 @@ class Heteroscedastic(Likelihood):
 
 
 # -- numbers with outliers --------------------------------------------------------------------------------------------
-#: The prior of log(ν − 2).
-DF_PRIOR = {"log_df": (2.0, 1.0)}
-
-
-class StudentT(LearnedNoise):
-    """y ~ StudentT(ν; shift + scale·f, σ), ν = 2 + exp(log_df), log_df ~ Normal(2, 1); σ as in ``LearnedNoise``.
+class HeavyTails:
+    """Before a likelihood whose components are Normal: Student's t, ν = 2 + exp(log_df), log_df ~ Normal(2, 1).
 
     ν > 2, so that the variance is finite; 95 % of its prior is between 3 and 54. Lange, Little & Taylor 1989.
     """
 
-    def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
-        super().__init__(shift, scale, noise)
-        self.add_own(**DF_PRIOR)
-
-    def components(self, f: Tensor) -> HeavyTailed:
-        """See ``Likelihood``."""
-        return _student_t(self, *self.loc_and_scale(f))
-
-
-class HeteroscedasticT(Heteroscedastic):
-    """y ~ StudentT(ν; shift + scale·f₁, scale·(10⁻³ + softplus f₂)), ν as in ``StudentT``, one for all inputs."""
-
     information = Likelihood.information
 
-    def __init__(self, shift: float = 0.0, scale: float = 1.0) -> None:
-        super().__init__(shift, scale)
-        self.add_own(**DF_PRIOR)
+    def __init__(self, *units: float | None, **by_name: float | None) -> None:
+        super().__init__(*units, **by_name)
+        self.add_own(log_df=(2.0, 1.0))
 
     def components(self, f: Tensor) -> HeavyTailed:
         """See ``Likelihood``."""
         normal = super().components(f)
-        return _student_t(self, normal.loc, normal.scale)
+        return HeavyTailed(2 + self.own("log_df").exp(), normal.loc, normal.scale)
 
 
-def _student_t(likelihood: Likelihood, loc: Tensor, scale: Tensor | float) -> HeavyTailed:
-    return HeavyTailed(2 + likelihood.own("log_df").exp(), loc, scale)
+class StudentT(HeavyTails, LearnedNoise):
+    """y ~ StudentT(ν; shift + scale·f, σ), ν as in ``HeavyTails``, σ as in ``LearnedNoise``."""
+
+
+class HeteroscedasticT(HeavyTails, Heteroscedastic):
+    """y ~ StudentT(ν; shift + scale·f₁, scale·(10⁻³ + softplus f₂)), ν as in ``HeavyTails``, one for all inputs."""
 
 
 class LaplaceNoise(LearnedNoise):
     """y ~ Laplace(shift + scale·f, σ), density exp(−|y − loc|/σ) / 2σ; σ as in ``LearnedNoise``."""
 
-    def components(self, f: Tensor) -> dist.Laplace:
-        """See ``Likelihood``."""
-        return dist.Laplace(*self.loc_and_scale(f))
-
+    family = dist.Laplace
     #: E[(∂ log p(y) / ∂ log σ)²] = E[(|r| − 1)²] = 1, |r| standard exponential.
     own_information = property(lambda self: dict.fromkeys(self.own_sites, 1.0))
     #: The expectation of the squared slope of log p(y | f), which has no second derivative.
@@ -218,18 +199,13 @@ class NegativeBinomial(Poisson):
 class Weibull(LearnedNoise):
     """t ~ Weibull of scale exp(shift + scale·f) and shape 1/σ, f (…, B, 1); σ as in ``LearnedNoise``, of log t."""
 
-    mixture, times = TimeMixture, WeibullTimes
-
-    def components(self, f: Tensor) -> Times:
-        """See ``Likelihood``."""
-        loc, scale = self.loc_and_scale(f)
-        return self.times(loc, torch.as_tensor(scale).to(loc).expand(loc.shape))
+    mixture, family = TimeMixture, WeibullTimes
 
 
 class LogNormalTime(Weibull):
     """log t ~ Normal(shift + scale·f, σ), f (…, B, 1); σ as in ``LearnedNoise``, of log t."""
 
-    times = LogNormalTimes
+    family = LogNormalTimes
 
 
 # -- which of them -----------------------------------------------------------------------------------------------------

@@ -40,7 +40,6 @@ class LocalLayer(ArrayDistribution):
 
     input_dims: ClassVar[int] = 1
     include_hidden_bias = False
-    #: Weight of the KL.
     KL_factor: float = 1.0
 
     def __init__(

@@ -50,10 +50,7 @@ class DropoutScale(nn.Module):
         self.loc = nn.Parameter(start)
         self.logit_alpha = nn.Parameter(start.new_full(shape, init).logit())
 
-    @property
-    def alpha(self) -> Tensor:
-        """The dropout's variance, of ``shape``."""
-        return self.logit_alpha.sigmoid()
+    alpha = property(lambda self: self.logit_alpha.sigmoid())
 
     def forward(self) -> DropoutWeights:
         """q(A)."""
@@ -82,15 +79,9 @@ class LocalNet(nn.Module):
         self.weight_space = weight_space
         self.priors = nn.ModuleList(_LayerPrior(weight_space, *stage[:2]) for stage in self.net.stages())
 
-    @property
-    def net(self) -> nn.Module:
-        """The deterministic network."""
-        return self.weight_space.net
-
-    @property
-    def initial(self) -> Mapping[str, Tensor]:
-        """{site: value} of the weights; see ``BayesianNet.initial``."""
-        return self.weight_space.initial
+    #: The deterministic network, and {site: value} of the weights; see ``BayesianNet.initial``.
+    net = property(lambda self: self.weight_space.net)
+    initial = property(lambda self: self.weight_space.initial)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw the activations, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""

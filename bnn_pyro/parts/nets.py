@@ -16,14 +16,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError, check_known, first_line
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "leaky_relu": F.leaky_relu,
-    "gelu": F.gelu,
-}
-
+ACTIVATIONS = dict(relu=F.relu, tanh=torch.tanh, sigmoid=torch.sigmoid, leaky_relu=F.leaky_relu, gelu=F.gelu)
 
 #: (name, layer, what follows it or None).
 Stage = tuple[str, nn.Module, Callable[[Tensor], Tensor] | None]
@@ -193,9 +186,8 @@ class ConvNet(_Net):
                                 f"convolutions (kernel {kernel}, padding {padding}), each followed by 2 × 2 pooling; "
                                 "take fewer channels, a smaller kernel or more padding")  # fmt: skip
         all_channels = [input_shape[0], *channels]
-        self.convolutions = nn.ModuleList(
-            nn.Conv2d(i, o, kernel, padding=padding, bias=bias) for i, o in pairwise(all_channels)
-        )
+        pairs = pairwise(all_channels)
+        self.convolutions = nn.ModuleList(nn.Conv2d(i, o, kernel, padding=padding, bias=bias) for i, o in pairs)
         widths = [all_channels[-1] * sizes[-1][0] * sizes[-1][1], *hidden, outputs]
         self._add_layers(widths, bias, [dropout] * (len(hidden) + 1))
 

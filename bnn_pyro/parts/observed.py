@@ -52,10 +52,8 @@ class Likelihood(nn.Module):
             self.register_buffer(f"{name}_loc", torch.as_tensor(loc), persistent=False)
             self.register_buffer(f"{name}_scale", torch.as_tensor(scale), persistent=False)
 
-    @property
-    def initial(self) -> Mapping[str, Tensor]:
-        """{own latent site: value} where it starts, its prior's median."""
-        return {name: getattr(self, f"{name}_loc") for name in self.own_sites}
+    #: {own latent site: value} where it starts, its prior's median.
+    initial = property(lambda self: {name: getattr(self, f"{name}_loc") for name in self.own_sites})
 
     def own(self, name: str) -> Tensor:
         """Draw an own site: (…, 1), one value per draw, or (…, 1, T), one per draw and target."""
@@ -64,10 +62,8 @@ class Likelihood(nn.Module):
         # (S,) -> (S, 1) against (S, B); vectorised particles bring (P, 1) already.
         return value.unsqueeze(-1 - loc.dim()) if value.dim() == 1 + loc.dim() else value
 
-    @property
-    def description(self) -> dict[str, str]:
-        """What provenance says of one that a user gave."""
-        return {"class": type(self).__name__}
+    #: What provenance says of one that a user gave.
+    description = property(lambda self: {"class": type(self).__name__})
 
     def components(self, f: Tensor) -> dist.TorchDistribution:
         """The distribution of y given f (…, B, outputs), batch shape (…, B); draws the likelihood's own sites."""
@@ -96,6 +92,9 @@ class LearnedNoise(Likelihood):
         real line, so that every method takes it as it takes a weight (95 % of the prior: 0.05 to 2.7 target sd).
     """
 
+    #: (shift + scale·f, σ) -> the distribution of y.
+    family: Callable[..., dist.TorchDistribution] = dist.Normal
+
     def __init__(self, shift: float = 0.0, scale: float = 1.0, noise: float | None = None) -> None:
         super().__init__()
         self.shift, self.scale, self.noise = shift, scale, noise
@@ -105,6 +104,10 @@ class LearnedNoise(Likelihood):
         """Of the noise, each (…, B) or a number; draws the site "log_noise"."""
         loc = self.shift + self.scale * f.squeeze(-1)
         return loc, self.noise if self.noise is not None else self.scale * self.own("log_noise").exp()
+
+    def components(self, f: Tensor) -> dist.TorchDistribution:
+        """See ``Likelihood``: of the class's ``family``."""
+        return self.family(*self.loc_and_scale(f))
 
     def relative_precision(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
         """(scale/σ)², (B, 1, 1)."""
@@ -150,7 +153,6 @@ class TimeMixture(LogNormalMixture):
     def _need(self, task: str, what: str) -> None:
         super()._need(self.task if task == "regression" else task, what)
 
-    #: See :meth:`Mixture.untransformed`: of log t.
     untransformed = cached_property(lambda self: Mixture(self.components.base_dist))
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:

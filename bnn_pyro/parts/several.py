@@ -7,7 +7,7 @@ noise of numbers may be correlated as well (:class:`CorrelatedNoise`).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Self
 
@@ -43,10 +43,8 @@ class SeveralMixture(Mixture):
         """The prediction of one target, counted from 0; of a label, one of two classes."""
         return self.one(select(self.components, (..., k)))
 
-    @property
-    def each(self) -> list[Mixture]:
-        """The predictions of the T targets."""
-        return [self.target(k) for k in range(self.components.batch_shape[-1])]
+    #: The predictions of the T targets.
+    each = property(lambda self: [self.target(k) for k in range(self.components.batch_shape[-1])])
 
     def log_probs(self, y: Tensor) -> Tensor:
         """log p_s(y), (S, B), nats: the sum over the targets. y: (B, T)."""
@@ -88,10 +86,7 @@ class Several(Likelihood):
             if name.removesuffix("_loc").removesuffix("_scale") in one.own_sites:
                 setattr(one, name, value.repeat(self.num))
 
-    @property
-    def initial(self) -> Mapping[str, Tensor]:
-        """{own latent site: (T,)}."""
-        return self.one.initial
+    initial = property(lambda self: self.one.initial)
 
     def components(self, f: Tensor) -> dist.Independent:
         """See ``Likelihood``; event shape (T,)."""

@@ -158,10 +158,8 @@ class FreeWeights(_NormalArray):
         self.known_kl: Tensor | None = None
         super().__init__(loc.shape)
 
-    @cached_property
-    def variance(self) -> Tensor:
-        """The variances, (*shape); once, where both the layer and the KL ask for them."""
-        return self.log_variance.exp()
+    #: Once, where both the layer and the KL ask for it.
+    variance = cached_property(lambda self: self.log_variance.exp())
 
     def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
         """Draws of X A, and the KL where the prior's scale is known."""

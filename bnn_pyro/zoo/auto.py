@@ -19,18 +19,7 @@ from torch import nn
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, check_known, unknown
-from bnn_pyro.inference import METHODS, Method, methods_for, unsuitable
-from bnn_pyro.inference.cost import (
-    ARITHMETIC,
-    CHAINS,
-    COMPILATION,
-    LARGE,
-    PROCESS,
-    PYRO_STEP,
-    TYPICAL,
-    gradient_seconds,
-    multiplications,
-)
+from bnn_pyro.inference import METHODS, Method, cost, methods_for, unsuitable
 from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
@@ -65,22 +54,22 @@ Cost = Callable[[Mapping[str, Any], int, int, int], float]
 
 def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
-    chains = s["chains"] or CHAINS
+    chains = s["chains"] or cost.CHAINS
     batch = s["batch_size"] or rows
-    members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
-    processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
+    members = s["epochs"] * math.ceil(rows / batch) * (STEP + cost.ARITHMETIC * chains * batch * macs)
+    processes = 1 if rows * macs > cost.LARGE else min(cores, chains)  # there operators move all chains
     together = math.ceil(chains / processes)
-    transition = TRANSITION + together * GRADIENTS * gradient_seconds(rows, macs)
-    steps = TYPICAL if s.get("adjusted") else 1
+    transition = TRANSITION + together * GRADIENTS * cost.gradient_seconds(rows, macs)
+    steps = cost.TYPICAL if s.get("adjusted") else 1
     sampled = (s["warmup"] + s["draws"] * s["thin"]) * steps * transition
-    return PROCESS + COMPILATION + members + sampled
+    return cost.PROCESS + cost.COMPILATION + members + sampled
 
 
 def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of epochs of mini-batches, of one fit or of members side by side."""
     batch, members = s["batch_size"] or rows, s.get("members", 1)
-    seconds = s["epochs"] * math.ceil(rows / batch) * (PYRO_STEP + 2 * ARITHMETIC * batch * macs)
-    return seconds * math.ceil(members / cores) + (PROCESS if min(members, cores) > 1 else 0)
+    seconds = s["epochs"] * math.ceil(rows / batch) * (cost.PYRO_STEP + 2 * cost.ARITHMETIC * batch * macs)
+    return seconds * math.ceil(members / cores) + (cost.PROCESS if min(members, cores) > 1 else 0)
 
 
 @dataclass(frozen=True)
@@ -146,25 +135,11 @@ class Setup:
     method: Method
     auto: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def variant(self) -> str:
-        """The variant's name."""
-        return name_of(self.entry, ZOO)
-
-    @property
-    def inference(self) -> str:
-        """The method's name."""
-        return name_of(self.method, METHODS)
-
-    @property
-    def variant_settings(self) -> dict[str, Any]:
-        """JSON-able."""
-        return plain(self.entry)
-
-    @property
-    def inference_settings(self) -> dict[str, Any]:
-        """JSON-able."""
-        return plain(self.method)
+    #: The names of the variant and of the method, and their settings, JSON-able.
+    variant = property(lambda self: name_of(self.entry, ZOO))
+    inference = property(lambda self: name_of(self.method, METHODS))
+    variant_settings = property(lambda self: plain(self.entry))
+    inference_settings = property(lambda self: plain(self.method))
 
     def backbone_variant(self, schema: Schema) -> str | None:
         """The name of the variant that has to be fitted first, as the backbone of a last layer; None for most."""
@@ -282,7 +257,7 @@ def choose(
         setup = make_setup(rule.variant, rule.method).changed(own, of_method, settings)
         with isolated(0):
             net = setup.entry.net(schema, len(schema.classes) or 2)
-        macs = multiplications(net, torch.zeros(1, *schema.input_shape))
+        macs = cost.multiplications(net, torch.zeros(1, *schema.input_shape))
         whole = schedule(rows, macs)._asdict() | {k: v for k, v in vars(setup.method).items() if v is not None}
         share = LONGER * max(1.0, minutes / MINUTES) if rule.longer else 1.0
         while True:

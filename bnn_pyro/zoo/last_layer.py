@@ -146,12 +146,8 @@ def _trained(posterior: Posterior) -> Pretrained:
         )
     net = copy.deepcopy(posterior.model.net).cpu()
     net.load_state_dict({name: draws[name][0].cpu() for name, _ in net.named_parameters()})
-    description = {
-        "kind": "run",
-        **{k: about[k] for k in ("entry", "entry_settings", "seed", "data", "fingerprint", "split")},
-        "schema": posterior.schema.to_dict(),
-        "weights": weights_digest(net),
-    }
+    facts = {k: about[k] for k in ("entry", "entry_settings", "seed", "data", "fingerprint", "split")}
+    description = {"kind": "run", **facts, "schema": posterior.schema.to_dict(), "weights": weights_digest(net)}
     last = net.layers[-1]
     head = (last.weight.detach().clone(), None if last.bias is None else last.bias.detach().clone())
     return Pretrained(_Features(net), description, posterior.schema, head, posterior.rows)

@@ -2,27 +2,21 @@
 
     w ~ p(w)    f = net_w(x)    y ~ likelihood(f)          q(w) = ∏ᵢ Normal(wᵢ; μᵢ, softplus(ρᵢ))
 
-Blundell, Cornebise, Kavukcuoglu & Wierstra 2015, arXiv:1505.05424. The model is an ordinary Pyro model that any
-method takes. With the "scale-mixture" prior the KL is estimated by Monte Carlo, with the others it is exact.
-The deterministic network is the same model at its most probable weights: the baseline of every comparison, whose
-posterior is one draw and whose epistemic uncertainty is zero.
+The model is an ordinary Pyro model that any method takes. With the "scale-mixture" prior the KL is estimated by Monte
+Carlo, with the others it is exact. The deterministic network, fully connected or convolutional, is the same model at
+its most probable weights: the baseline of every comparison, whose epistemic uncertainty is zero.
 
 With dropout it is deterministic once trained, or Bayesian by masks that go on falling at prediction:
 
     h₀ = x    h_l = act(W_l (z_l ∘ h_{l−1}) / (1 − p_l) + b_l)    y ~ likelihood(h_L)        z_l ~ Bernoulli(1 − p_l)
 
-Method map trains with masks and predicts without them (Srivastava, Hinton, Krizhevsky, Sutskever & Salakhutdinov 2014);
-mc-dropout keeps them, one for every draw (Gal & Ghahramani 2016). To the model p(y, w | x) they are no part of it: out
-of training mode it is that of ``MLP``.
-
-The convolutional network is a point estimate too, with dropout where it is fully connected: the baseline of what is
-Bayesian on images, and the backbone of a Bayesian last layer. It has the weights of the epoch of the best validation.
+Method map trains with masks and predicts without them; mc-dropout keeps them, one for every draw. They are no part of
+the model p(y, w | x): out of training mode it is that of ``MLP``.
 
 By local reparametrization a Bayesian layer samples activations in training, not weights (``local_layer``): the ELBO is
-that of mean-field weights, its gradient less noisy (Kingma, Salimans & Welling 2015, arXiv:1506.02557). With p(W) ∝
-∏ 1/|W| and σ² = α μ² it is variational dropout: Gaussian dropout whose variance α ≤ 1 is learned for a layer, for each
-input unit of it, or for each weight (section 3 there). With a free σ it is the sparse kind: weights that data do not
-need become noise around 0 (Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369).
+that of mean-field weights, its gradient less noisy. With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational dropout:
+Gaussian dropout whose variance α ≤ 1 is learned for a layer, each input unit of it, or each weight (Kingma, Salimans &
+Welling 2015, section 3). With a free σ it is the sparse kind: weights that data do not need become noise around 0.
 """
 
 from collections.abc import Mapping

@@ -123,10 +123,8 @@ class Bayesian(Settings):
         for name, value in put.items():
             object.__setattr__(self, name, value)
 
-    @property
-    def norm(self) -> str:
-        """ "batch" or "frozen"."""
-        return self.batch_norm or ("frozen" if self.start == "pretrained" else "batch")
+    #: "batch" or "frozen".
+    norm = property(lambda self: self.batch_norm or ("frozen" if self.start == "pretrained" else "batch"))
 
     def own(self, schema: Schema) -> nn.Module:
         """A copy of the module.   Raises UserError where there is none, or it cannot be copied."""
