@@ -84,7 +84,10 @@ class Estimators(Check):
                 findings, words = _of_elbo(self, subject, method, model, data, seed, facts), OF_ELBO
             else:
                 findings, words = _of_density(method, weight_space(model), data, self.batches), OF_DENSITY
-        sentence = _sentence(findings, words)
+        for f in findings:
+            if f.level == "caution":
+                words += f" {f.about[0].upper()}{f.about[1:]}: {f.estimate:.4g}, not {f.expected:.4g}."
+        sentence = f"Estimates are wrong: {off}" if (off := most_off(findings)) else words
         if ignored := facts.get("ignored"):
             findings += [Finding(f"slope of the outputs along '{name}'", 0.0, level="bad") for name in ignored]
             sentence = f"The outputs have no gradient along '{ignored[0]}': its posterior would be its prior."
@@ -154,7 +157,6 @@ def _of_elbo(
     num, approximate = len(data.x_train), hasattr(subject.entry, "channels")
     parts = torch.randperm(num, generator=torch.Generator().manual_seed(seed)).chunk(min(check.batches, num))
     weights, _ = in_weights = weight_space(model), weight_space(q)
-
     same_noise = []
     for rows in (None, *parts):
         with isolated(11):
@@ -243,12 +245,3 @@ def _alike(
     own, base = Estimate.of_independent(values), Estimate.of_independent(reference)
     difference = Estimate(own.mean, np.hypot(own.error, base.error), own.freedom)
     return judge(names, difference, np.nan_to_num(base.mean, nan=np.inf), tolerance=tolerance, level=level)
-
-
-def _sentence(findings: list[Finding], words: str) -> str:
-    if off := most_off(findings):
-        return f"Estimates are wrong: {off}"
-    for f in findings:
-        if f.level == "caution":
-            words += f" {f.about[0].upper()}{f.about[1:]}: {f.estimate:.4g}, not {f.expected:.4g}."
-    return words
