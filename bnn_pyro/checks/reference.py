@@ -2,10 +2,7 @@
 
 The variant gets the data of a reference, that of the subject's own data where there is one, and the settings that its
 posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
-is known. Whether the model is the reference's, its density tells.
-
-A sampler that claims the posterior is held to means of :func:`bounded` functions of every output, within the
-Monte-Carlo errors of both; of an approximation the report says how far its means, spread and intervals are off.
+is known. Whether the model is the reference's, its density tells. Compared are means of ``bounded`` functions.
 """
 
 import math
@@ -163,6 +160,5 @@ def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tup
     shares = {}
     for level in LEVELS:
         low, high = np.quantile(mine, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        inside = (draws >= low) & (draws <= high)
-        shares[level] = float(inside.mean()), math.sqrt(level * (1 - level) * number)
+        shares[level] = float(((draws >= low) & (draws <= high)).mean()), math.sqrt(level * (1 - level) * number)
     return shares

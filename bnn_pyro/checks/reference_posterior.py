@@ -141,8 +141,7 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
         potential = Potential(weight_space(inferred), seen.x_train, seen.y_train)
         index = torch.arange(1, potential.size + 1, dtype=torch.float64)
         place = torch.arange(1, PLACES + 1, dtype=torch.float64)[:, None]
-        weights = 0.3 * torch.sin(math.sqrt(2) * place * index + place**2)
-        return potential.log_density(weights).double().numpy()
+        return potential.log_density(0.3 * torch.sin(math.sqrt(2) * place * index + place**2)).double().numpy()
 
 
 @dataclass(frozen=True)
