@@ -114,9 +114,7 @@ def infer_task(cells: pd.Series) -> str:
     return "classification" if len(counts) <= 2 or few else "regression"
 
 
-def read_targets(
-    path: str | Path, cells: pd.DataFrame, task: str | None, order: Sequence[str] | None = None
-) -> Targets:
+def read_targets(path: str | Path, cells: pd.DataFrame, task: str | None, order: Sequence[str] | None) -> Targets:
     """The task, the targets ((N,) float64 or int64 labels; of several (N, T) float64), and the names of the classes.
 
     task   where not given see :func:`infer_task`; of several targets "labels" where every value is 0 or 1

@@ -74,8 +74,7 @@ class Dates(NamedTuple):
             turns = np.arctan2(numbers[:, 1::2], numbers[:, 2::2]) / (2 * np.pi)
             turns = (turns + 1e-6) % 1 - 1e-6  # what 32 bits leave of a 0 is not the end of a turn
             days = (turns[:, 0] * 365.25).round() + turns[:, 1:].sum(1)
-            years = pd.to_datetime([f"{year:.0f}-01-01" for year in numbers[:, 0]])
-            moments = years + pd.to_timedelta(days, unit="D")
+            moments = pd.to_datetime([f"{year:.0f}-01-01" for year in numbers[:, 0]]) + pd.to_timedelta(days, unit="D")
         return [*moments.round("min").strftime(self.form + " %H:%M" * self.times)]
 
     def replaced(self, where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:

@@ -1,6 +1,5 @@
 """What tests of Markov chains share: z-tests by Monte-Carlo standard errors with Bonferroni's correction; stopping."""
 
-import math
 import signal
 from contextlib import contextmanager
 
@@ -56,13 +55,10 @@ def check_alike(values, others, alpha=1e-4, other=None):
 
 def check_by_chain(means, exact, alpha=1e-4):
     """Means of many independent chains, (C, M), agree with ``exact`` (M,): t-tests, however correlated draws are."""
-    means = np.asarray(means)
-    error = means.std(0, ddof=1) / math.sqrt(len(means))
-    worst = (np.abs(means.mean(0) - np.asarray(exact)) / error).max()
-    assert worst < t.isf(alpha / (2 * len(error)), len(means) - 1), (
-        f"off the exact answer by {worst:.1f} standard errors"
-    )
-    return error
+    one = Estimate.of_independent(means)
+    worst = (np.abs(one.mean - np.asarray(exact)) / one.error).max()
+    assert worst < t.isf(alpha / (2 * len(one.error)), one.freedom), f"off by {worst:.1f} standard errors"
+    return one.error
 
 
 def moments(draws, mean, covariance):

@@ -60,6 +60,5 @@ def until_asked(task, fails=""):
 
 # -- programs ----------------------------------------------------------------------------------------------------------
 def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]

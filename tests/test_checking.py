@@ -36,29 +36,22 @@ class Made:
     idea: ClassVar[str] = "What was found beside what was asked for."
     quick: ClassVar = {"effort": 3}
     level: ClassVar[str] = "good"
+    error: ClassVar[BaseException | None] = None
 
     def refuses(self, subject):
         return "points have no spread" if subject.converges_to == "point" else ""
 
     def run(self, subject, *, seed=0, report=None):
+        if self.error is not None:
+            raise self.error
         CALLS.append((type(self).__name__, type(subject.entry).__name__, subject.inference, self.effort, seed))
         finding = Finding("the mean <of w>", 1.0, 0.9, 0.1, 0.3, self.level, z=1.0)
         return Outcome("made", self.level, "Two & two.", {"draws": 7}, (finding,), figures={"coverage_95": 0.875})
 
 
-class Wrong(Made):
-    title, level = "Wrong", "bad"
-
-
-def raising(error):
-    def run(self, subject, *, seed=0, report=None):
-        raise error
-
-    return run
-
-
-Stopped = type("Stopped", (Made,), {"run": raising(KeyboardInterrupt()), "title": "Stopped"})
-Refused = type("Refused", (Made,), {"run": raising(bp.UserError("row 3 of x.csv is not finite")), "title": "Refused"})
+Wrong = type("Wrong", (Made,), {"level": "bad", "title": "Wrong"})
+Stopped = type("Stopped", (Made,), {"error": KeyboardInterrupt(), "title": "Stopped"})
+Refused = type("Refused", (Made,), {"error": bp.UserError("row 3 of x.csv is not finite"), "title": "Refused"})
 
 
 @pytest.fixture

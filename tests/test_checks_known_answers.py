@@ -40,10 +40,6 @@ def subject(variant, method, **settings):
     return Subject(bp.ZOO[variant](**own), bp.METHODS[method], correlated(20).data, settings)
 
 
-def bad(outcome):
-    return [f.about for f in outcome.findings if f.level == "bad"]
-
-
 def test_errors_are_those_of_independent_numbers_and_larger_for_dependent_ones():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 500, 3))
@@ -160,7 +156,7 @@ def test_what_cannot_be_reduced_is_refused():
 def test_a_wrong_prior_is_bad(monkeypatch, check, variant, method):
     own = Subject.reduced
     monkeypatch.setattr(Subject, "reduced", lambda self, **settings: own(self, **settings | {"prior": "normal:1"}))
-    wrong = bad(check.run(subject(variant, method)))
+    wrong = [f.about for f in check.run(subject(variant, method)).findings if f.level == "bad"]
     assert any("log joint" in about for about in wrong) and sum("of weight" in about for about in wrong) >= 3
 
 

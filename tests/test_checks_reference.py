@@ -11,13 +11,7 @@ from scipy.stats import norm
 import bnn_pyro as bp
 from bnn_pyro.checks import ALPHA, Subject, reference
 from bnn_pyro.checks.reference import Reference, compared, coverage
-from bnn_pyro.checks.reference_posterior import (
-    Outputs,
-    ReferencePosterior,
-    bounded,
-    load_reference,
-    references,
-)
+from bnn_pyro.checks.reference_posterior import Outputs, ReferencePosterior, bounded, load_reference, references
 from bnn_pyro.plots import reference_outputs
 from bnn_pyro.settings import build
 

@@ -36,8 +36,7 @@ def subject(inference, entry=NETWORK, **given):
 
 @pytest.mark.parametrize("inference", ["nuts", "hmc", "chees", "sghmc", "sgld"])
 def test_samplers_leave_the_joint_distribution_as_it_is(inference):
-    short = {} if inference in ("sghmc", "sgld") else {"warmup": 40}
-    outcome = SMALL.run(subject(inference, **short))
+    outcome = SMALL.run(subject(inference, **({} if inference in ("sghmc", "sgld") else {"warmup": 40})))
     assert outcome.level != "bad" and outcome.figures["joint_p"] > 1e-3, outcome.sentence
     z = [f.z for f in outcome.findings if f.z is not None]
     assert len(z) % 2 == 0 and 0.5 < np.abs(z).mean() < 1.2  # 0.8 of standard Normals
@@ -102,18 +101,17 @@ def test_what_is_refused():
 QUICK = Estimators(rows=24, repeats=25, warm=20)
 
 
-def labels(classes):
-    data = correlated(24, 2)
-    y = torch.bucketize(data.y, data.y.quantile(torch.linspace(0, 1, classes + 1)[1:-1].double()))
-    return dataset(data.x, y, bp.Schema("classification", (2,), classes=tuple("abc"[:classes])))
+LINE = correlated(24, 2)
+THIRDS = torch.bucketize(LINE.y, LINE.y.quantile(torch.tensor([1 / 3, 2 / 3]).double()))
+DATA = {
+    "regression": correlated(24, 2, y_shift=5.0, y_scale=3.0).data,
+    "three classes": dataset(LINE.x, THIRDS, bp.Schema("classification", (2,), classes=("a", "b", "c"))),
+}
 
 
-DATA = {"regression": correlated(24, 2, y_shift=5.0, y_scale=3.0).data, "three classes": labels(3)}
-
-
-def estimated(variant, method, task="regression", settings=None, **given):
+def estimated(variant, method, task="regression", settings=None):
     small = {} if variant == "last-layer" else {"hidden": (4,)}
-    return Subject(bp.ZOO[variant](**{**small, **(settings or {})}), bp.METHODS[method], DATA[task], given)
+    return Subject(bp.ZOO[variant](**{**small, **(settings or {})}), bp.METHODS[method], DATA[task])
 
 
 @pytest.mark.parametrize(
@@ -152,19 +150,6 @@ kl, log_joints, FlatNormals = log_joint._kl, log_joint.log_joints, guides.FlatNo
 log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
 
 
-def rescale_neither(likelihood=1.0, latent=1.0):
-    return Rescale(1.0, latent)
-
-
-def rescale_both(likelihood=1.0, latent=1.0):
-    """Latent sites are scaled with the likelihood: with it, all of the KL in each of the N/B batches of an epoch."""
-    return Rescale(likelihood, latent * likelihood)
-
-
-def unscaled(model, w, x, y, likelihood=1.0):
-    return log_joints(model, w, x, y, 1.0)
-
-
 def log_of_draws(self, y):
     y = y.float() if self.task == "regression" or self.probs.shape[-1] == 2 else y
     return self.components.log_prob(y).mean(0)
@@ -176,7 +161,6 @@ def first_weight_stays(loc, *rest):
 
 def newest_always(rng, start, dynamics, step, max_depth):
     """NUTS that takes the proposal of every new half of the tree, whatever its weight."""
-
     certain = copy(dynamics)
     certain.subtree = lambda rng, depth, *rest: dynamics.subtree(rng, depth, *rest)._replace(weight=1e6 * (depth + 1))
     return own_nuts(rng, start, certain, step, max_depth)
@@ -187,11 +171,6 @@ def all_move(self, potential, *rest):
     self.z = moved.end
     self.density, self.gradient = potential(moved.end)
     return moved
-
-
-def wide(self, value):
-    """A prior of twice the width, but for a constant; its draws are as they were."""
-    return 0.25 * log_prob(self, value)
 
 
 def stretched(self, z, *rest):
@@ -207,13 +186,15 @@ def noisier(w, v, gradient, eta, friction):
     return w + new, new
 
 
-def old_momentum(w, v, *rest):
-    return w + v, step(w, v, *rest)[1]
-
-
-WIDE = [(weights.CentredNormal, "log_prob", wide), (linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
-PER_BATCH = [(log_joint, "Rescale", rescale_both), (log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
-UNSCALED = [(linear, "log_joints", unscaled), (log_joint, "log_joints", unscaled)]
+#: A prior of twice the width, but for a constant; its draws are as they were.
+WIDE = [(weights.CentredNormal, "log_prob", lambda self, value: 0.25 * log_prob(self, value))]
+WIDE += [(linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
+#: Latent sites are scaled with the likelihood: with it, all of the KL in each of the N/B batches of an epoch.
+PER_BATCH = [(log_joint, "Rescale", lambda likelihood=1.0, latent=1.0: Rescale(likelihood, latent * likelihood))]
+PER_BATCH += [(log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
+NEITHER = [(log_joint, "Rescale", lambda likelihood=1.0, latent=1.0: Rescale(1.0, latent))]
+UNSCALED = [(m, "log_joints", lambda model, w, x, y, *_: log_joints(model, w, x, y)) for m in (linear, log_joint)]
+OLD = [(sghmc, "step", lambda w, v, *rest: (w + v, step(w, v, *rest)[1]))]
 GEOMETRIC = property(lambda self: self.probs.log().mean(0).exp())
 AVERAGED = [(ClassMixture, "mean", GEOMETRIC), (Mixture, "log_prob", log_of_draws)]
 #: Name -> method that has the fault, the check that catches it, patches of the package.
@@ -222,7 +203,7 @@ FAULTS = {
     "a constant beside the KL": ("svi", CLOSED_FORM, [(log_joint, "_kl", lambda q, p: kl(q, p) + 2.0)]),
     "KL counted twice": ("svi", EXACT, [(log_joint, "_kl", lambda q, p: 2 * kl(q, p))]),
     "KL counted once per batch": ("svi", QUICK, PER_BATCH),
-    "likelihood not rescaled": ("svi", QUICK, [(log_joint, "Rescale", rescale_neither)]),
+    "likelihood not rescaled": ("svi", QUICK, NEITHER),
     "likelihood not rescaled, SGHMC": ("sghmc", QUICK, UNSCALED),
     "averaged log-probabilities": ("svi", PREDICTIVE, AVERAGED),
     "a guide that ignores a weight": ("svi", EXACT, [(guides, "FlatNormals", first_weight_stays)]),
@@ -232,7 +213,7 @@ FAULTS = {
     "another prior, ChEES": ("chees", SMALL, WIDE),
     "another prior, SGHMC": ("sghmc", SMALL, WIDE),
     "a tenth more noise, SGHMC": ("sghmc", FEW_STEPS, [(sghmc, "step", noisier)]),
-    "positions move with the old momentum, SGHMC": ("sghmc", FEW_STEPS, [(sghmc, "step", old_momentum)]),
+    "positions move with the old momentum, SGHMC": ("sghmc", FEW_STEPS, OLD),
 }
 
 

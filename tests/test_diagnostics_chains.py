@@ -46,8 +46,7 @@ def test_the_numbers_are_arviz_s(chains, draws, phi):
             assert found.rhat[i] == pytest.approx(number("rhat", one, method="rank"), rel=1e-12)
         assert found.ess_bulk[i] == pytest.approx(number("ess", one, method="bulk"), rel=1e-9)
         assert found.ess_tail[i] == pytest.approx(number("ess", one, method="tail", prob=(0.05, 0.95)), rel=1e-9)
-        mean = number("ess", one, method="mean")
-        assert ess_mean(values)[i] == pytest.approx(mean, rel=1e-9)
+        assert ess_mean(values)[i] == pytest.approx(number("ess", one, method="mean"), rel=1e-9)
         assert found.mcse[i] == pytest.approx(number("mcse", one, method="mean") / one.std(ddof=1), rel=1e-9)
     assert np.isnan(found.rhat).all() == (chains == 1)
 
@@ -173,14 +172,14 @@ def test_what_is_said(rhat, p, effective, level, words):
 LINEAR = correlated(num=40, y_shift=3.0, y_scale=2.0)
 
 
-def tempered(problem, temperature):
+def tempered(temperature, problem=LINEAR):
     """The problem of which p(y | w)^(1/T) p(w) is the posterior."""
     return replace(problem, noise=problem.noise * math.sqrt(temperature))
 
 
 def predicted(problem, x, temperature=1.0):
     """What the exact posterior says of targets at x."""
-    design, law = problem.design(x), tempered(problem, temperature)
+    design, law = problem.design(x), tempered(temperature, problem)
     variance = problem.noise**2 + 4.0 * (design @ torch.linalg.inv(law.precision) * design).sum(1)
     return Normal(3.0 + 2.0 * design @ law.mean, variance.sqrt())
 
@@ -197,13 +196,12 @@ def refitted(problem, temperature=1.0):
 
 
 def of_chains(temperature=1.0):
-    law, settings = tempered(LINEAR, temperature), {"temperature": temperature}
-    return exact(draws=1000, problem=LINEAR, law=law, method_settings=settings)
+    settings = {"temperature": temperature}
+    return exact(draws=1000, problem=LINEAR, law=tempered(temperature), method_settings=settings)
 
 
 def guide(narrower=1.0, temperature=1.0):
-    law, settings = tempered(LINEAR, temperature), {"temperature": temperature}
-    return guided(narrower, LINEAR, law, method_settings=settings)
+    return guided(narrower, LINEAR, tempered(temperature), method_settings={"temperature": temperature})
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])

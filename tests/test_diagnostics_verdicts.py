@@ -171,8 +171,7 @@ def guided(narrower=1.0, problem=PROBLEM, law=None, **about):
     sites = {"layers.0.weight": w[None, :-1], "layers.0.bias": w[-1:]} if problem.bias else {"layers.0.weight": w[None]}
     model = model_of(problem.entry(), problem.schema)
     trace = {"epoch": list(range(100)), "elbo": [-50.0 - 100 * 0.5**i for i in range(100)]}
-    guide = FullNormal.of(sites, lower)
-    return bp.Posterior(model, problem.schema, guide=guide, trace=trace, provenance=about)
+    return bp.Posterior(model, problem.schema, guide=FullNormal.of(sites, lower), trace=trace, provenance=about)
 
 
 def test_a_good_and_a_bad_approximation():
@@ -181,8 +180,7 @@ def test_a_good_and_a_bad_approximation():
     assert said(good, "training").level == "good" and "rhat_max" not in good.statistics
     assert bad.level == "caution" and bad.statistics["khat"] > 0.7 and "--inference nuts" in bad.verdicts[0].sentence
     assert "elpd_loo" not in bad.statistics and "left out" in said(bad, "leave-one-out").sentence
-    rising = replace(guided(1.0), trace={"elbo": [-500.0 + i for i in range(100)]})
-    found = sound(diagnose(rising, DATA))
+    found = sound(diagnose(replace(guided(1.0), trace={"elbo": [-500.0 + i for i in range(100)]}), DATA))
     assert said(found, "training").level == "caution" and found.statistics["elbo_rise"] == pytest.approx(10)
 
 

@@ -67,8 +67,7 @@ def test_kmnist_reads_official_pairs_and_its_test_part_alone_serves_as_inputs(ro
     x = load_inputs("kmnist", image_schema())
     assert x.shape == (4, 1, 28, 28)
     torch.testing.assert_close(x, torch.full_like(x, (0.2 - 0.25) / 0.5))
-    same = load_inputs(root / "KMNIST" / "kmnist-test-imgs.npz", image_schema(), num=2)
-    assert torch.equal(same, x[:2])
+    assert torch.equal(load_inputs(root / "KMNIST" / "kmnist-test-imgs.npz", image_schema(), num=2), x[:2])
 
 
 def test_a_failed_download_names_the_file_to_place_and_leaves_no_folder(root, monkeypatch):
@@ -183,8 +182,7 @@ def test_archives_hold_tables_and_images(tmp_path):
     np.savez(tmp_path / "t.npz", x=x, y=x.sum(1))
     data = load_data(tmp_path / "t.npz")
     assert data.schema.features == ("x1", "x2", "x3") and data.schema.task == "regression"
-    raw = data.schema.unstandardise(data.x_test)
-    torch.testing.assert_close(raw.sum(1), data.y_test, atol=1e-5, rtol=0)
+    torch.testing.assert_close(data.schema.unstandardise(data.x_test).sum(1), data.y_test, atol=1e-5, rtol=0)
     pixels = generator.integers(0, 256, size=(50, 6, 4, 3), dtype=np.uint8)
     np.savez(tmp_path / "i.npz", x=pixels, y=np.arange(50) % 2, classes=np.array(["cat", "dog"]))
     images = load_data(tmp_path / "i.npz")
@@ -245,8 +243,7 @@ def test_loaders_are_the_arrays_that_they_give(large, monkeypatch):
     expected, both = bp.dataset(INPUTS, TARGETS), bp.dataset(INPUTS, TARGETS, x_test=INPUTS[:20], y_test=TARGETS[:20])
     monkeypatch.setenv("BNN_PYRO_MEMORY", "1e-7" if large else "1")
     items, small = TensorDataset(INPUTS, TARGETS), TensorDataset(INPUTS[:20], TARGETS[:20])
-    shuffled = DataLoader(items, 7, shuffle=True, generator=torch.Generator().manual_seed(1))
-    data = bp.dataset(train=shuffled)
+    data = bp.dataset(train=DataLoader(items, 7, shuffle=True, generator=torch.Generator().manual_seed(1)))
     assert isinstance(data.x_train, Rows) == large
     same(data, expected)
     same(bp.dataset(train=Stream(), rows=60), expected)

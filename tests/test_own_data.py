@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
 from refused import refuses
 from scipy.sparse import csr_matrix
+from test_images import save_pictures
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
@@ -88,15 +88,12 @@ def test_categories_of_a_type_stay_categories_and_labels_keep_their_names():
 
 def test_a_torch_data_set_is_read_into_memory(tmp_path):
     for name, value in (("cats", 40), ("dogs", 200)):
-        (tmp_path / name).mkdir()
-        for k in range(10):
-            Image.fromarray(np.full((6, 5, 3), value + k, dtype=np.uint8)).save(tmp_path / name / f"{k}.png")
+        save_pictures(tmp_path / name, [(value + k,) * 3 for k in range(10)], (5, 6))
     folder = ImageFolder(tmp_path, ToTensor())
     data = bp.dataset(folder)
     assert data.schema.input_shape == (3, 6, 5) and data.schema.classes == ("cats", "dogs")
     assert sum(data.split["rows"]) == 20
-    dark = data.schema.unstandardise(data.x_train).mean((1, 2, 3)) < 0.5
-    assert torch.equal(dark, data.y_train == 0)
+    assert torch.equal(data.schema.unstandardise(data.x_train).mean((1, 2, 3)) < 0.5, data.y_train == 0)
     of_pixels = bp.dataset(ImageFolder(tmp_path))  # images as they are: uint8, channels last
     pixels, floats = (d.schema.unstandardise(d.x_test) for d in (of_pixels, data))
     torch.testing.assert_close(pixels, floats)
@@ -118,6 +115,9 @@ def test_a_fit_takes_rows_and_a_prediction_a_frame():
     refuses(r"a fit takes a data set .* or \(X, y\), not a str", bp.fit, "mlp", "houses.csv")
     for unnamed in (FRAME.to_numpy(object), FRAME.to_numpy(object).tolist()):  # in the order of the training columns
         assert torch.equal(mean, bp.predict(posterior, unnamed).mean)
+    refuses(r"a DataFrame; give it to bp\.dataset", bp.load_data, FRAME)
+    images = bp.dataset(np.zeros((NUM, 4, 4), dtype=np.uint8), LABELS).schema
+    refuses(r"a frame, and this model takes arrays of shape \(N, 1, 4, 4\)", bp.load_inputs, FRAME, images)
     refuses("no column 'city', which this model needs", bp.predict, posterior, FRAME.drop(columns="city"))
     with pytest.warns(UserWarning, match="left aside: garden"):
         bp.predict(posterior, FRAME.assign(garden=1))
@@ -224,12 +224,3 @@ BAD = {
 def test_what_is_wrong_is_said_in_one_line(case):
     wrong, message = BAD[case]
     refuses(message, bp.dataset, **{"x": FRAME, "y": PRICE, **wrong})
-
-
-def test_load_data_and_new_rows_say_the_way_out():
-    images = bp.dataset(np.zeros((NUM, 4, 4), dtype=np.uint8), LABELS).schema
-    for call, message in (
-        (lambda: bp.load_data(FRAME), r"a DataFrame; give it to bp\.dataset"),
-        (lambda: bp.load_inputs(FRAME, images), r"a frame, and this model takes arrays of shape \(N, 1, 4, 4\)"),
-    ):
-        refuses(message, call)

@@ -19,7 +19,7 @@ from bnn_pyro.checks.sbc import Calibration
 from bnn_pyro.checks.step_size import StepSize
 from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.inference import Method
 from bnn_pyro.settings import build, defaults
 from bnn_pyro.zoo import ZOO, Entry
@@ -62,8 +62,7 @@ def run(
     usual = defaults(setup.method)
     given = {name: value for name, value in vars(setup.method).items() if value != usual[name]} | settings
     subject = Subject(setup.entry, type(setup.method), data, given)
-    if unknown_checks := [name for name in only if name not in CHECKS]:
-        raise unknown("check", unknown_checks[0], CHECKS)
+    check_known("check", CHECKS, *only)
     checks = {name: build(CHECKS[name], CHECKS[name].quick) for name in only or CHECKS}
     return {name: check.refuses(subject) or check.run(subject) for name, check in checks.items()}
 

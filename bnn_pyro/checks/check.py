@@ -240,17 +240,6 @@ class Estimate:
         return cls(values.mean(0), values.std(0, ddof=min(1, len(values) - 1)) / np.sqrt(len(values)), freedom)
 
 
-def z_scores(
-    estimate: Estimate, low: np.ndarray, high: np.ndarray | None = None, tolerance: np.ndarray | float = 0.0
-) -> np.ndarray:
-    """Standard errors between each quantity and [low, high], less what may be off for other reasons; (M,), signed."""
-    high = low if high is None else high
-    off = np.where(estimate.mean > high, estimate.mean - high, np.minimum(estimate.mean - low, 0.0))
-    off = np.sign(off) * np.maximum(np.abs(off) - tolerance, 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(off == 0, 0.0, off / estimate.error)
-
-
 def judge(
     abouts: Sequence[str],
     estimate: Estimate,
@@ -266,7 +255,11 @@ def judge(
     level: (M,) or one for all.   high: of an interval that starts at ``expected``.
     tolerance: what each may be off for reasons other than chance.
     """
-    z = z_scores(estimate, expected, high, tolerance)
+    top = expected if high is None else high
+    off = np.where(estimate.mean > top, estimate.mean - top, np.minimum(estimate.mean - expected, 0.0))
+    off = np.sign(off) * np.maximum(np.abs(off) - tolerance, 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = np.where(off == 0, 0.0, off / estimate.error)
     alone = np.where(np.isfinite(z), 2 * t.sf(np.abs(z), estimate.freedom), 0.0)
     p = np.minimum(1.0, tests * len(z) * alone)
     off = np.copysign(norm.isf(alone / 2), z)

@@ -70,8 +70,7 @@ def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Pos
         name = "the most probable point" if prior_weight else "the most likely point"
         return _normal(problem, name, mode, torch.zeros_like(mode).diag(), problem.stops)
     if converges_to == "normal at the mode":
-        covariance = torch.linalg.inv(curvature(problem.log_joint, mode))
-        return _normal(problem, "the Normal at the mode", mode, covariance)
+        return _normal(problem, "the Normal at the mode", mode, torch.linalg.inv(curvature(problem.log_joint, mode)))
     guide, independent = posterior.guide, isinstance(posterior.guide, MeanFieldNormal | WeightGuide)
     rank = problem.size if isinstance(guide, FullNormal) else 0
     rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank

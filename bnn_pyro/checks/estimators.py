@@ -1,7 +1,6 @@
 """The numbers that a method computes with: are they unbiased, do they agree with one another, and how noisy are they?
 
-On the variant itself and its own data. For optimisers: the ELBO and its gradient as training estimates them. For
-samplers: the log joint density that they follow, its gradient against finite differences, precision, and mini-batches.
+On the variant itself and its own data: the ELBO that optimisers estimate, or the log joint density of samplers.
 """
 
 import copy
@@ -84,13 +83,15 @@ class Estimators(Check):
                 findings, words = _of_elbo(self, subject, method, model, data, seed, facts), OF_ELBO
             else:
                 findings, words = _of_density(method, weight_space(model), data, self.batches), OF_DENSITY
-        sentence = _sentence(findings, words)
+        for f in findings:
+            if f.level == "caution":
+                words += f" {f.about[0].upper()}{f.about[1:]}: {f.estimate:.4g}, not {f.expected:.4g}."
+        sentence = f"Estimates are wrong: {off}" if (off := most_off(findings)) else words
         if ignored := facts.get("ignored"):
             findings += [Finding(f"slope of the outputs along '{name}'", 0.0, level="bad") for name in ignored]
             sentence = f"The outputs have no gradient along '{ignored[0]}': its posterior would be its prior."
         level = worst(f.level for f in findings)
-        settings = {**subject.settings(method), "rows": len(data.x_train)}
-        return Outcome("estimator", level, sentence, settings, findings)
+        return Outcome("estimator", level, sentence, subject.settings(method) | {"rows": len(data.x_train)}, findings)
 
 
 def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: Sequence[float]) -> list[Finding]:
@@ -154,7 +155,6 @@ def _of_elbo(
     num, approximate = len(data.x_train), hasattr(subject.entry, "channels")
     parts = torch.randperm(num, generator=torch.Generator().manual_seed(seed)).chunk(min(check.batches, num))
     weights, _ = in_weights = weight_space(model), weight_space(q)
-
     same_noise = []
     for rows in (None, *parts):
         with isolated(11):
@@ -210,8 +210,7 @@ class _Trained:
     def epochs(self, loop: Optimisation) -> np.ndarray:
         """The ELBO of every epoch (E, 1), nats, from the very loop that trains."""
         how = {"run": Run(self.seed), "latent": self.latent, "num_particles": 1}
-        trace = Optimisation.minimise(loop, self.model, self.q, self.data, **how)[0].trace
-        return np.array(trace["elbo"])[:, None]
+        return np.array(Optimisation.minimise(loop, self.model, self.q, self.data, **how)[0].trace["elbo"])[:, None]
 
     def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | None = None, particles: int = 1) -> Values:
         """The ELBO (1,) of all rows, or as these rows stand for them, and its gradient (1, P)."""
@@ -243,12 +242,3 @@ def _alike(
     own, base = Estimate.of_independent(values), Estimate.of_independent(reference)
     difference = Estimate(own.mean, np.hypot(own.error, base.error), own.freedom)
     return judge(names, difference, np.nan_to_num(base.mean, nan=np.inf), tolerance=tolerance, level=level)
-
-
-def _sentence(findings: list[Finding], words: str) -> str:
-    if off := most_off(findings):
-        return f"Estimates are wrong: {off}"
-    for f in findings:
-        if f.level == "caution":
-            words += f" {f.about[0].upper()}{f.about[1:]}: {f.estimate:.4g}, not {f.expected:.4g}."
-    return words

@@ -197,9 +197,8 @@ class JointChains:
             report(k + 1, sweeps, {})
         shift = total.mean(0) - self.expected.mean(0)
         error = np.sqrt(total.var(0) / len(total) + self.expected.var(0) / len(self.expected))  # of independent samples
-        evidence = {"quantities": self.names, "shift": shift, "error": error}
-        bound = float(norm.isf(ALPHA / (2 * shift.size)))
-        return evidence | {"bound": bound, "renewed": float(np.median(np.mean(renewed, 0)))}
+        numbers = {"bound": float(norm.isf(ALPHA / (2 * shift.size))), "renewed": float(np.median(np.mean(renewed, 0)))}
+        return {"quantities": self.names, "shift": shift, "error": error, **numbers}
 
 
 def normal_scores(sample: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -2,9 +2,8 @@
 
     p(y | x, D) = 1/S Σ_s p(y | x, w_s):   log p is the log of the mean, never the mean of the logs
 
-Linear regression, logistic regression and three classes. What is compared are two ways to use the same draws, so that
-there is no Monte-Carlo error between them. The density that an exact sampler's draws make is compared with the
-posterior predictive itself too: in closed form, or by numerical integration.
+Linear regression, logistic regression and three classes: two ways to use the same draws have no Monte-Carlo error
+between them. The exact posterior predictive is known in closed form, or by numerical integration.
 """
 
 import math

@@ -2,10 +2,7 @@
 
 The variant gets the data of a reference, that of the subject's own data where there is one, and the settings that its
 posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
-is known. Whether the model is the reference's, its density tells.
-
-A sampler that claims the posterior is held to means of :func:`bounded` functions of every output, within the
-Monte-Carlo errors of both; of an approximation the report says how far its means, spread and intervals are off.
+is known. Whether the model is the reference's, its density tells. Compared are means of ``bounded`` functions.
 """
 
 import math
@@ -17,7 +14,7 @@ import numpy as np
 from scipy.stats import t
 
 import bnn_pyro.checks.reference_posterior as reference_posterior
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst, z_scores
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst
 from bnn_pyro.checks.reference_posterior import Outputs, ReferencePosterior
 from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets.dataset import Dataset
@@ -58,7 +55,7 @@ class Reference(Check):
         if subject.temperature != 1:
             return f"references are of temperature 1, and this is of {subject.temperature:g}"
         if subject.converges_to == "exact" and len(data.x_train) * reference.about["weights"] > self.rows:
-            return f"to sample {reference.title} takes minutes; take the full budget"
+            return f"to sample {reference.about['title']} takes minutes; take the full budget"
         return ""
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
@@ -72,7 +69,7 @@ class Reference(Check):
         except ValueError:  # a distribution refuses parameters that are not finite
             outputs = None
         if outputs is None or not np.isfinite(outputs.values).all():
-            return Outcome("reference", "bad", f"On {reference.title}: predictions are not finite.", settings)
+            return Outcome("reference", "bad", f"On {reference.about['title']}: predictions are not finite.", settings)
         (p, largest, visible), exact = compared(outputs, reference), subject.converges_to == "exact"
         point = len(outputs.flat) == 1 or subject.converges_to == "point"
         off = not point and p < ALPHA
@@ -99,7 +96,7 @@ class Reference(Check):
             findings.append(Finding(about, share, nominal, error, level=level if far else "good"))
         figures = {"sd_ratio": ratio}
         figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
-        words = f"On {reference.title} ({reference.about['draws']:,} verified draws of the posterior)"
+        words = f"On {reference.about['title']} ({reference.about['draws']:,} verified draws of the posterior)"
         if off and exact:
             words += f" it does not sample the posterior that it claims (p = {p:.1g})"
         if off or point:
@@ -153,7 +150,7 @@ def compared(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, fl
     findings = judge([""] * len(expected), estimate, expected)
     shifts = t.isf(ALPHA / (2 * len(expected)), estimate.freedom) * estimate.error / SLOPE
     visible = math.inf if len(outputs.flat) == 1 else float(np.median(shifts[: reference.centre.size]))
-    return min(f.p for f in findings), float(np.abs(z_scores(estimate, expected)).max()), visible
+    return min(f.p for f in findings), float(np.abs((own.mean - expected) / estimate.error).max()), visible
 
 
 def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
@@ -163,6 +160,5 @@ def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tup
     shares = {}
     for level in LEVELS:
         low, high = np.quantile(mine, [(1 - level) / 2, (1 + level) / 2], axis=0)
-        inside = (draws >= low) & (draws <= high)
-        shares[level] = float(inside.mean()), math.sqrt(level * (1 - level) * number)
+        shares[level] = float(((draws >= low) & (draws <= high)).mean()), math.sqrt(level * (1 - level) * number)
     return shares

@@ -69,11 +69,6 @@ class ReferencePosterior:
     noise: np.ndarray
     backbone: Mapping[str, np.ndarray] = field(default_factory=dict)
 
-    @property
-    def title(self) -> str:
-        """What it is of, in words."""
-        return self.about["title"]
-
     def outputs(self) -> np.ndarray:
         """(S, T, J) float64: the stored draws' log-odds, or means in target units."""
         return self.centre[self.points] + self.spread[self.points] * self.draws.astype(np.float64)
@@ -96,14 +91,14 @@ class ReferencePosterior:
     def unlike(self, entry: Entry, data: Dataset) -> str:
         """Why the posterior of a variant given data is another one than this, in words; "" where it is this."""
         if data.schema.task != self.about["task"] or tuple(data.schema.input_shape) != self.x.shape[1:]:
-            return f"its data are of another kind than those of {self.title}"
+            return f"its data are of another kind than those of {self.about['title']}"
         try:
             density = log_joints_at(entry, data)
         except UserError as reason:
             return str(reason)
         expected = np.asarray(self.about["log_joint"])
         if density.shape != expected.shape or not np.allclose(density, expected, rtol=SAME, atol=1e-3):
-            return f"its model or its data are not those of {self.title}: the log joint density is another one"
+            return f"its model or its data are not those of {self.about['title']}: the log joint density is another one"
         return ""
 
 
@@ -146,8 +141,7 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
         potential = Potential(weight_space(inferred), seen.x_train, seen.y_train)
         index = torch.arange(1, potential.size + 1, dtype=torch.float64)
         place = torch.arange(1, PLACES + 1, dtype=torch.float64)[:, None]
-        weights = 0.3 * torch.sin(math.sqrt(2) * place * index + place**2)
-        return potential.log_density(weights).double().numpy()
+        return potential.log_density(0.3 * torch.sin(math.sqrt(2) * place * index + place**2)).double().numpy()
 
 
 @dataclass(frozen=True)

@@ -51,10 +51,8 @@ def band(total: int, num: int, chance: float) -> tuple[np.ndarray, np.ndarray, n
     below, above = 0.0, 1.0  # γ: with the lower one the band is wide enough, with the upper one it is not
     for _ in range(60):
         middle = 0.5 * (below + above)
-        if 1.0 - _inside(*_limits(middle, total, num), total) <= chance:
-            below = middle
-        else:
-            above = middle
+        fits = 1.0 - _inside(*_limits(middle, total, num), total) <= chance
+        below, above = (middle, above) if fits else (below, middle)
     low, high = _limits(below, total, num)
     ends = np.r_[0, low, total] / total, np.r_[0, high, total] / total
     return np.arange(num + 2) / (num + 1), *ends
@@ -62,8 +60,7 @@ def band(total: int, num: int, chance: float) -> tuple[np.ndarray, np.ndarray, n
 
 def ecdf_difference(ranks: np.ndarray, num: int) -> np.ndarray:
     """Empirical minus uniform distribution function of ranks (R,) on 0 … ``num``, at i/(num + 1); (num + 2,)."""
-    counts = np.bincount(ranks, minlength=num + 1).cumsum()
-    return np.r_[0.0, counts / len(ranks)] - np.arange(num + 2) / (num + 1)
+    return np.r_[0.0, np.bincount(ranks, minlength=num + 1).cumsum() / len(ranks)] - np.arange(num + 2) / (num + 1)
 
 
 def width(ranks: np.ndarray, num: int) -> np.ndarray:

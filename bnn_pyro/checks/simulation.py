@@ -102,8 +102,8 @@ class Simulator:
         with torch.no_grad(), pyro.validation_enabled(False):
             prior, likelihood = log_joints(self.model, w, self.potential.x, y)
         table = self._predictions(w)
-        table |= {Question("log-likelihood of the data", "likelihood"): likelihood}
-        table |= {Question("log prior density", "prior"): prior}
+        table[Question("log-likelihood of the data", "likelihood")] = likelihood
+        table[Question("log prior density", "prior")] = prior
         own = getattr(getattr(self.model, "likelihood", None), "initial", {})
         table |= {Question(site, "noise"): w[site] for site in own if w[site].dim() == 1}
         for site in [site for site in w if site.endswith(".bias")][-1:]:

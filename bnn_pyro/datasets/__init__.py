@@ -33,16 +33,9 @@ def toy_curve() -> Raw:
     """6 rows, 1 column, regression: points of y = −x⁴ + 3x² + 1; the test part is the curve itself on a grid."""
     x = torch.tensor([-2.0, -1.8, -1.0, 1.0, 1.8, 2.0], dtype=torch.float64)
     grid = torch.linspace(-2, 2, 101, dtype=torch.float64)
-    return Raw(
-        name="toy-curve",
-        task="regression",
-        x=x.unsqueeze(1),
-        y=curve(x),
-        features=("x",),
-        source="six points of y = -x^4 + 3x^2 + 1; tested on the curve itself between -2 and 2",
-        test=(grid.unsqueeze(1), curve(grid)),
-        validation=0,
-    )
+    source = "six points of y = -x^4 + 3x^2 + 1; tested on the curve itself between -2 and 2"
+    about, test = dict(features=("x",), source=source, validation=0), (grid.unsqueeze(1), curve(grid))
+    return Raw(name="toy-curve", task="regression", x=x.unsqueeze(1), y=curve(x), **about, test=test)
 
 
 def breast_cancer() -> Raw:

@@ -2,7 +2,6 @@
 
 import math
 import mmap
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,7 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".we
 LOOKED_AT = 5_000_000
 
 
-def load_archive(
-    path: str | Path, *, target: str | None = None, task: str | None = None, drop_missing: bool = False
-) -> Raw:
+def load_archive(path: str | Path, *, target: str | None = None, task: str | None, drop_missing: bool = False) -> Raw:
     """Read an NPZ file: x (N, F), (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), and y (N,) or (N, T).
 
     Of times y is (N, 2), the time and the event (see ``dataset``).
@@ -45,8 +42,8 @@ def load_archive(
     if target is not None and target != "y":
         raise UserError(f"{path}: the target of an NPZ file is its array y; leave target='{target}' out")
     classes = np.ravel(arrays["classes"]).tolist() if "classes" in arrays else None
-    raw = raw_arrays(path, arrays.pop("x"), as_target(f"{path}: y", arrays["y"]), task, classes, drop_missing)
-    return replace(raw, name=path.stem)
+    y = as_target(f"{path}: y", arrays["y"])
+    return replace(raw_arrays(path, arrays.pop("x"), y, drop_missing, task=task, order=classes), name=path.stem)
 
 
 def _load_array(path: Path, target: str | None, task: str | None, drop_missing: bool) -> Raw:
@@ -66,7 +63,7 @@ def _load_array(path: Path, target: str | None, task: str | None, drop_missing: 
         raise UserError(f"{path}: which column is the target? Give target= (--target) x1, x2, …, or call the inputs "
                         "x.npy, with the targets as y.npy beside them")  # fmt: skip
     cells = as_target(f"{path}: y", y).rename(columns={"y": target or "y"})
-    raw = raw_arrays(path, x if isinstance(x, OnDisk) else np.array(x), cells, task, None, drop_missing)
+    raw = raw_arrays(path, x if isinstance(x, OnDisk) else np.array(x), cells, drop_missing, task=task)
     return replace(raw, name=path.stem, **features)
 
 
@@ -89,15 +86,9 @@ def read_array(path: Path) -> np.memmap:
 
 
 def raw_arrays(
-    path: str | Path,
-    x: np.ndarray | OnDisk,
-    y: pd.DataFrame,
-    task: str | None = None,
-    classes: Sequence[str] | None = None,
-    drop_missing: bool = False,
-    event: Sequence[str] = (),
+    path: str | Path, x: np.ndarray | OnDisk, y: pd.DataFrame, drop_missing: bool = False, **of_target: Any
 ) -> Raw:
-    """Arrays as in :func:`load_archive`, y as of ``as_target`` and event of ``target_fields``; errors name ``path``."""
+    """Arrays as in :func:`load_archive`, y as of ``as_target``; of_target as of ``target_fields``; errors name path."""
     if 0 in (x.shape or [0]) or len(y) != len(x):
         raise UserError(f"{path}: x has shape {x.shape}, and y {len(y)} rows; x needs rows, and y one for each")
     rows, num = None, len(x)
@@ -113,11 +104,11 @@ def raw_arrays(
             x, y, rows = x[keep], y[keep], torch.from_numpy(np.flatnonzero(keep))
     x = image_arrays(path, x)
     refuse_gaps(path, y, gaps_in(y), WAY_OF_TARGET)
-    if classes is not None and y.shape[1] == 1 and y.iloc[:, 0].dtype.kind in "iuf":
-        task, values, classes = numbered(path, y.iloc[:, 0], task, classes)
+    if of_target.get("order") is not None and y.shape[1] == 1 and y.iloc[:, 0].dtype.kind in "iuf":
+        task, values, classes = numbered(path, y.iloc[:, 0], of_target["task"], of_target["order"])
         fields = dict(task=task, y=torch.from_numpy(values), classes=classes, target=y.columns[0])
     else:
-        fields = target_fields(path, y, task, classes, event)
+        fields = target_fields(path, y, **of_target)
     from bnn_pyro.doubts import of_table
 
     looked_at = isinstance(x, Tensor) and x.ndim == 2

@@ -146,8 +146,7 @@ def as_target(what: str, y: Any) -> pd.DataFrame:
         y = as_array(what, y, text=True)
         if y.ndim not in (1, 2) or 0 in y.shape[1:]:
             raise UserError(f"{what} has shape {y.shape}; give one target for each row, (N,)")
-        several = y.ndim == 2 and y.shape[1] > 1
-        frame = named(y, [f"y{k + 1}" for k in range(y.shape[1])] if several else ["y"])
+        frame = named(y, [f"y{k + 1}" for k in range(y.shape[1])] if y.ndim == 2 and y.shape[1] > 1 else ["y"])
     return as_cells(frame.reset_index(drop=True), f"{what} (rows from 0)")
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -88,12 +89,10 @@ def _shape(files: Iterable[Path]) -> tuple[int, int, int]:
     sizes: Counter[tuple[int, int]] = Counter()
     coloured = False
     for file in files:
-        try:
-            with Image.open(file) as picture:
-                sizes[picture.size] += 1
-                coloured |= picture.mode not in ("1", "L", "LA", "I", "I;16", "F")
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            pass  # decoding names it
+        # Of a damaged one, decoding tells.
+        with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError), Image.open(file) as picture:
+            sizes[picture.size] += 1
+            coloured |= picture.mode not in ("1", "L", "LA", "I", "I;16", "F")
     (width, height) = sizes.most_common(1)[0][0] if sizes else (MAX_SIDE, MAX_SIDE)
     share = min(1.0, MAX_SIDE / max(width, height))
     return (3 if coloured else 1, *(max(1, round(share * side)) for side in (height, width)))

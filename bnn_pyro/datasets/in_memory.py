@@ -62,7 +62,7 @@ def dataset(
             A torch ``Dataset`` of (input, target), such as an ``ImageFolder``, or a ``DataLoader`` is read once; y is
             then left out. For a module of several inputs a tuple of arrays (N, …), which it takes by position, or
             {name: array}, by name; whole numbers, but for uint8, stay as they are, for an ``nn.Embedding``. More inputs
-            than ``memory_bound()`` stay on disk, also those of a mapped array (see ``rows``)
+            than ``BNN_PYRO_MEMORY`` GiB (1) stay on disk, also those of a mapped array (see ``rows``)
     y       (N,): numbers, or labels of any type; or the name of a column of the frame. (N, T), or a list of names:
             several targets a row, numbers or 0 and 1. Of task "survival" a positive time, with ``event``, or (N, 2)
     train, test  instead of x and of x_test: torch data sets or loaders
@@ -181,8 +181,8 @@ def _raw(x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, *
         if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
             table = named(x)
     if table is None:
-        of_target = (how["task"], how["order"], missing == "drop", how["event"])
-        return select_features(raw_arrays("X, y", x, target, *of_target), None, "X")
+        how.pop("exposure")
+        return select_features(raw_arrays("X, y", x, target, missing == "drop", **how), None, "X")
     if both := [name for name in target.columns if name in table.columns]:
         raise UserError(f"X has a column '{both[0]}', as y is called: the target among its own inputs? Leave it out")
     cells = as_cells(table, dates=dates != "refuse").join(target)

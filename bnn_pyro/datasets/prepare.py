@@ -88,8 +88,7 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **ho
     tensors: list[Tensor] = []
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)
-        in_file = isinstance(x, OnDisk)
-        tensors += [Rows(x, schema, rows) if in_file else standardised(x, schema, rows), target]
+        tensors += [Rows(x, schema, rows) if isinstance(x, OnDisk) else standardised(x, schema, rows), target]
     return Dataset(raw.name, schema, *tensors, raw.source, record, numbers[train], numbers[val], of_test)
 
 
@@ -238,8 +237,7 @@ def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
             name, shown = (date.name, date.texts(values[:, :: column.width])) if date else (name, shown)
             texts = [f"{name} {text}" for text in shown]
         if column.fill is not None:
-            gaps = values[:, 1] == 1
-            texts = [f"{name} missing" if gap else text for text, gap in zip(texts, gaps, strict=True)]
+            texts = [f"{name} missing" if gap == 1 else text for text, gap in zip(texts, values[:, 1], strict=True)]
         parts.append(zip(far, texts, strict=True))
     rows = (sorted(row, key=lambda part: -part[0])[:most] for row in zip(*parts, strict=True))
     return [", ".join(text for _, text in row if text) for row in rows]

@@ -1,4 +1,4 @@
-"""Rows a few at a time: standardised, and left in their file where they would take more than ``memory_bound()``.
+"""Rows a few at a time: standardised, and left in their file where they are large, see :func:`is_large`.
 
 An :class:`OnDisk` array is what a tensor of raw inputs is to ``prepare``, and :class:`Rows` of it what a tensor of
 standardised inputs is to whatever takes mini-batches: an index reads and standardises those rows, to the same bits.
@@ -30,18 +30,13 @@ TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i
 CPU = torch.device("cpu")
 
 
-def memory_bound() -> int:
-    """Bytes of inputs in 32 bits above which they stay in their file: ``BNN_PYRO_MEMORY`` in GiB, or 1 GiB."""
+def is_large(shape: Sequence[int]) -> bool:
+    """Whether inputs (N, …) would take more GiB in 32 bits than ``BNN_PYRO_MEMORY`` says, or than 1."""
     text = os.environ.get("BNN_PYRO_MEMORY") or "1"
     try:
-        return int(float(text) * 2**30)
+        return 4 * math.prod(shape) > int(float(text) * 2**30)
     except (ValueError, OverflowError):
         raise UserError(f"BNN_PYRO_MEMORY is a number of GiB, got '{text}'") from None
-
-
-def is_large(shape: Sequence[int]) -> bool:
-    """Whether inputs (N, …) would take more than ``memory_bound()`` in 32 bits."""
-    return 4 * math.prod(shape) > memory_bound()
 
 
 def for_torch(x: np.ndarray) -> Tensor:

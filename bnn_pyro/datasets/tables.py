@@ -7,6 +7,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -123,7 +124,7 @@ def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) ->
         rows.flush()
     x = OnDisk(rows.name, kind, (num, len(names)), owner=rows)
     cells = frames.as_target("y", pd.Series(np.concatenate(y), name=target))
-    return replace(raw_arrays(path, x, cells, task), name=path.stem, features=tuple(names))
+    return replace(raw_arrays(path, x, cells, task=task), name=path.stem, features=tuple(names))
 
 
 def raw_table(
@@ -131,19 +132,16 @@ def raw_table(
     frame: pd.DataFrame,
     target: Sequence[str],
     *,
-    task: str | None = None,
-    missing: str = "refuse",
+    missing: str,
+    dates: str,
     words: Sequence[str] = ("",),
-    order: Sequence[str] | None = None,
     exposure: str | None = None,
-    event: Sequence[str] = (),
-    dates: str = "refuse",
+    **of_target: Any,
 ) -> Raw:
     """Columns of numbers or of text to features and the target, or several.
 
     missing, dates  as of ``dataset``   words  texts that stand for a missing value
-    order    see ``cells.read_targets``   exposure  the name of the last column of inputs, where that is one
-    event    see ``frames.target_fields``
+    exposure  the name of the last column of inputs, where that is one   of_target  as of ``frames.target_fields``
     """
     gaps, read = gaps_in(frame, words), ()
     if dates != "refuse":
@@ -166,7 +164,7 @@ def raw_table(
             frames.refuse_gaps(where, frame[inputs], gaps[inputs], frames.WAY)
         frames.refuse_gaps(where, frame[target], gaps[target], frames.WAY_OF_TARGET)
     gaps = gaps.loc[whole.index]
-    fields = frames.target_fields(where, whole[target], task, order, event)
+    fields = frames.target_fields(where, whole[target], **of_target)
     columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
     if exposure is not None:
         if fields["task"] != "counts":

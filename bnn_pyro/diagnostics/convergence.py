@@ -166,15 +166,6 @@ def _rhat(values: np.ndarray) -> np.ndarray:
     return np.sqrt((between / within + draws - 1) / draws)
 
 
-def _autocovariance(values: np.ndarray) -> np.ndarray:
-    """Mean over the chains of the biased autocovariance: (M, C, D) -> (M, D)."""
-    draws = values.shape[2]
-    length = next_fast_len(2 * draws, real=True)
-    transformed = np.fft.rfft(values - values.mean(2, keepdims=True), n=length, axis=2)
-    power = (np.square(transformed.real) + np.square(transformed.imag)).mean(1)
-    return np.fft.irfft(power, n=length, axis=1)[:, :draws] / draws
-
-
 def _ess(values: np.ndarray) -> np.ndarray:
     """Effective sample size by Geyer's initial monotone sequence of the autocorrelations of (M, C, D); (M,)."""
     values = np.asarray(values, dtype=np.float64)
@@ -182,7 +173,10 @@ def _ess(values: np.ndarray) -> np.ndarray:
     total = float(chains * draws)
     if draws < 2:
         return np.full(num, np.nan)
-    covariance = _autocovariance(values)
+    length = next_fast_len(2 * draws, real=True)
+    transformed = np.fft.rfft(values - values.mean(2, keepdims=True), n=length, axis=2)
+    power = (np.square(transformed.real) + np.square(transformed.imag)).mean(1)
+    covariance = np.fft.irfft(power, n=length, axis=1)[:, :draws] / draws  # biased, mean over the chains: (M, D)
     within = covariance[:, 0] * draws / (draws - 1)
     overall = covariance[:, 0] + (values.mean(2).var(1, ddof=1) if chains > 1 else 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):

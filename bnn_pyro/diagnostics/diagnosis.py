@@ -28,8 +28,6 @@ from bnn_pyro.predictive import Prediction
 WHOLE, QUICK = (200, 5e7), (50, 5e6)
 #: What a quick one tells.
 CHAINS_ALONE = ("overall", "stuck chains", "spread", "kinetic temperature", "divergences", "trajectories", "acceptance")
-#: Of what chain statistics hold, those of every output and every weight.
-NUMBERS = ("rhat", "ess_bulk", "ess_tail", "mcse")
 #: What the worst of all weights are called, of the statistics of outputs.
 WEIGHT_NAMES = {"rhat_max": "weight_rhat_max", "rhat_p": "weight_rhat_p", "ess_bulk_min": "weight_ess_min"}
 #: Points and weights that figures show.
@@ -191,7 +189,7 @@ class _Work:
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
         if self.is_chain:
             chains = chain_statistics(values, self.groups)
-            columns |= {name: getattr(chains, name) for name in NUMBERS}
+            columns |= {name: getattr(chains, name) for name in ("rhat", "ess_bulk", "ess_tail", "mcse")}
             self.statistics |= {WEIGHT_NAMES[n]: v for n, v in _worst(chains).items() if n in WEIGHT_NAMES}
         self.table = pd.DataFrame({"name": names, **columns}).to_dict("records")
         picks = even(len(names), SHOWN)

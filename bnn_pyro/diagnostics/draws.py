@@ -117,13 +117,11 @@ def even_weights(posterior: Posterior, most: int) -> list[tuple[str, tuple[int, 
 
 
 def chosen_weights(
-    posterior: Posterior, picks: Sequence[tuple[str, tuple[int, ...]]], num_draws: int, seed: int = 0
+    posterior: Posterior, picks: Sequence[tuple[str, tuple[int, ...]]], num_draws: int
 ) -> tuple[list[str], np.ndarray]:
     """(names, values (M, C, D) float64) of the weights at ``picks``.   num_draws: of a guide; chains give all."""
     names = [f"{site}[{', '.join(map(str, index))}]".removesuffix("[]") for site, index in picks]
-    values = stored_or_fresh(
-        posterior, num_draws, seed, lambda block: [block[site][(..., *index)] for site, index in picks]
-    )
+    values = stored_or_fresh(posterior, num_draws, 0, lambda w: [w[site][(..., *index)] for site, index in picks])
     return names, torch.stack(values).detach().cpu().double().numpy()
 
 

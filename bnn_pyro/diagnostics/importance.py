@@ -171,8 +171,7 @@ def _density(node: dict) -> Tensor:
             raise NotImplementedError
         term = node["fn"].log_prob(node["value"])
     except NotImplementedError:
-        why = "its draws have no density (some weights are exactly 0, or fixed), so it has no k̂"
-        raise NoWeights(why) from None
+        raise NoWeights("its draws have no density (some weights are exactly 0, or fixed), so it has no k̂") from None
     return term.double().reshape(term.shape[0], -1).sum(1)
 
 
