@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Value = TypeVar("Value")
-
 #: What the errors of gloo and NCCL say when the other end of a connection has gone.
 GONE = ("closed by peer", "reset by peer", "broken pipe", "gloo", "nccl", "connection refused", "timed out")
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 #: The file that a process holds locked while it writes to a folder.
 LOCK = "in-use.lock"
-
 #: What ends the name of a file that is being written.
 PART = ".part"
 

@@ -29,7 +29,6 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
 
 FORMAT = 1
-
 #: Weights drawn at once.
 BLOCK_BYTES = 64 * 2**20
 #: Numbers that a description draws in all, more or less.

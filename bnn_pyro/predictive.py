@@ -29,11 +29,8 @@ from bnn_pyro.posterior import Posterior, split_frozen
 DEFAULT_MAX_MEMORY = 256 * 2**20
 #: S, where nobody says another.
 NUM_DRAWS = 100
-
-
 #: The least probability of a class, or mean of counts: one that no training row has would else be impossible.
 FLOOR = 1e-6
-
 #: What ``predict`` returns.
 Prediction = Mixture
 

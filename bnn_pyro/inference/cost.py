@@ -26,19 +26,15 @@ from bnn_pyro.progress import Figures, duration
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
 EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 1e-2, 5e-10
-
 #: Rows · weights above which code compiled for one chain is no faster than operators on several where inputs are
 #: many (784; of narrow networks it is up to 5e7); those whose arrays are not in the cache of one core (512 KiB) any
 #: more, and what 6 floating-point operations take there, by code on all cores or by operators on several chains.
 LARGE, CACHED, LARGE_ARITHMETIC = 2e7, 2e6, 7e-10
-
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
-
 #: Transitions that a run is timed by, after those that are not typical, and seconds that either may last; seconds of a
 #: run that is long; the share of its draws that is proposed instead.
 TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
-
 #: Steps that a trajectory of ChEES or of the adjusted microcanonical sampler may be expected to take.
 TYPICAL = 20
 #: Chains where settings leave them out; multiplications of a step from which on a GPU is faster: it takes 3 to 6 ms for

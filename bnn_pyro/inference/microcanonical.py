@@ -28,7 +28,6 @@ from bnn_pyro.inference.trajectories import evaluator
 
 #: z (G, d) -> (log densities (G,), gradients (G, d)).
 Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
 #: The step's shares of turns and drifts, B A B A B: the minimal-norm integrator of McLachlan 1995
 #: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
 LAMBDA = 0.1931833275037836

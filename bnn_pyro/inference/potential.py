@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 #: Bytes that the activations of the chains evaluated at once may take.
 MAX_MEMORY = 512 * 2**20
-
 #: Bytes that the widest activation of one chunk of rows may take.
 ROWS_MEMORY = 64 * 2**20
-
 #: How far a compiled gradient may be off, relative to its largest entry (float32 has 1e-7), and at how many points.
 AGREEMENT, MIN_COMPARED = 1e-4, 8
 

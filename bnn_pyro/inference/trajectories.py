@@ -16,7 +16,6 @@ import torch
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 MAX_ENERGY_ERROR = 1000.0
-
 #: z, u and gradient at an end of a trajectory, (P,) each.
 End = tuple[np.ndarray, np.ndarray, np.ndarray]
 #: z (P,) -> (log density, its gradient (P,)).

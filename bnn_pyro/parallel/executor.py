@@ -20,7 +20,6 @@ from bnn_pyro.errors import UserError
 
 #: Seconds in which a scheduler must answer.
 ANSWER = 10.0
-
 #: What must be the same on workers, for results to be the same bit for bit.
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 

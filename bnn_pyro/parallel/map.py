@@ -21,10 +21,8 @@ from bnn_pyro.progress import Channel, Figures, Report
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-
 #: Seconds between two looks at what the tasks have done.
 LOOK = 0.1
-
 #: Deaths of its process after which a task is tried once more, alone, after the others.
 SUSPECT = 2
 DIED = (
