@@ -98,15 +98,14 @@ class Forecast:
     """Says how long a sampler takes, once, by the pace of its first transitions, and how to have it done sooner."""
 
     def __init__(self, sampler: Any, run: Run) -> None:
-        self.sampler, self.report, self.typical, self.said = sampler, run.report, False, False
-        self.run = replace(run, report=self)
+        self.sampler, self.tell, self.run = sampler, run.tell, replace(run, report=self)
+        self.typical = self.said = False
         #: Transitions and time at which the run began, then of the first typical one.
         self.since: tuple[float, float] | None = None
 
     def __call__(self, done: float, of: int, figures: Figures) -> None:
         """A ``Report``."""
-        if self.report is not None:
-            self.report(done, of, figures)
+        self.tell(done, of, figures)
         now, untimed = time.monotonic(), self.sampler.untimed
         self.since = self.since or (done, now)
         timed, seconds = done - self.since[0], now - self.since[1]
@@ -116,15 +115,12 @@ class Forecast:
             if timed >= untimed or (untimed <= 100 and seconds > MAX_TIMED):
                 self.typical, self.since = True, (done, now)
         elif (timed >= TIMED and seconds > 1) or (timed >= 1 and seconds > MAX_TIMED):
-            self.said = True
-            self._say((of - done) * seconds / timed)
+            self.said, left = True, (of - done) * seconds / timed
+            if left >= LONG:
+                self._warn(left)
 
-    def _say(self, seconds: float) -> None:
-        """Warn where it is long.   seconds: until the end."""
-        sampler, fewer = self.sampler, max(1, self.sampler.draws // FEWER)
-        if seconds < LONG:
-            return
-        less = ""
+    def _warn(self, seconds: float) -> None:
+        less, sampler, fewer = "", self.sampler, max(1, self.sampler.draws // FEWER)
         if fewer < sampler.draws:
             share = (sampler.warmup + fewer * sampler.thin) / sampler.transitions
             less = f"draws={fewer} (--set draws={fewer}) takes {duration(share * seconds)}, "

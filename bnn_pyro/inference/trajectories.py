@@ -20,8 +20,6 @@ MAX_ENERGY_ERROR = 1000.0
 End = tuple[np.ndarray, np.ndarray, np.ndarray]
 #: z (P,) -> (log density, its gradient (P,)).
 Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
-#: Moves (z, u, gradient) on by one step: (z, u, log density, gradient, kinetic energy).
-Leap = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, float, np.ndarray, float]]
 
 
 class Point(NamedTuple):
@@ -94,8 +92,8 @@ class Dynamics:
                 break
         return Point(z, log_density, g), kinetic, taken
 
-    def leap(self, step: float) -> Leap:
-        """One leapfrog step of that size, backwards in time where it is negative."""
+    def leap(self, step: float) -> Callable[[np.ndarray, np.ndarray, np.ndarray], tuple]:
+        """A leapfrog step: (z, u, gradient) -> (z, u, log density, gradient, kinetic energy).   step: may be < 0."""
         gradient, whole = self.gradient, step * self.scale
         half = 0.5 * whole
 

@@ -37,15 +37,12 @@ PACKAGE = str(Path(__file__).parents[1])
 IDLE = 60.0
 #: The file that is there as long as the results of a call's tasks are waited for.
 WANTED = "wanted"
-#: Seconds between two reports of a task.
-EVERY = 0.05
+#: Seconds between two reports of a task, by its file and by an event.
+EVERY, EVENT = 0.05, 1.0
 #: Workers without a task, each an executor of one process, and since when: the next call need not start them again.
 _SPARE: list[tuple[float, ProcessPoolExecutor]] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SPARE.clear)
-
-#: Seconds between two events by which a task reports its progress.
-EVENT = 1.0
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
