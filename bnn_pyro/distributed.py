@@ -50,7 +50,6 @@ class Ranks:
         """Whether this is the one that writes and speaks."""
         return self.rank == 0
 
-    # -- values and errors ---------------------------------------------------------------------------------------------
     def gather(self, value: Value) -> list[Value]:
         """The values of all ranks, in their order, on all."""
         if self.size == 1:
@@ -96,7 +95,6 @@ class Ranks:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    # -- numbers -------------------------------------------------------------------------------------------------------
     def total(self, x: Tensor, how: str = "SUM") -> Tensor:
         """The sum over the ranks, elementwise, or the largest with ``how="MAX"``; the same bits on all."""
         if self.size == 1:
@@ -107,7 +105,6 @@ class Ranks:
         dist.all_reduce(x, getattr(dist.ReduceOp, how))
         return x
 
-    # -- rows and gradients --------------------------------------------------------------------------------------------
     def part(self, rows: Tensor) -> Tensor:
         """This rank's share of (B, …): lengths differ by one at most, and may be 0."""
         return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]

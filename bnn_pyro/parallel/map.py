@@ -111,7 +111,6 @@ class _Run:
     shares: dict[int, float] = field(default_factory=dict)
     reason: BaseException | None = None
 
-    # -- what the caller hears -----------------------------------------------------------------------------------------
     def on_progress(self, number: int, share: float, figures: Figures) -> None:
         if number in self.results:
             return
@@ -137,7 +136,6 @@ class _Run:
         except BaseException as reason:
             self.reason = reason
 
-    # -- the tasks -----------------------------------------------------------------------------------------------------
     def in_this_process(self, function: Callable, all_threads: bool) -> None:
         for number, (task, name) in enumerate(zip(self.tasks, self.names, strict=True)):
 

@@ -90,7 +90,6 @@ class _Writer:
             raise NotCompiled(f"the operator {packet} has no C form")
         return special[packet](like, *values[0])
 
-    # -- values ------------------------------------------------------------------------------------------------------
     def _array(self, value: object) -> Array:
         """An argument, be it a node, a constant tensor or a number, as an Array."""
         if isinstance(value, fx.Node):
@@ -159,7 +158,6 @@ class _Writer:
         cast = f"({C_TYPES[like.dtype]})" if packet is aten._to_copy else ""
         return lambda i: cast + form.format(*(o(i) if o is not None else "" for o in operands))
 
-    # -- loops -------------------------------------------------------------------------------------------------------
     def _loop(self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str]) -> None:
         """``body`` for every index; the smallest stride innermost."""
         if 0 in shape:
