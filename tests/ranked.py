@@ -55,14 +55,11 @@ def objectives():
     return {(kind, rows): objective(kind, rows) for kind in ("svi", "map") for rows in (31, 5, 1)}
 
 
-def with_validation():
-    x, y = DATA.x_train, DATA.y_train
-    return replace(DATA, x_train=x[:24], y_train=y[:24], x_val=x[24:], y_val=y[24:])
-
-
 def points():
     """The order of rows and the starts are those of one process, and a point estimate has no noise of its own."""
-    return found(fit(MAP, entry=bp.MLP(hidden=(3,)), data=with_validation()))
+    x, y = DATA.x_train, DATA.y_train
+    data = replace(DATA, x_train=x[:24], y_train=y[:24], x_val=x[24:], y_val=y[24:])
+    return found(fit(MAP, entry=bp.MLP(hidden=(3,)), data=data))
 
 
 def contract():
