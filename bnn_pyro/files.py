@@ -83,10 +83,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, blob: bytes) -> None:
-    """Write a :func:`whole_file`, in a folder that is made where there is none.
-
-    Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
-    """
+    """Write a :func:`whole_file`; its folder is made. Raises UserError where that fails; the old file is as it was."""
     with telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:

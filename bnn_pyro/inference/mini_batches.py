@@ -73,10 +73,7 @@ class MiniBatches(torch_data.Dataset):
         return schema.standardise(torch.stack(made)).to(x.device), y
 
     def load(self, steps: Iterator[Step], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Those of these steps, in their order; by so many processes ahead of them, or none.
-
-        Raises UserError where one of the processes dies.
-        """
+        """Those of these steps, in order; by so many processes ahead of them, or none. Raises UserError if one dies."""
         if not workers:
             yield from map(self.__getitem__, steps)
             return

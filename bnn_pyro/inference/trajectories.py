@@ -122,8 +122,8 @@ class Dynamics:
             if not depth:
                 z, u, log_density, g, kinetic = leap(*end)
                 error = _error(kinetic - log_density - energy)
-                leaf = Point(z, log_density, g)
-                return Tree((z, u, g), u, leaf, u, -error, False, error > MAX_ENERGY_ERROR, _probability(-error), 1)
+                leaf, accepted = Point(z, log_density, g), math.exp(min(-error, 0.0))
+                return Tree((z, u, g), u, leaf, u, -error, False, error > MAX_ENERGY_ERROR, accepted, 1)
             one = build(depth - 1, end)
             if one.turning or one.diverging:
                 return one
@@ -165,7 +165,7 @@ def hmc(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float,
     energy = 0.5 * float(u.dot(u)) - start.log_density
     end, kinetic, taken = dynamics.trajectory(start, u, step, steps)
     error = _error(kinetic - end.log_density - energy)
-    acceptance = _probability(-error)
+    acceptance = math.exp(min(-error, 0.0))
     return Transition(end if rng.random() < acceptance else start, energy, acceptance, error > MAX_ENERGY_ERROR, taken)
 
 
@@ -189,7 +189,7 @@ def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float
         if diverging or tree.turning:
             break
         depth += 1
-        if uniform() < _probability(tree.weight - weight):
+        if uniform() < math.exp(min(tree.weight - weight, 0.0)):
             point = tree.proposal
         momentum = momentum + tree.momentum
         if _turns(ends[0][1], ends[1][1], momentum):
@@ -207,7 +207,3 @@ def _turns(first: np.ndarray, last: np.ndarray, momentum: np.ndarray) -> bool:
 def _error(error: float) -> float:
     """An energy that is not a finite number is a divergence, never an acceptance."""
     return error if math.isfinite(error) else math.inf
-
-
-def _probability(log: float) -> float:
-    return 1.0 if log >= 0 else math.exp(log)

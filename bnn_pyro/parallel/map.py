@@ -1,7 +1,4 @@
-"""Run many independent tasks: in this process, in processes of this machine (loky), or on a Dask cluster.
-
-Importing this module imports neither torch nor Dask.
-"""
+"""Run many independent tasks: in this process, in processes of this machine (loky), or on a Dask cluster."""
 
 import contextlib
 import pickle
