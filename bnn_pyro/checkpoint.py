@@ -100,7 +100,6 @@ class Checkpoint:
         """Write the state (tensors, numbers, strings, lists, dicts) as a whole."""
 
         def write() -> None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             buffer = io.BytesIO()
             torch.save({"key": self.key, "state": state}, buffer)
             write_whole(self.path, buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())

@@ -187,7 +187,6 @@ class Posterior(Introduced):
     def save(self, folder: str | os.PathLike) -> None:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         backbone, buffers = getattr(self.model, "backbone", None), model_buffers(self.model)
         tensors = {
             "guide": None if self.guide is None else dict(self.guide.state_dict()),

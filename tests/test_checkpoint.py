@@ -230,16 +230,9 @@ def test_a_chain_with_more_draws_gives_them_up(monkeypatch, tmp_path):
     assert all(torch.equal(v[:, :2], some.chains[site]) for site, v in whole.chains.items())
 
 
-POINTS = {
-    "svi": (NET, bp.SVI(epochs=40, batch_size=10)),
-    "map": (bp.MLP(hidden=(3,)), bp.MAP(epochs=40, batch_size=10)),
-}
-
-
-@pytest.mark.parametrize("name", POINTS)
-def test_an_optimisation_ends_with_the_weights_of_that_step(name, monkeypatch, tmp_path):
-    net, method = POINTS[name]
-    seen, advance = [], optimise.Training.advance
+@pytest.mark.parametrize(("net", "kind"), [(NET, bp.SVI), (bp.MLP(hidden=(3,)), bp.MAP)], ids=["svi", "map"])
+def test_an_optimisation_ends_with_the_weights_of_that_step(net, kind, monkeypatch, tmp_path):
+    method, seen, advance = kind(epochs=40, batch_size=10), [], optimise.Training.advance
 
     def watched(self, *batch):
         advance(self, *batch)

@@ -251,7 +251,6 @@ def mode_of(potential: Potential, space: Space) -> Tensor:
     """The most probable u (P,), or near enough: L-BFGS in the coordinates given, from the model's initial values."""
     plain, potential.space = potential.space, space
     evaluate = gradient_of(potential)
-
     try:
         start = space.inverse(potential.initial).cpu().numpy()
         how = dict(jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
