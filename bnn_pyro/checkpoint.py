@@ -21,7 +21,6 @@ from bnn_pyro.progress import Figures, Report, should_stop
 
 #: Bytes of the checksum (SHA-256) that ends the file: torch reads tensors of changed bytes without a word.
 CHECKSUM = 32
-
 #: Seconds in which a signal is the same one: torchrun passes on the Ctrl-C that its processes had from the terminal.
 SAME_SIGNAL = 2.0
 
@@ -101,7 +100,6 @@ class Checkpoint:
         """Write the state (tensors, numbers, strings, lists, dicts) as a whole."""
 
         def write() -> None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             buffer = io.BytesIO()
             torch.save({"key": self.key, "state": state}, buffer)
             write_whole(self.path, buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Value = TypeVar("Value")
-
 #: What the errors of gloo and NCCL say when the other end of a connection has gone.
 GONE = ("closed by peer", "reset by peer", "broken pipe", "gloo", "nccl", "connection refused", "timed out")
 
@@ -51,7 +50,6 @@ class Ranks:
         """Whether this is the one that writes and speaks."""
         return self.rank == 0
 
-    # -- values and errors ---------------------------------------------------------------------------------------------
     def gather(self, value: Value) -> list[Value]:
         """The values of all ranks, in their order, on all."""
         if self.size == 1:
@@ -97,7 +95,6 @@ class Ranks:
         dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    # -- numbers -------------------------------------------------------------------------------------------------------
     def total(self, x: Tensor, how: str = "SUM") -> Tensor:
         """The sum over the ranks, elementwise, or the largest with ``how="MAX"``; the same bits on all."""
         if self.size == 1:
@@ -108,7 +105,6 @@ class Ranks:
         dist.all_reduce(x, getattr(dist.ReduceOp, how))
         return x
 
-    # -- rows and gradients --------------------------------------------------------------------------------------------
     def part(self, rows: Tensor) -> Tensor:
         """This rank's share of (B, …): lengths differ by one at most, and may be 0."""
         return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]

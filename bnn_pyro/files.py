@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 #: The file that a process holds locked while it writes to a folder.
 LOCK = "in-use.lock"
-
 #: What ends the name of a file that is being written.
 PART = ".part"
 
@@ -84,10 +83,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, blob: bytes) -> None:
-    """Write a :func:`whole_file`, in a folder that is made where there is none.
-
-    Raises UserError where the disk is full or the folder cannot be written to; the old file is then as it was.
-    """
+    """Write a :func:`whole_file`; its folder is made. Raises UserError where that fails; the old file is as it was."""
     with telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:

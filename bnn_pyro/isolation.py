@@ -29,18 +29,13 @@ def isolated(seed: int | None = None) -> Iterator[None]:
     """
     if seed is not None and not 0 <= seed < 2**32:
         raise UserError(f"a seed must lie between 0 and 2³² - 1, got {seed}")
-    store = pyro.get_param_store()
-    state = store.get_state()
     states = (pyro.util.get_rng_state(), generator_state()) if seed is not None else None
-    store.clear()
     try:
-        with pyro.settings.context(module_local_params=True):
+        with pyro.get_param_store().scope(), pyro.settings.context(module_local_params=True):
             if seed is not None:
                 pyro.set_rng_seed(seed)
             yield
     finally:
-        store.clear()  # set_state adds to what is there
-        store.set_state(state)
         if states is not None:
             pyro.util.set_rng_state(states[0])
             set_generator_state(states[1])  # of CUDA devices too

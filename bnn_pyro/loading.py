@@ -1,8 +1,7 @@
 """An earlier posterior: read from its archive on disk, which holds tensors and JSON, and as the start of another fit.
 
-A start is of an earlier fit, such as of fewer rows: at its q, or its weights. It is no prior: the optimum is that of
-the new rows alone, which must hold the earlier ones too if these are to count. Inputs are standardised by the new rows,
-so that the start is near the former fit, not equal to it.
+A start (see ``fit``) is no prior: rows of the earlier fit that are to count must be among the new ones. Inputs are
+standardised by the new rows, so that it is near the former fit, not equal to it.
 """
 
 import hashlib
@@ -139,11 +138,7 @@ class Start:
 
     @classmethod
     def of(cls, setup: Any, posterior: Posterior, schema: Any) -> Self:
-        """That of the fit of a setup.
-
-        Raises UserError where the method cannot start from a posterior, or from this one: of another variant, task,
-        inputs or outputs, or without what the method starts at.
-        """
+        """That of the fit of a setup. Raises UserError where its method cannot start from this posterior."""
         if not isinstance(posterior, Posterior):
             raise UserError(f"start= takes a posterior, such as of bp.load(folder), not a {type(posterior).__name__}")
         about, how = posterior.provenance, getattr(setup.method, "starts_at", None)

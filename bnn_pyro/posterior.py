@@ -18,6 +18,7 @@ import pandas as pd
 import pyro
 import pyro.poutine as poutine
 import torch
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
 from torch.utils._pytree import tree_map_only
@@ -29,11 +30,8 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
 
 FORMAT = 1
-
-#: Weights drawn at once.
-BLOCK_BYTES = 64 * 2**20
-#: Numbers that a description draws in all, more or less.
-DESCRIBED = 10**8
+#: Bytes of weights that are drawn at once; numbers that a description draws in all, more or less.
+BLOCK_BYTES, DESCRIBED = 64 * 2**20, 10**8
 
 
 def weight_space(module: nn.Module | None) -> nn.Module | None:
@@ -189,7 +187,6 @@ class Posterior(Introduced):
     def save(self, folder: str | os.PathLike) -> None:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         backbone, buffers = getattr(self.model, "backbone", None), model_buffers(self.model)
         tensors = {
             "guide": None if self.guide is None else dict(self.guide.state_dict()),
@@ -255,13 +252,8 @@ def _drawn(guide: nn.Module, x: Tensor | None = None) -> dict[str, dict]:
     """The sites of a guide's call that are the model's: an auxiliary one (the whole of a joint guide) is not."""
     with poutine.trace() as trace:
         guide(x)
-    return {
-        name: node
-        for name, node in trace.trace.nodes.items()
-        if node["type"] == "sample"
-        and not poutine.util.site_is_subsample(node)
-        and not node["infer"].get("is_auxiliary")
-    }
+    nodes = trace.trace.iter_stochastic_nodes()
+    return {name: node for name, node in nodes if not (site_is_subsample(node) or node["infer"].get("is_auxiliary"))}
 
 
 def archive_digest(blob: bytes, meta: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ T = TypeVar("T")
 Figures = Mapping[str, float | str]
 #: Called with (done, of how many, figures); ``done`` may be a fraction.
 Report = Callable[[float, int, Figures], None]
-
 #: As tqdm's own, with fractions of a step.
 FORMAT = "{l_bar}{bar}| {n:.9g}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 #: And as a line of a log, which has so many of them.

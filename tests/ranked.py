@@ -51,18 +51,11 @@ def objective(kind, rows):
         return here.total(elbo.detach()) / here.size, torch.cat([p.grad.flatten() for p in guide.parameters()])
 
 
-def objectives():
-    return {(kind, rows): objective(kind, rows) for kind in ("svi", "map") for rows in (31, 5, 1)}
-
-
-def with_validation():
-    x, y = DATA.x_train, DATA.y_train
-    return replace(DATA, x_train=x[:24], y_train=y[:24], x_val=x[24:], y_val=y[24:])
-
-
 def points():
     """The order of rows and the starts are those of one process, and a point estimate has no noise of its own."""
-    return found(fit(MAP, entry=bp.MLP(hidden=(3,)), data=with_validation()))
+    x, y = DATA.x_train, DATA.y_train
+    data = replace(DATA, x_train=x[:24], y_train=y[:24], x_val=x[24:], y_val=y[24:])
+    return found(fit(MAP, entry=bp.MLP(hidden=(3,)), data=data))
 
 
 def contract():
@@ -77,10 +70,6 @@ def contract():
             rows = replace(data, x_train=data.x_train[:4], y_train=data.y_train[:4])
             done[name, method] = found(fit(few, entry=entry, data=rows))
     return done
-
-
-def whole():
-    return found(fit(SVI))
 
 
 @contextmanager
@@ -141,7 +130,6 @@ def drifted():
 def complaints(folder):
     """What is told where ranks were asked for different things, or the method cannot be divided."""
     here, told = ranks.here(), {}
-
     tries = {
         "seeds": lambda: fit(SVI, seed=here.rank),
         "rows": lambda: fit(SVI, data=replace(DATA, x_train=DATA.x_train + here.rank)),
@@ -180,8 +168,9 @@ def main(folder):
     results = {}
     with ranks.joined() as here:
         assert here.size > 1
-        in_folder = (stopped, taken_over, finished, complaints, loading)
-        for task in (objectives, points, contract, whole, drifted, *in_folder):
+        results["objectives"] = {(kind, rows): objective(kind, rows) for kind in ("svi", "map") for rows in (31, 5, 1)}
+        results["whole"], in_folder = found(fit(SVI)), (stopped, taken_over, finished, complaints, loading)
+        for task in (points, contract, drifted, *in_folder):
             results[task.__name__] = task(folder) if task in in_folder else task()
         torch.save(results, folder / f"rank-{here.rank}.pt")
     return 0

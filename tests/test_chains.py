@@ -146,23 +146,18 @@ def dies():
 
 
 def test_ctrl_c_keeps_the_draws_so_far(tmp_path):
-    method = bp.NUTS(chains=3, draws=20, warmup=10, max_tree_depth=3, compiled="yes")
-    whole = run(method)
-    with pytest.warns(UserWarning, match="Ctrl-C: 2 of 3 chains with 20 of 20 draws each are kept"):
-        two = run(method, report=interrupt_at(75))
-    assert all(torch.equal(whole.chains[site][:2], v) for site, v in two.chains.items())
-    assert two.stats["lp"].shape == (2, 20) and two.provenance["stopped"].startswith("stopped by Ctrl-C")
-    with pytest.warns(UserWarning, match="1 of 3 chains with 7 of 20 draws"):
-        some = run(method, report=interrupt_at(17))
-    assert all(torch.equal(whole.chains[site][:1, :7], v) for site, v in some.chains.items())
-    some.save(tmp_path)
-    assert "7 of 20" in bp.load(tmp_path, NET).provenance["stopped"]
+    nuts = bp.NUTS(chains=3, draws=20, warmup=10, max_tree_depth=3, compiled="yes")
+    chees = SMALL["chees"]  # whose chains go side by side
+    for method, step, chains, draws in ((nuts, 75, 2, 20), (nuts, 17, 1, 7), (chees, 65, 6, 2)):
+        whole, of = run(method), f"{chains} of {method.chains} chains with {draws} of {method.draws} draws each"
+        with pytest.warns(UserWarning, match=f"stopped by Ctrl-C: {of} are kept"):
+            some = run(method, report=interrupt_at(step))
+        assert all(torch.equal(whole.chains[site][:chains, :draws], v) for site, v in some.chains.items())
+        some.save(tmp_path)
+        assert bp.load(tmp_path, NET).provenance["stopped"] == f"stopped by Ctrl-C: {of}"
+        assert some.stats["lp"].shape == (chains, draws)
     with pytest.raises(KeyboardInterrupt, match=r"in the warm-up, before the first draw; .*--out"):
-        run(method, report=interrupt_at(9))
-    whole = run(SMALL["chees"])  # whose chains go side by side
-    with pytest.warns(UserWarning, match="Ctrl-C: 6 of 6 chains with 2 of 8 draws each are kept"):
-        part = run(SMALL["chees"], report=interrupt_at(65))
-    assert all(torch.equal(whole.chains[site][:, :2], v) for site, v in part.chains.items())
+        run(nuts, report=interrupt_at(9))
 
 
 def test_chains_that_tell_of_nothing_but_their_starts():

@@ -203,14 +203,20 @@ TIMED = {
 
 @pytest.mark.parametrize("name", TIMED)
 def test_a_limit_of_time_keeps_as_many_draws_of_every_chain(name, monkeypatch, tmp_path):
+    """In the warm-up it is an error, and a checkpoint."""
     method, minutes, kept = TIMED[name]
-    whole = timed(method)
-    clock(monkeypatch)
+    whole, some_of_it, none_of_it = timed(method), tmp_path / "some", tmp_path / "none"
     stopped = f"limit of {minutes:g} min: {method.chains} of {method.chains} chains with {kept} of {method.draws} draws"
-    with pytest.warns(UserWarning, match=stopped):
-        some = timed(method, out=tmp_path, max_minutes=minutes)
+    with monkeypatch.context() as patch:
+        clock(patch)
+        with pytest.warns(UserWarning, match=stopped):
+            some = timed(method, out=some_of_it, max_minutes=minutes)
+        words = rf"at transition \d+ of {method.warmup}: .*max-minutes 1 with --resume"
+        refuses(words, timed, method, out=none_of_it, max_minutes=0.3)
+        refuses(r"take --max-minutes [12]; all draws take \d+ (s|minutes) more", timed, method, max_minutes=0.3)
     assert all(torch.equal(v[:, :kept], some.chains[site]) for site, v in whole.chains.items())
-    assert not (tmp_path / "checkpoint").exists() and stopped in bp.load(tmp_path, NET).provenance["stopped"]
+    assert not (some_of_it / "checkpoint").exists() and stopped in bp.load(some_of_it, NET).provenance["stopped"]
+    assert same(timed(method, out=none_of_it, resume=True, max_minutes=60), whole)  # a warning would be an error
 
 
 def test_a_chain_with_more_draws_gives_them_up(monkeypatch, tmp_path):
@@ -224,28 +230,9 @@ def test_a_chain_with_more_draws_gives_them_up(monkeypatch, tmp_path):
     assert all(torch.equal(v[:, :2], some.chains[site]) for site, v in whole.chains.items())
 
 
-@pytest.mark.parametrize("name", TIMED)
-def test_a_limit_in_the_warm_up_is_an_error_and_a_checkpoint(name, monkeypatch, tmp_path):
-    method = TIMED[name][0]
-    with monkeypatch.context() as patch:
-        clock(patch)
-        words = rf"at transition \d+ of {method.warmup}: .*max-minutes 1 with --resume"
-        refuses(words, timed, method, out=tmp_path, max_minutes=0.3)
-        refuses(r"take --max-minutes [12]; all draws take \d+ (s|minutes) more", timed, method, max_minutes=0.3)
-    resumed = timed(method, out=tmp_path, resume=True, max_minutes=60)  # a warning would be an error
-    assert same(resumed, timed(method))
-
-
-POINTS = {
-    "svi": (NET, bp.SVI(epochs=40, batch_size=10)),
-    "map": (bp.MLP(hidden=(3,)), bp.MAP(epochs=40, batch_size=10)),
-}
-
-
-@pytest.mark.parametrize("name", POINTS)
-def test_an_optimisation_ends_with_the_weights_of_that_step(name, monkeypatch, tmp_path):
-    net, method = POINTS[name]
-    seen, advance = [], optimise.Training.advance
+@pytest.mark.parametrize(("net", "kind"), [(NET, bp.SVI), (bp.MLP(hidden=(3,)), bp.MAP)], ids=["svi", "map"])
+def test_an_optimisation_ends_with_the_weights_of_that_step(net, kind, monkeypatch, tmp_path):
+    method, seen, advance = kind(epochs=40, batch_size=10), [], optimise.Training.advance
 
     def watched(self, *batch):
         advance(self, *batch)

@@ -18,8 +18,6 @@ from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.weights import cut
 
-UNITS = dict(noise=5.0, y_shift=40.0, y_scale=8.0)
-
 
 def check_exact(problem, temperature=1.0):
     """q is the conjugate posterior of the noise σ√T: to float64 inside, and to float32, in which it is kept."""
@@ -46,7 +44,7 @@ def check_exact(problem, temperature=1.0):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.25])
-@pytest.mark.parametrize("settings", [{}, UNITS, {"bias": False}], ids=["plain", "units", "no bias"])
+@pytest.mark.parametrize("settings", [{}, dict(noise=5.0, y_shift=40.0, y_scale=8.0), {"bias": False}])
 def test_regression_is_the_conjugate_posterior(settings, temperature):
     check_exact(correlated(**settings), temperature)
 

@@ -106,8 +106,7 @@ def test_draws_are_evenly_spaced_after_the_burn_in(burn_in, num):
     assert len(set(np.diff(due))) <= 1
 
 
-VALIDATION = PROBLEM.data.x_train[:20] + 0.1, PROBLEM.data.y_train[:20]
-DATA = replace(PROBLEM.data, x_val=VALIDATION[0], y_val=VALIDATION[1])
+DATA = replace(PROBLEM.data, x_val=PROBLEM.data.x_train[:20] + 0.1, y_val=PROBLEM.data.y_train[:20])
 
 
 def test_what_is_recorded():

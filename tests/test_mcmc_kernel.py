@@ -36,14 +36,6 @@ def own(kind, potential, seed, warmup=200):
     return kind(warmup=warmup).kernel(potential, potential.initial.numpy().copy(), seed)
 
 
-def pyros(potential, step_size):
-    """Pyro's NUTS on the same density, none of it ours but the gradient."""
-    how = dict(step_size=step_size, adapt_step_size=False, adapt_mass_matrix=False)
-    kernel = mcmc.NUTS(potential_fn=lambda z: -potential(z["all"])[0], **how)
-    kernel.initial_params = {"all": potential.initial.clone()}
-    return kernel
-
-
 def moments(z, potential):
     """Series whose means are all 0: first, second and third powers as their expectations have it."""
     unit = (z - potential.mean) / np.sqrt(potential.variance)
@@ -60,9 +52,10 @@ def test_nuts_is_pyros_nuts():
 
     theirs, ours = [], []
     with bp.isolated(0), pyro.validation_enabled(False):
-        kernel = pyros(potential, step)
+        how = dict(step_size=step, adapt_step_size=False, adapt_mass_matrix=False)
+        kernel = mcmc.NUTS(potential_fn=lambda z: -potential(z["all"])[0], **how)
+        kernel.initial_params = z = {"all": potential.initial.clone()}
         kernel.setup(0)
-        z = kernel.initial_params
         for t in range(num):
             calls, mean = potential.calls, kernel._mean_accept_prob
             z = kernel.sample(z)
@@ -187,12 +180,6 @@ def test_what_is_not_a_number_is_a_divergence(density):
     assert len({z for _, z in steps[60:]}) > 20
 
 
-SAMPLERS = {
-    "nuts": bp.NUTS(chains=2, draws=500, warmup=150, compiled="yes"),
-    "hmc": bp.HMC(chains=2, draws=600, warmup=150, compiled="yes"),
-}
-
-
 def test_many_rows_do_not_cost_acceptance():
     """The sum over 50,000 rows is exact enough: energies a float32 sum could not tell apart are."""
     problem = correlated(num=50_000, inputs=2)
@@ -202,14 +189,14 @@ def test_many_rows_do_not_cost_acceptance():
     assert ((weights(posterior).mean((0, 1)) - problem.mean) / scale).abs().max() < 0.8
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_linear_regression_and_what_is_recorded_of_it(name):
+@pytest.mark.parametrize(("kind", "draws", "own"), [(bp.NUTS, 500, "tree_depth"), (bp.HMC, 600, "trajectory_length")])
+def test_linear_regression_and_what_is_recorded_of_it(kind, draws, own):
     """The whole covariance, in units of a target that is not standardised."""
-    problem, method = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0), SAMPLERS[name]
+    problem = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
+    method = kind(chains=2, draws=draws, warmup=150, compiled="yes")
     posterior = fit(problem.entry(), problem.data, method)
     check_gaussian(problem, posterior)
     stats = posterior.stats
-    own = {"nuts": "tree_depth", "hmc": "trajectory_length"}[name]
     assert set(stats) == {"acceptance_rate", "diverging", "energy", "lp", "n_steps", "step_size", own}
     assert all(v.shape == (2, method.draws) and v.dtype == torch.float64 for v in stats.values())
     assert stats["diverging"].sum() == 0
@@ -222,7 +209,7 @@ def test_linear_regression_and_what_is_recorded_of_it(name):
     kinetic = stats["energy"][:, 1:] + stats["lp"][:, :-1]
     check(2 * kinetic.numpy()[..., None], np.array([w.shape[-1]]))
     assert stats["step_size"].unique().numel() == 2
-    if name == "nuts":
+    if kind is bp.NUTS:
         depth, steps = stats["tree_depth"], stats["n_steps"]
         assert (steps < 2 ** (depth + 1)).all() and (steps >= 2**depth - 1).all()
     else:

@@ -189,7 +189,7 @@ def test_two_processes_are_one():
 
 
 def test_chains_that_diverge_stay_where_they_are_until_all_have():
-    kernel = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), (0, 1))
+    kernel, again = (Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), (0, 1)) for _ in "ab")
     for _ in range(10):
         kernel.step()
     kernel.step_size, before = np.array([1e-4, 1e4]), kernel.point.z
@@ -198,7 +198,6 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     assert (kernel.step_size == first * [1, 0.5]).all() and not kernel.lost.any(), "a shorter step may do"
     kernel.halved[1] = mile.HALVINGS
     kernel.step()
-    again = Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), (0, 1))
     again.restore(kernel.state())
     assert again.lost.tolist() == [False, True]
     again.step_size, again.halved = np.array([1e4, 1e-4]), np.full(2, mile.HALVINGS)

@@ -117,20 +117,17 @@ def test_round_trip_is_exact(saved):
     assert (folder / "posterior.pt").read_bytes() == (folder.parent / "again" / "posterior.pt").read_bytes()
 
 
-DAMAGE = [
-    ("posterior.pt", lambda blob: blob[:-1]),
-    ("posterior.pt", lambda blob: blob[:999] + bytes([blob[999] ^ 1]) + blob[1000:]),
-    ("posterior.json", lambda blob: blob[:-20]),
-    ("posterior.json", lambda blob: b"[]"),
-    ("posterior.json", lambda blob: blob.replace(b'"schema"', b'"scheme"')),
-    ("posterior.json", lambda blob: blob.replace(b'"y_scale": 2.0', b'"y_scale": 1.0')),
-]
-
-
 @chains_alone
 def test_a_damaged_archive_is_refused(saved):
     _, folder = saved
-    for name, change in DAMAGE:
+    for name, change in (
+        ("posterior.pt", lambda blob: blob[:-1]),
+        ("posterior.pt", lambda blob: blob[:999] + bytes([blob[999] ^ 1]) + blob[1000:]),
+        ("posterior.json", lambda blob: blob[:-20]),
+        ("posterior.json", lambda blob: b"[]"),
+        ("posterior.json", lambda blob: blob.replace(b'"schema"', b'"scheme"')),
+        ("posterior.json", lambda blob: blob.replace(b'"y_scale": 2.0', b'"y_scale": 1.0')),
+    ):
         whole = (folder / name).read_bytes()
         (folder / name).write_bytes(change(whole))
         refuses(r"posterior\.json\)? is (damaged|truncated or was altered)", bp.load, folder)
@@ -149,11 +146,8 @@ def test_other_descriptions_are_told(saved):
         reseal(folder, **changes)
         refuses(words, bp.load, folder)
     (folder / "posterior.pt").unlink()
-    for place, words in (
-        (folder, r"no posterior\.pt in .*not a finished run"),
-        (folder / "x", r"no posterior\.json in"),
-    ):
-        refuses(words, bp.load, place)
+    refuses(r"no posterior\.pt in .*not a finished run", bp.load, folder)
+    refuses(r"no posterior\.json in", bp.load, folder / "x")
 
 
 @chains_alone
@@ -190,6 +184,5 @@ def test_the_prior_predicts_by_its_own_variance_without_a_row(tmp_path):
     assert torch.equal(prediction.log_prob(x[:, 0].numpy()), prediction.log_prob(x[:, 0]))
     posterior.save(tmp_path)
     assert torch.allclose(bp.predict(bp.load(tmp_path), x, num_draws=4000).mean, prediction.mean)
-    refuses(
-        "other settings, seed or data", fit, variant, PROBLEM.data, "svi", out=tmp_path, resume=True
-    )  # it is no fit
+    # It is no fit.
+    refuses("other settings, seed or data", fit, variant, PROBLEM.data, "svi", out=tmp_path, resume=True)

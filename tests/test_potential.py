@@ -100,22 +100,19 @@ def test_numbers_too_small_to_be_normal_are_zero_and_only_there():
     assert (z.float().square() > 0).all()
 
 
-def linear(classes, bias):
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(60, 2, generator=g) + 1
-    kind, units = ("classification", {}) if classes else ("regression", dict(y_shift=2.0, y_scale=2.0))
-    schema = bp.Schema(kind, (2,), classes=tuple("abc"[:classes]), **units)
-    y = torch.randint(classes, (60,), generator=g) if classes else 3 + torch.randn(60, generator=g)
-    return Potential(bp.MeanField(hidden=(), prior="normal:2", noise=0.7, bias=bias).model(schema), x, y, 0.5)
-
-
 @pytest.mark.parametrize(("classes", "bias"), [(0, True), (2, False), (3, True)])
 @pytest.mark.parametrize("dense", [0, 4096], ids=["kronecker", "whole"])
 def test_coordinates(dense, classes, bias, monkeypatch):
     """There and back is the identity; by all of Λ the log joint is −½ zᵀz around its mode, to second order."""
     monkeypatch.setattr("bnn_pyro.inference.linear.DENSE", dense)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=g) + 1
+    y = torch.randint(classes, (60,), generator=g) if classes else 3 + torch.randn(60, generator=g)
+    kind, units = ("classification", {}) if classes else ("regression", dict(y_shift=2.0, y_scale=2.0))
+    schema = bp.Schema(kind, (2,), classes=tuple("abc"[:classes]), **units)
+    entry = bp.MeanField(hidden=(), prior="normal:2", noise=0.7, bias=bias)
     with bp.isolated(0):
-        target = linear(classes, bias=bias)
+        target = Potential(entry.model(schema), x, y, 0.5)
         space = coordinates(target)
         mode = mode_of(target, Whitened(Curvature(target), target.initial))
     assert type(space) is (Rounded if dense else Whitened)

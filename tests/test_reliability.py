@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import forked
@@ -88,26 +87,18 @@ def test_what_a_killed_process_left_half_written_holds_nobody_up_and_is_removed(
         assert mine.exists() and not any(path.exists() for path in left)
 
 
-@contextmanager
-def limited(size):
-    """No file of this process may grow beyond so many bytes: what a full disk is to it."""
-    former = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, former[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, former)
-
-
 def test_a_disk_that_fills_up_is_told_and_the_run_goes_on_once_there_is_room(tmp_path, monkeypatch):
-    """At the recipe, at the first checkpoint, at the posterior."""
+    """At the recipe, at the first checkpoint, at the posterior: no file may grow beyond so many bytes."""
     monkeypatch.setattr(Checkpoint, "due", property(lambda self: True))
-    whole = tmp_path / "whole"
+    whole, former = tmp_path / "whole", resource.getrlimit(resource.RLIMIT_FSIZE)
     assert answer(["train", *DATA, "--out", str(whole)]).code == 0
     for size in (1, 900, 2500):
         out = tmp_path / f"run-{size}"
-        with limited(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, former[1]))
+        try:
             told = answer(["train", *DATA, "--out", str(out)])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, former)
         assert told.code == 2 and "make room" in told.err and not (out / "posterior.json").exists()
         assert not list(tmp_path.rglob("*.part")) and not (out / LOCK).exists()
         again = ["--resume", "--quiet"] if (out / "config.json").exists() else DATA

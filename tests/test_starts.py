@@ -105,28 +105,26 @@ Y = X @ [1.0, -0.5] + 0.3 * RNG.normal(size=200)
 FEW, MORE = (bp.dataset(X[:num], Y[:num], split=0.0, validation=0) for num in (60, 200))
 NET = bp.MeanField(hidden=(4,))
 #: Steps that hardly move: what is left is the start.
-STILL = dict(epochs=1, lr=1e-9, batch_size=0)
+STILL = dict(epochs=1, lr=1e-9, batch_size=0, patience=0)
 
 
 def fit(method, data=FEW, entry=NET, **options):
     return bp.fit(entry, data, method, progress=False, device="cpu", **options)
 
 
-STOPPED = {"patience": 0}
 METHODS = {
     "svi": (NET, bp.SVI(epochs=40), bp.SVI(**STILL)),
-    "map": (NET, bp.MAP(epochs=40, **STOPPED), bp.MAP(**STILL, **STOPPED)),
+    "map": (NET, bp.MAP(epochs=40, patience=0), bp.MAP(**STILL)),
     "ensemble": (
         bp.MLP(hidden=(4,)),
-        bp.Ensemble(epochs=40, members=2, cores=1, **STOPPED),
-        bp.Ensemble(members=3, cores=1, **STILL, **STOPPED),
+        bp.Ensemble(epochs=40, members=2, cores=1, patience=0),
+        bp.Ensemble(members=3, cores=1, **STILL),
     ),
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_it_starts_where_the_earlier_one_ended(name):
-    entry, method, still = METHODS[name]
+@pytest.mark.parametrize(("entry", "method", "still"), METHODS.values(), ids=METHODS)
+def test_it_starts_where_the_earlier_one_ended(entry, method, still):
     first = fit(method, entry=entry)
     again, cold = fit(still, MORE, entry, start=first), fit(still, MORE, entry)
     for site, value in tensors(first).items():
@@ -151,7 +149,7 @@ def test_the_optimum_is_that_of_the_new_rows(tmp_path):
 
 def test_points_start_at_the_mean_of_a_q():
     q = fit(bp.SVI(epochs=40))
-    point, mean = fit(bp.MAP(**STILL, patience=0), MORE, start=q).chains, q.at_mean_weights().chains
+    point, mean = fit(bp.MAP(**STILL), MORE, start=q).chains, q.at_mean_weights().chains
     assert all(torch.allclose(point[site], value, atol=1e-5, rtol=1e-5) for site, value in mean.items())
 
 

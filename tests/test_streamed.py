@@ -75,9 +75,8 @@ FITS = {
 }
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_streamed_rows_give_the_same_posterior(name, files, both):
-    variant, method, validation = FITS[name]
+@pytest.mark.parametrize(("variant", "method", "validation"), FITS.values(), ids=FITS)
+def test_streamed_rows_give_the_same_posterior(variant, method, validation, files, both):
     x, y = np.load(files / "x.npy", mmap_mode="r"), np.load(files / "y.npy")
     pair = both(lambda: bp.dataset(x, y, split=0.2, **validation))
     first, second = (bp.fit(variant, data, method, seed=3, device="cpu", progress=False) for data in pair)
@@ -116,16 +115,6 @@ def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, m
     refuses(r"X\[40\] is float32 \(1, 4, 5\).*resize", bp.dataset, larger)
 
 
-BAD = [
-    ("x.npy", {}, r"x\[250, 2\] is nan; correct or remove row 250"),
-    ("x.npy", {"missing": "drop"}, "no rows are dropped"),
-    ("f_x.npy", {}, "Fortran's order"),
-    ("s_x.npy", {}, r"it must be \(N, features\)"),
-    ("broken.npy", {}, "is no NPY file"),
-    ("table.npy", {"target": "x9"}, "no column 'x9'"),
-]
-
-
 def test_what_takes_all_rows_says_how_much_memory_that_is(files, both):
     data = both(lambda: bp.load_data(files / "x.npy"))[1]
     for variant, method, what in (
@@ -144,7 +133,14 @@ def test_bad_files_of_arrays_get_one_line(files, tmp_path, monkeypatch):
     for name, values in arrays.items():
         np.save(tmp_path / f"{name}.npy", values)
     (tmp_path / "broken.npy").write_bytes(b"no array")
-    for name, how, message in BAD:
+    for name, how, message in (
+        ("x.npy", {}, r"x\[250, 2\] is nan; correct or remove row 250"),
+        ("x.npy", {"missing": "drop"}, "no rows are dropped"),
+        ("f_x.npy", {}, "Fortran's order"),
+        ("s_x.npy", {}, r"it must be \(N, features\)"),
+        ("broken.npy", {}, "is no NPY file"),
+        ("table.npy", {"target": "x9"}, "no column 'x9'"),
+    ):
         refuses(message, bp.load_data, tmp_path / name, **how)
     monkeypatch.setenv("BNN_PYRO_MEMORY", "much")
     refuses("BNN_PYRO_MEMORY is a number of GiB", bp.load_data, files / "x.npy")

@@ -27,10 +27,8 @@ from bnn_pyro.progress import Figures, report_progress
 
 #: Seconds between two updates of the figures that a progress bar shows.
 UPDATE = 0.1
-
 #: What is shown of how well a sampler does, the first that it tells: the mean since its warm-up.
 SHOWN = {"accept": "acceptance_rate", "energy error": "energy_error"}
-
 #: How the stats of thinned transitions become one; the last one's, where it isn't said.
 COMBINED: dict[str, Callable[[Sequence], Any]] = {
     "acceptance_rate": lambda values: sum(values) / len(values),

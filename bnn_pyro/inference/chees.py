@@ -72,8 +72,7 @@ class ChEES(Sampler):
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         gradients = float(self.transitions * TYPICAL)
-        if compiled := choose_compiled(self.compiled, gradients, potential):
-            compiled = potential.compile(self.chains)
+        compiled = choose_compiled(self.compiled, gradients, potential) and potential.compile(self.chains)
         record, stopped = Record(self.draws, self.warmup, self.thin), ""
         # Compiled code has threads of its own; those of torch would only be in its way.
         with one_thread() if compiled else nullcontext():

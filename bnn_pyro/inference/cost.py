@@ -26,19 +26,15 @@ from bnn_pyro.progress import Figures, duration
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
 EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 1e-2, 5e-10
-
 #: Rows · weights above which code compiled for one chain is no faster than operators on several where inputs are
 #: many (784; of narrow networks it is up to 5e7); those whose arrays are not in the cache of one core (512 KiB) any
 #: more, and what 6 floating-point operations take there, by code on all cores or by operators on several chains.
 LARGE, CACHED, LARGE_ARITHMETIC = 2e7, 2e6, 7e-10
-
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
-
 #: Transitions that a run is timed by, after those that are not typical, and seconds that either may last; seconds of a
 #: run that is long; the share of its draws that is proposed instead.
 TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
-
 #: Steps that a trajectory of ChEES or of the adjusted microcanonical sampler may be expected to take.
 TYPICAL = 20
 #: Chains where settings leave them out; multiplications of a step from which on a GPU is faster: it takes 3 to 6 ms for
@@ -102,15 +98,14 @@ class Forecast:
     """Says how long a sampler takes, once, by the pace of its first transitions, and how to have it done sooner."""
 
     def __init__(self, sampler: Any, run: Run) -> None:
-        self.sampler, self.report, self.typical, self.said = sampler, run.report, False, False
-        self.run = replace(run, report=self)
+        self.sampler, self.tell, self.run = sampler, run.tell, replace(run, report=self)
+        self.typical = self.said = False
         #: Transitions and time at which the run began, then of the first typical one.
         self.since: tuple[float, float] | None = None
 
     def __call__(self, done: float, of: int, figures: Figures) -> None:
         """A ``Report``."""
-        if self.report is not None:
-            self.report(done, of, figures)
+        self.tell(done, of, figures)
         now, untimed = time.monotonic(), self.sampler.untimed
         self.since = self.since or (done, now)
         timed, seconds = done - self.since[0], now - self.since[1]
@@ -120,15 +115,12 @@ class Forecast:
             if timed >= untimed or (untimed <= 100 and seconds > MAX_TIMED):
                 self.typical, self.since = True, (done, now)
         elif (timed >= TIMED and seconds > 1) or (timed >= 1 and seconds > MAX_TIMED):
-            self.said = True
-            self._say((of - done) * seconds / timed)
+            self.said, left = True, (of - done) * seconds / timed
+            if left >= LONG:
+                self._warn(left)
 
-    def _say(self, seconds: float) -> None:
-        """Warn where it is long.   seconds: until the end."""
-        sampler, fewer = self.sampler, max(1, self.sampler.draws // FEWER)
-        if seconds < LONG:
-            return
-        less = ""
+    def _warn(self, seconds: float) -> None:
+        less, sampler, fewer = "", self.sampler, max(1, self.sampler.draws // FEWER)
         if fewer < sampler.draws:
             share = (sampler.warmup + fewer * sampler.thin) / sampler.transitions
             less = f"draws={fewer} (--set draws={fewer}) takes {duration(share * seconds)}, "

@@ -51,13 +51,9 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
 
 
 def chosen_settings(
-    options: Sequence[dict[str, Any]],
-    data: Dataset,
-    seed: int,
-    fit: Callable[[dict[str, Any], Dataset], Posterior],
-    show: bool = False,
+    options: Sequence[dict[str, Any]], data: Dataset, seed: int, fit: Callable[..., Posterior], show: bool = False
 ) -> dict[str, Any]:
-    """The settings whose fit has the lowest NLL of the rows of :func:`hold_out`; {} where they are too few."""
+    """The settings whose ``fit(settings, data)`` has the lowest NLL of rows of :func:`hold_out`; {} of too few rows."""
     apart, names = hold_out(data, seed), ", ".join(options[0])
     if (num := len(apart.x_val)) < MIN_HELD_OUT:
         return {}

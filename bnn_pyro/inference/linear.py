@@ -34,16 +34,12 @@ from bnn_pyro.parts.weights import CentredNormal
 
 #: Rows whose weighted features are held at once: they stay in the processor's cache.
 ROWS = 1024
-
 #: Draws that the scale of a prior is estimated with where it has no name for it.
 PRIOR_DRAWS = 20
-
 #: The largest slope, in nats per standard deviation or so, at which a place will do for the mode.
 MAX_SLOPE = 0.01
-
 #: Weights up to which Λ is used as it is: 4,096 make a matrix of 67 MB.
 DENSE = 4096
-
 #: φ (B, D) -> I (B, K, K).
 Information = Callable[[Tensor], Tensor]
 
@@ -255,7 +251,6 @@ def mode_of(potential: Potential, space: Space) -> Tensor:
     """The most probable u (P,), or near enough: L-BFGS in the coordinates given, from the model's initial values."""
     plain, potential.space = potential.space, space
     evaluate = gradient_of(potential)
-
     try:
         start = space.inverse(potential.initial).cpu().numpy()
         how = dict(jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})

@@ -26,9 +26,6 @@ from scipy.fft import irfft, next_fast_len, rfft
 
 from bnn_pyro.inference.trajectories import evaluator
 
-#: z (G, d) -> (log densities (G,), gradients (G, d)).
-Evaluate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
 #: The step's shares of turns and drifts, B A B A B: the minimal-norm integrator of McLachlan 1995
 #: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
 LAMBDA = 0.1931833275037836
@@ -62,8 +59,8 @@ def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndar
     return direction(turned), kinetic
 
 
-def integrate(evaluate: Evaluate, state: State, step: np.ndarray) -> tuple[State, np.ndarray]:
-    """(the state after one step (G,), ΔE (G,) in nats)."""
+def integrate(evaluate: Callable, state: State, step: np.ndarray) -> tuple[State, np.ndarray]:
+    """(the state after one step (G,), ΔE (G,) in nats).   evaluate: that of ``evaluator``."""
     z, u, density, gradient = state
     first, *rest = SHARES
     u, kinetic = turn(u, gradient, first * step)

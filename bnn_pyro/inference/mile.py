@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import bnn_pyro.inference.microcanonical as microcanonical
 from bnn_pyro.checkpoint import Run
@@ -272,22 +273,16 @@ class Kernel:
         """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
         parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
         parts["own"] = {"step_size": self.step_size, "length": self.length, "lost": self.lost, "halved": self.halved}
-        return {
-            **{name: {k: torch.from_numpy(v) for k, v in values.items()} for name, values in parts.items()},
-            "positions": [torch.from_numpy(z) for z in self.positions],
-            "averages": [dict(vars(average)) for average in self.averages],
-            "done": self.done,
-            "rngs": json.dumps([rng.bit_generator.state for rng in self.rngs]),
-        }
+        parts |= {"positions": self.positions, "averages": [vars(average) for average in self.averages]}
+        generators = json.dumps([rng.bit_generator.state for rng in self.rngs])
+        return tree_map_only(np.ndarray, torch.from_numpy, {**parts, "done": self.done, "rngs": generators})
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state, in a kernel that was made in the same way."""
-        names = ("point", "tuning", "moments", "own")
-        point, tuning, moments, own = ({k: v.numpy() for k, v in state[name].items()} for name in names)
-        self.point, self.tuning, self.moments = State(**point), EnergyTuning(**tuning), Moments(**moments)
-        self.step_size, self.length, self.done = own["step_size"], own["length"], state["done"]
-        self.lost, self.halved = own.get("lost", self.lost), own.get("halved", self.halved)
-        self.positions = [z.numpy() for z in state["positions"]]
+        state = tree_map_only(Tensor, Tensor.numpy, dict(state))
+        self.point, self.tuning = State(**state["point"]), EnergyTuning(**state["tuning"])
+        self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
+        vars(self).update(state["own"])  # of an earlier version without ``lost`` and ``halved``
         self.averages = [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
             rng.bit_generator.state = saved

@@ -58,11 +58,10 @@ class MiniBatches(torch_data.Dataset):
 
     def __getitem__(self, step: Step) -> tuple[Tensor, Tensor]:
         number, rows = step
-        x, y = self.data.x_train[rows], self.data.y_train[rows]
-        return (x if self.augment is None else self._augmented(x, number)), y
-
-    def _augmented(self, x: Tensor, number: int) -> Tensor:
-        schema, name = self.data.schema, self.augment.description["name"]
+        x, y, schema = self.data.x_train[rows], self.data.y_train[rows], self.data.schema
+        if self.augment is None:
+            return x, y
+        name = self.augment.description["name"]
         with isolated(chain_seed(self.seed, number, 3)):
             made = []
             for one in schema.unstandardise(x.cpu()):
@@ -71,13 +70,10 @@ class MiniBatches(torch_data.Dataset):
                 if made[-1].shape != one.shape:
                     raise UserError(f"augment: {name} makes {tuple(made[-1].shape)} of {tuple(one.shape)}; it must "
                                     "keep the shape of an input")  # fmt: skip
-        return schema.standardise(torch.stack(made)).to(x.device)
+        return schema.standardise(torch.stack(made)).to(x.device), y
 
     def load(self, steps: Iterator[Step], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Those of these steps, in their order; by so many processes ahead of them, or none.
-
-        Raises UserError where one of the processes dies.
-        """
+        """Those of these steps, in order; by so many processes ahead of them, or none. Raises UserError if one dies."""
         if not workers:
             yield from map(self.__getitem__, steps)
             return

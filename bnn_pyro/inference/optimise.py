@@ -129,9 +129,7 @@ class Optimisation(Settings):
         return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
 
     def chosen(self, model: nn.Module, data: Dataset, trace: Trace, over: str) -> dict[str, Any]:
-        """For the provenance, what the rule chose for the settings left out, what rows stopped the training, and why
-        the fit ended before its end.
-        """
+        """For the provenance: what the rule chose, what rows stopped the training, why the fit ended before its end."""
         apart, patience = self.held_out(model, data, 0)
         rule = plain(self.resolved(model, apart)) | {"epochs": round(trace["epoch"][-1])}
         chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr", "scale_lr", "lr_warmup", "clip")

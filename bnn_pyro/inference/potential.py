@@ -21,12 +21,8 @@ from bnn_pyro.parts.priors import widest_activation
 if TYPE_CHECKING:
     from bnn_pyro.inference.compiled import CompiledGradient
 
-#: Bytes that the activations of the chains evaluated at once may take.
-MAX_MEMORY = 512 * 2**20
-
-#: Bytes that the widest activation of one chunk of rows may take.
-ROWS_MEMORY = 64 * 2**20
-
+#: Bytes that the activations of the chains evaluated at once may take, and the widest activation of a chunk of rows.
+MAX_MEMORY, ROWS_MEMORY = 512 * 2**20, 64 * 2**20
 #: How far a compiled gradient may be off, relative to its largest entry (float32 has 1e-7), and at how many points.
 AGREEMENT, MIN_COMPARED = 1e-4, 8
 

@@ -36,23 +36,15 @@ from bnn_pyro.progress import duration
 from bnn_pyro.settings import Settings, setting
 
 STARTS = ("jitter", "prior", "map", "members")
-
 #: Units of a hidden layer above which ``auto`` takes members: from random weights of a wide network a chain needs
 #: thousands of gradients to where it predicts at all, and the step size is found on the way there.
 WIDE = 20
-
 #: How often a chain may draw a start of finite density before it gives up (as in Stan).
 ATTEMPTS = 100
 #: Steps of Adam to a mode, the first of its learning rates, which fall to 0 by a cosine, and starts in one call.
 STEPS, LR, TOGETHER = 500, 0.05, 64
-
-#: Draws of a chain from which on one that never moves, or always diverges, is reported: fewer may be bad luck.
-MIN_DRAWS = 10
-
-#: Chains that a warning names.
-NAMED = 5
-
-
+#: Draws from which on a chain that never moves, or always diverges, is reported (fewer may be bad luck); chains named.
+MIN_DRAWS, NAMED = 10, 5
 #: How many -> where as many chains start, (C, P).
 Starts = Callable[[int], Tensor]
 #: (What each chain has drawn, why they were stopped: "" where they were not).

@@ -107,8 +107,11 @@ class Chains:
 
     def advance(self, x: Tensor, y: Tensor) -> None:
         """One step of every chain, before which a draw is kept where one is due."""
-        if self.step in self.looks:
-            self._look(x, y)
+        if self.step in self.looks:  # the step size is that of the stiffest direction, as these rows show it
+            s, per_epoch = self.settings, self.batches.per_epoch
+            most = stable_step(self.log_joint, self.w, x, y, s.friction, per_epoch, s.eta_share)
+            self.lr = self.share * most * len(self.log_joint.x) / s.eta_share
+            self.v = torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
         log_joint, gradient = self.log_joint.gradient(self.w, x, y)
         if self.due[self.step]:
             self.draws.append((self.w, log_joint, *([self._scores()] if len(self.x_val) else [])))
@@ -116,13 +119,6 @@ class Chains:
         kinetic = self.v.flatten().dot(self.v.flatten()) / (self.v.numel() * self.momentum_variance)
         self.recent.append(torch.stack([log_joint.mean(), kinetic]))
         self.step += 1
-
-    def _look(self, x: Tensor, y: Tensor) -> None:
-        """Set the step size by the stiffest direction, as these rows show it, of the chains as they are."""
-        s, batches = self.settings, self.batches
-        most = stable_step(self.log_joint, self.w, x, y, s.friction, batches.per_epoch, s.eta_share)
-        self.lr = self.share * most * len(self.log_joint.x) / s.eta_share
-        self.v = torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
 
     def _begin_again(self) -> dict[str, float]:
         """From the start with a smaller step size, after a divergence in the burn-in."""

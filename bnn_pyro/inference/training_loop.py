@@ -103,7 +103,7 @@ class Training:
         """Those that are left, and what to show after a line of the trace."""
         batches = MiniBatches(self.data, self.seed, self.settings.augment)
         loaded = batches.load(self.rows_of_steps(), self.settings.workers)
-        while self.step < self.total and not (self.watch is not None and self.decay is not None and self._over()):
+        while self.step < self.total and not (self.decay is not None and self._over()):
             self.advance(*next(loaded))
             yield self.record() if self.step % self.window == 0 or self.step == self.total else None
 
@@ -174,18 +174,17 @@ class Training:
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
-        if self.decay is None and (3 * self.step >= 2 * self.total or self._settled()):
+        if self.decay is None and (3 * self.step >= 2 * self.total or self._over() or self._settled()):
             if isinstance(self.watch, GuideStopping):
                 self.watch.go_back()
             self._decay_from(self.step)
         return figures
 
     def _settled(self) -> bool:
-        over = self.watch is not None and self._over()
-        return over or (type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x)))
+        return type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x))
 
     def _over(self) -> bool:  # patience begins anew where the learning rate falls
-        return self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)
+        return self.watch is not None and self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)
 
     def _decay_from(self, step: int) -> None:  # the learning rate falls, for half as many steps as there were
         self.decay, self.total = step, step + self.window * math.ceil(step / self.window / 2)

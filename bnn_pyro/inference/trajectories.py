@@ -16,13 +16,10 @@ import torch
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 MAX_ENERGY_ERROR = 1000.0
-
 #: z, u and gradient at an end of a trajectory, (P,) each.
 End = tuple[np.ndarray, np.ndarray, np.ndarray]
 #: z (P,) -> (log density, its gradient (P,)).
 Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
-#: Moves (z, u, gradient) on by one step: (z, u, log density, gradient, kinetic energy).
-Leap = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, float, np.ndarray, float]]
 
 
 class Point(NamedTuple):
@@ -95,8 +92,8 @@ class Dynamics:
                 break
         return Point(z, log_density, g), kinetic, taken
 
-    def leap(self, step: float) -> Leap:
-        """One leapfrog step of that size, backwards in time where it is negative."""
+    def leap(self, step: float) -> Callable[[np.ndarray, np.ndarray, np.ndarray], tuple]:
+        """A leapfrog step: (z, u, gradient) -> (z, u, log density, gradient, kinetic energy).   step: may be < 0."""
         gradient, whole = self.gradient, step * self.scale
         half = 0.5 * whole
 
@@ -125,8 +122,8 @@ class Dynamics:
             if not depth:
                 z, u, log_density, g, kinetic = leap(*end)
                 error = _error(kinetic - log_density - energy)
-                leaf = Point(z, log_density, g)
-                return Tree((z, u, g), u, leaf, u, -error, False, error > MAX_ENERGY_ERROR, _probability(-error), 1)
+                leaf, accepted = Point(z, log_density, g), math.exp(min(-error, 0.0))
+                return Tree((z, u, g), u, leaf, u, -error, False, error > MAX_ENERGY_ERROR, accepted, 1)
             one = build(depth - 1, end)
             if one.turning or one.diverging:
                 return one
@@ -168,7 +165,7 @@ def hmc(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float,
     energy = 0.5 * float(u.dot(u)) - start.log_density
     end, kinetic, taken = dynamics.trajectory(start, u, step, steps)
     error = _error(kinetic - end.log_density - energy)
-    acceptance = _probability(-error)
+    acceptance = math.exp(min(-error, 0.0))
     return Transition(end if rng.random() < acceptance else start, energy, acceptance, error > MAX_ENERGY_ERROR, taken)
 
 
@@ -192,7 +189,7 @@ def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float
         if diverging or tree.turning:
             break
         depth += 1
-        if uniform() < _probability(tree.weight - weight):
+        if uniform() < math.exp(min(tree.weight - weight, 0.0)):
             point = tree.proposal
         momentum = momentum + tree.momentum
         if _turns(ends[0][1], ends[1][1], momentum):
@@ -210,7 +207,3 @@ def _turns(first: np.ndarray, last: np.ndarray, momentum: np.ndarray) -> bool:
 def _error(error: float) -> float:
     """An energy that is not a finite number is a divergence, never an acceptance."""
     return error if math.isfinite(error) else math.inf
-
-
-def _probability(log: float) -> float:
-    return 1.0 if log >= 0 else math.exp(log)

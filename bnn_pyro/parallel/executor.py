@@ -20,7 +20,6 @@ from bnn_pyro.errors import UserError
 
 #: Seconds in which a scheduler must answer.
 ANSWER = 10.0
-
 #: What must be the same on workers, for results to be the same bit for bit.
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 
@@ -78,14 +77,12 @@ def executor(where: Any) -> Iterator[None]:
     Raises UserError for anything else, where the package ``distributed`` is missing, and where the scheduler does not
     answer or a worker has no bnn_pyro.
     """
-    if where is None:
-        yield
-        return
     with contextlib.ExitStack() as stack:
-        chosen = parse_executor(where) if isinstance(where, str) else Executor("dask", client=where)
-        if chosen.kind == "dask":
-            chosen = Executor("dask", client=connect(chosen.client, stack))
-        stack.callback(_CURRENT.reset, _CURRENT.set(chosen))
+        if where is not None:
+            chosen = parse_executor(where) if isinstance(where, str) else Executor("dask", client=where)
+            if chosen.kind == "dask":
+                chosen = Executor("dask", client=connect(chosen.client, stack))
+            stack.callback(_CURRENT.reset, _CURRENT.set(chosen))
         yield
 
 

@@ -1,7 +1,4 @@
-"""Run many independent tasks: in this process, in processes of this machine (loky), or on a Dask cluster.
-
-Importing this module imports neither torch nor Dask.
-"""
+"""Run many independent tasks: in this process, in processes of this machine (loky), or on a Dask cluster."""
 
 import contextlib
 import pickle
@@ -21,10 +18,8 @@ from bnn_pyro.progress import Channel, Figures, Report
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-
 #: Seconds between two looks at what the tasks have done.
 LOOK = 0.1
-
 #: Deaths of its process after which a task is tried once more, alone, after the others.
 SUSPECT = 2
 DIED = (
@@ -113,7 +108,6 @@ class _Run:
     shares: dict[int, float] = field(default_factory=dict)
     reason: BaseException | None = None
 
-    # -- what the caller hears -----------------------------------------------------------------------------------------
     def on_progress(self, number: int, share: float, figures: Figures) -> None:
         if number in self.results:
             return
@@ -139,7 +133,6 @@ class _Run:
         except BaseException as reason:
             self.reason = reason
 
-    # -- the tasks -----------------------------------------------------------------------------------------------------
     def in_this_process(self, function: Callable, all_threads: bool) -> None:
         for number, (task, name) in enumerate(zip(self.tasks, self.names, strict=True)):
 

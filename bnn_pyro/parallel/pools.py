@@ -33,23 +33,16 @@ from bnn_pyro.parallel.executor import Executor, executor
 from bnn_pyro.progress import Channel, Figures, should_stop
 
 PACKAGE = str(Path(__file__).parents[1])
-
 #: Seconds that a worker waits for another task: those of a parent that was killed end by themselves.
 IDLE = 60.0
-
 #: The file that is there as long as the results of a call's tasks are waited for.
 WANTED = "wanted"
-
-#: Seconds between two reports of a task.
-EVERY = 0.05
-
+#: Seconds between two reports of a task, by its file and by an event.
+EVERY, EVENT = 0.05, 1.0
 #: Workers without a task, each an executor of one process, and since when: the next call need not start them again.
 _SPARE: list[tuple[float, ProcessPoolExecutor]] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SPARE.clear)
-
-#: Seconds between two events by which a task reports its progress.
-EVENT = 1.0
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -206,7 +199,6 @@ def _event_channel(topic: str, number: int) -> Channel:
 # -- a task in another process -----------------------------------------------------------------------------------------
 #: Held by the task that this process is at: parameter store, random generators and threads are a process's own.
 _ALONE = threading.Lock()
-
 #: {call: the function of its tasks}, of one call: large ones, with data in them, travel once a process.
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {}
 

@@ -33,13 +33,10 @@ from bnn_pyro.inference.compiled.c_source import write_c
 MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
 #: What compilers are asked for, until one of them takes it.
 FLAGS = (["-O3", "-march=native", *MATHS], ["-O3", *MATHS], ["-O2"])
-
 #: What comes before the gradient, in C, and what calls it.
 PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "driver.c"))
-
 #: What the driver exports: how many addresses, doubles and whole numbers each takes, in this order.
 FUNCTIONS = [("evaluate", 3, 0, 3), ("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 8, 0, 4)]
-
 #: (Source, constants) by recipe; of these and of libraries, which are kept by their source, so many.
 TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
 KEPT = 32

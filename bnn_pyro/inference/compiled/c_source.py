@@ -90,13 +90,14 @@ class _Writer:
             raise NotCompiled(f"the operator {packet} has no C form")
         return special[packet](like, *values[0])
 
-    # -- values ------------------------------------------------------------------------------------------------------
-    def _array(self, value: object) -> Array:
-        """An argument, be it a node, a constant tensor or a number, as an Array."""
+    def _array(self, value: object, kind: torch.dtype = torch.float32) -> Array:
+        """An argument, be it a node, a constant tensor or a number (of this kind), as an Array."""
         if isinstance(value, fx.Node):
             value = self.values[value]
         if isinstance(value, Array):
             return value
+        if isinstance(value, int | float):
+            return Array(torch.empty((), device="meta"), at=lambda _: literal(value, kind))
         if isinstance(value, Tensor):
             if value.numel() == 1:
                 number = literal(value.item(), value.dtype)
@@ -133,18 +134,9 @@ class _Writer:
             return lambda i: source([*i[:dim], chosen(i), *i[dim + 1 :]])
         if packet is aten._to_copy or packet is aten.clone:
             args = args[:1]
-        operands: list[Callable] = []
         arrays = (a.like if isinstance(a, Array) else a for a in args if isinstance(a, Array | Tensor))
         kind = like.dtype if like.dtype != torch.bool else next(arrays).dtype
-        for a in args:
-            if isinstance(a, Array | Tensor):
-                array = self._array(a)
-                operands.append(lambda i, array=array: array(broadcast(i, array.like.shape)))
-            elif a is None:
-                operands.append(None)
-            elif isinstance(a, int | float):
-                number = literal(a, kind)
-                operands.append(lambda i, number=number: number)
+        operands = [None if a is None else self._array(a, kind) for a in args]
         if packet is aten.pow:
             powers = {2: f"square{f}({{0}})", 1: "{0}", 0.5: f"sqrt{f}({{0}})", -1: "(1 / {0})",
                       3: f"({{0}} * square{f}({{0}}))", -2: f"(1 / square{f}({{0}}))"}  # fmt: skip
@@ -157,9 +149,8 @@ class _Writer:
         else:
             form = POINTWISE[packet].replace("{f}", f)
         cast = f"({C_TYPES[like.dtype]})" if packet is aten._to_copy else ""
-        return lambda i: cast + form.format(*(o(i) if o is not None else "" for o in operands))
+        return lambda i: cast + form.format(*("" if o is None else o(broadcast(i, o.like.shape)) for o in operands))
 
-    # -- loops -------------------------------------------------------------------------------------------------------
     def _loop(self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str]) -> None:
         """``body`` for every index; the smallest stride innermost."""
         if 0 in shape:
