@@ -3,7 +3,6 @@
 Nothing is averaged before scoring. The likelihood is the one that trained: it is read off the model's site "y".
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -86,12 +85,13 @@ def predict(
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))
             points = max(1, min(len(x), max_memory // (per_point * at_once)))
             values: dict[str, Tensor] = {}
-            for first, start in itertools.product(range(0, drawn, at_once), range(0, len(x), points)):
-                corner = slice(first, first + at_once), slice(start, start + points)
-                some = {site: value[corner[0]] for site, value in block.items()}
-                with ReadLikelihood() as read, poutine.condition(data=some):
-                    model(x[corner[1]].to(posterior.device))
-                _place(read.likelihood, values, (drawn, len(x)), corner)
+            for first in range(0, drawn, at_once):
+                some = {site: value[first : first + at_once] for site, value in block.items()}
+                for start in range(0, len(x), points):  # the same tensors, by which batch statistics are remembered
+                    with ReadLikelihood() as read, poutine.condition(data=some):
+                        model(x[start : start + points].to(posterior.device))
+                    corner = slice(first, first + at_once), slice(start, start + points)
+                    _place(read.likelihood, values, (drawn, len(x)), corner)
             blocks.append(values)
             done += drawn
             if progress is not None:
