@@ -157,7 +157,7 @@ def test_batch_statistics_are_those_of_each_draw_on_the_training_rows():
     posterior.model.statistics._probe[0].register_forward_pre_hook(lambda *_: passes.append(1))
     each = bp.predict(posterior, data.x_test, num_draws=3, seed=2, max_memory=1).components.logits  # row by row
     torch.testing.assert_close(each, found, rtol=1e-4, atol=1e-5)  # whatever rows come with it
-    assert len(passes) == 3  # one for each draw, and not for each row
+    assert len(passes) == 1 + 3  # one that measures memory, one for each draw, and not for each row
 
 
 def test_batch_statistics_are_saved_and_frozen_ones_stay(tmp_path):
