@@ -94,7 +94,11 @@ class LinearGaussian:
         residual = self.y - self.y_shift - self.y_scale * a @ loc
         spread = self.y_scale**2 * (a.square() @ scale.square()).sum()
         fit = -0.5 * (residual.square().sum() + spread) / variance - 0.5 * len(a) * math.log(2 * math.pi * variance)
-        return (fit - kl_divergence(Normal(loc, scale), Normal(0.0, self.prior_scale)).sum()).item()
+        return fit.item() - self.kl(loc, scale)
+
+    def kl(self, loc: Tensor, scale: Tensor) -> float:
+        """KL(q ‖ prior), in nats."""
+        return kl_divergence(Normal(loc, scale), Normal(0.0, self.prior_scale)).sum().item()
 
 
 def correlated(num: int = 200, inputs: int = 4, seed: int = 1, **settings: Any) -> LinearGaussian:
