@@ -93,7 +93,7 @@ def evaluate(args: Namespace) -> None:
         print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, "-".join(what)))
         return
     data = recipe.load()
-    num = 10_000 if args.limit is None else args.limit
+    num = 10_000 if args.limit is None else args.limit  # rows of each outside data set
     outside = scoring.outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
     module = getattr(args, "module", None)
     baseline = scoring.load_posterior(folder.baseline, recipe.device, module) if folder.baseline.is_trained else None

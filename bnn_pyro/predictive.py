@@ -27,7 +27,7 @@ from bnn_pyro.posterior import Posterior, split_frozen
 
 #: Bytes that the largest intermediate of one chunk may take; on a CPU, whose cache larger ones outgrow at up to twice
 #: the time, less, but enough for so many rows.
-MAX_MEMORY, CPU_MEMORY, CPU_ROWS = 256 * 2**20, 8 * 2**20, 32
+MAX_MEMORY, CPU_MEMORY, CPU_ROWS = 256 * 2**20, 16 * 2**20, 32
 #: S, where nobody says another.
 NUM_DRAWS = 100
 #: The least probability of a class, or mean of counts: one that no training row has would else be impossible.
@@ -53,7 +53,8 @@ def predict(
     x: (B, *input_shape); a tensor is standardised already (``data.x_test``, or ``schema.standardise(raw)``), a frame,
         NumPy array or list of rows is not, and goes through ``load_inputs``.
     num_draws: S, by default 100; a posterior of stored draws gives at most as many as it holds.
-    max_memory: bytes that a chunk's widest activation may take, by default 256 MiB, on a CPU 8 or what 32 rows take.
+    max_memory: bytes that a chunk's widest activation may take, by default 256 MiB, on a CPU 16 or what 32 rows take,
+        unless x is read from a file, which every block of draws reads anew.
         The result itself takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
@@ -78,8 +79,8 @@ def predict(
         model, x = split_frozen(posterior.model, x)
         per_point = 4 * widest_activation(model, x[:1].to(posterior.device))  # bytes of one draw
         if max_memory is None:
-            cached = max(CPU_MEMORY, CPU_ROWS * per_point)
-            max_memory = min(MAX_MEMORY, cached) if posterior.device.type == "cpu" else MAX_MEMORY
+            in_cache = posterior.device.type == "cpu" and isinstance(x, Tensor)
+            max_memory = min(MAX_MEMORY, max(CPU_MEMORY, CPU_ROWS * per_point)) if in_cache else MAX_MEMORY
         for block in posterior.blocks(num_draws, x):
             drawn = next(iter(block.values())).shape[0]
             at_once = max(1, min(drawn, max_memory // (per_point * min(len(x), 512))))

@@ -183,6 +183,11 @@ def test_the_second_time_the_file_is_mapped_and_gives_the_same_fit(cache, monkey
     assert torch.equal(seen(net(), data)[1].x_train, before)
 
 
+def full_disk(file, array):
+    file.write(b"half")
+    raise OSError("No space left on device")
+
+
 @pytest.mark.parametrize("fault", ["a full disk", "no folder"])
 def test_a_cache_that_cannot_be_written_only_warns_and_holds_nothing_half_written(cache, tmp_path, monkeypatch, fault):
     whole = seen(net(), rows())[1]
@@ -190,7 +195,7 @@ def test_a_cache_that_cannot_be_written_only_warns_and_holds_nothing_half_writte
         (tmp_path / "file").write_text("no folder")
         monkeypatch.setenv("BNN_PYRO_CACHE", str(tmp_path / "file"))
     else:
-        monkeypatch.setattr(np, "save", Mock(side_effect=OSError("No space left on device")))  # its file is open
+        monkeypatch.setattr(np, "save", full_disk)
         for name in files(cache):
             (cache / name).unlink()
     with pytest.warns(UserWarning, match="features could not be cached in .*(No space left|file)"):

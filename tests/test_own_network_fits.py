@@ -126,6 +126,13 @@ def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path):
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
+def test_raw_inputs_are_those_in_their_own_units():
+    data, net, seen = bp.load_data("breast-cancer", features=["mean radius", "mean texture"]), nn.Linear(2, 1), []
+    net.register_forward_hook(lambda layer, inputs, _: seen.append(inputs[0].detach()))
+    bp.Bayesian(net, inputs="raw").model(data.schema)(data.x_train[:5])
+    torch.testing.assert_close(seen[-1], data.schema.unstandardise(data.x_train[:5]))
+
+
 def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
     monkeypatch.syspath_prepend(tmp_path)
     code = "from torch import nn\ndef small(schema):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"

@@ -1,6 +1,7 @@
 """The numbers that a method computes with: are they unbiased, do they agree with one another, and how noisy are they?
 
-On the variant itself and its own data: the ELBO that optimisers estimate, or the log joint density of samplers.
+On the variant itself and its own data. For optimisers: the ELBO and its gradient as training estimates them. For
+samplers: the log joint density that they follow, its gradient against finite differences, precision, and mini-batches.
 """
 
 import copy

@@ -6,8 +6,7 @@ the Monte-Carlo errors of its own draws. How far an approximation is off the pos
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -47,18 +46,20 @@ class KnownAnswers(Check):
         return subject.irreducible()
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
-        problems, parts = self.problems(subject), []
+        problems, compared = self.problems(subject), []
         cases = [(problem, 0) for problem in problems]
         if hasattr(subject.kind, "eta_share") and not subject.given.get("batch_size"):  # takes mini-batches
             cases += [(problem, len(problem.inputs) // problem.batches) for problem in problems if problem.batches > 1]
         for k, (problem, batch_size) in enumerate(cases):
-            parts.append(_compare(problem, subject, self, seed, len(cases), batch_size))
+            compared.append(_compare(problem, subject, self, seed, len(cases), batch_size))
             report(k + 1, len(cases), {"problem": problem.title})
-        claims, settings, compared, amounts = zip(*parts, strict=True)
-        findings = [*chain(*compared), *chain(*amounts[: len(problems) if subject.converges_to != "exact" else 0])]
-        sentence = _sentence(problems, claims[-1], findings, () if subject.exact else amounts)
-        level, figures = worst(f.level for f in findings), {self.name.replace("-", "_"): amounts[0][0].estimate}
-        return Outcome(self.name, level, sentence, settings[0], findings, figures=figures)
+        findings = [finding for c in compared for finding in c.findings]
+        if subject.converges_to != "exact":
+            findings += [amount for c in compared[: len(problems)] for amount in c.amounts]
+        sentence = _sentence(problems, compared, findings, subject.exact)
+        figures = {self.name.replace("-", "_"): compared[0].amounts[0].estimate}
+        level = worst(f.level for f in findings)
+        return Outcome(self.name, level, sentence, compared[0].settings, findings, figures=figures)
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,15 @@ class Logistic(KnownAnswers):
         return [six_weights(60, 5, 10) if subject.converges_to in REFITTED else softmax_regression(50, 2, 10)]
 
 
+class _Compared(NamedTuple):
+    """Draws of a method on a problem beside what is claimed, in words; how far they are off the posterior itself."""
+
+    claim: str
+    settings: dict[str, Any]
+    findings: list[Finding]
+    amounts: list[Finding]
+
+
 def problem_method(problem: Problem, subject: Subject, effort: float, **settings: Any) -> Method:
     """The subject's method with settings that suffice on a problem."""
     if problem.batches > 1 and not subject.exact:
@@ -116,11 +126,8 @@ def problem_method(problem: Problem, subject: Subject, effort: float, **settings
 
 def _compare(
     problem: Problem, subject: Subject, check: KnownAnswers, seed: int, tests: int, batch_size: int = 0
-) -> tuple[str, dict[str, Any], list[Finding], list[Finding]]:
-    """What is claimed, settings, draws beside the claim, and how far they are off the posterior itself.
-
-    tests: comparisons of the check.   batch_size: of stochastic gradients, which then take a smaller step.
-    """
+) -> _Compared:
+    """tests: comparisons of the check.   batch_size: of stochastic gradients, which then take a smaller step."""
     method, to = problem_method(problem, subject, check.effort), subject.converges_to
     if batch_size:
         smaller = {"batch_size": batch_size, "lr": method.lr / 5}
@@ -159,13 +166,13 @@ def _compare(
         Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=beside),
         Finding(apart, mean[size:].abs().mean().item(), 0.0, level=beside),
     ]
-    return claim.name, subject.settings(method, entry), findings, amounts
+    return _Compared(claim.name, subject.settings(method, entry), findings, amounts)
 
 
 def _sentence(
-    problems: Sequence[Problem], claim: str, findings: Sequence[Finding], amounts: Sequence[Sequence[Finding]]
+    problems: Sequence[Problem], compared: Sequence[_Compared], findings: Sequence[Finding], exact: bool
 ) -> str:
-    where = " and ".join(problem.title for problem in problems)
+    where, claim = " and ".join(problem.title for problem in problems), compared[-1].claim
     if off := most_off(findings):
         return f"On {where} this is not {claim}: {off}"
     p = [f.p for f in findings if f.p is not None]
@@ -173,8 +180,8 @@ def _sentence(
     if differ := sum(f.level == "caution" for f in findings if f.p is not None):
         words = f"On {where} {differ} of {len(p)} quantities are not those of {claim}, which this may only approximate"
     words += f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})."
-    for problem, own in zip(problems, amounts, strict=False):  # none where the claim is exact
-        weights, predictions, off = (f"{amount.estimate:.2f}" for amount in own)
+    for problem, one in [] if exact else zip(problems, compared, strict=True):
+        weights, predictions, off = (f"{amount.estimate:.2f}" for amount in one.amounts)
         words += f" Beside the posterior of {problem.title}, standard deviations of weights are {weights} of its own, "
         words += f"those of predictions {predictions}, and mean predictions lie {off} of them off."
     return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))

@@ -60,7 +60,7 @@ def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndar
 
 
 def integrate(evaluate: Callable, state: State, step: np.ndarray) -> tuple[State, np.ndarray]:
-    """(the state after one step (G,), ΔE (G,) in nats).   evaluate: that of ``evaluator``."""
+    """(the state after one step (G,), ΔE (G,) in nats).   evaluate: z (G, d) -> (densities (G,), gradients (G, d))."""
     z, u, density, gradient = state
     first, *rest = SHARES
     u, kinetic = turn(u, gradient, first * step)

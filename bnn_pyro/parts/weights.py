@@ -158,7 +158,7 @@ class FreeWeights(_NormalArray):
         self.known_kl: Tensor | None = None
         super().__init__(loc.shape)
 
-    #: Once, where both the layer and the KL ask for it.
+    #: The variances, (*shape); once, where both the layer and the KL ask for them.
     variance = cached_property(lambda self: self.log_variance.exp())
 
     def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:

@@ -84,9 +84,9 @@ def rank_ecdfs(evidence: Mapping[str, Any]) -> np.ndarray:
     ranks (Q, R): whole numbers 0 … draws, of Q quantities in R simulated data sets; the first 12 are shown.
     labels (Q,).   p (Q, 3): of the tests of the ECDF, location and width, corrected; the least is in the titles.
     """
-    ranks, level = evidence["ranks"][:12], evidence["shown"]
-    bands = {level: f"all but {level:.1g} of uniform ranks", 0.05: "95 % of them"}
-    axes = panels(len(ranks), 4, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)
+    ranks, level = evidence["ranks"][:12], evidence["shown"]  # panels at most
+    bands = {level: f"all but {level:.1g} of uniform ranks", 0.05: "95 % of them"}  # of a whole curve by itself
+    axes = panels(len(ranks), 4, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)  # 4 in a row
     for ax, order, label, p in zip(axes, ranks, evidence["labels"], np.min(evidence["p"], 1), strict=False):
         draw_ecdf_difference(ax, order, evidence["draws"], bands)
         ax.set_title(f"{label}\np = {p:.2g}", size=8.5, loc="left")

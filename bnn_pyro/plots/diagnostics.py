@@ -211,7 +211,7 @@ def trace_ranks(
     if values.ndim != 3 or values.shape[2] != len(labels):
         raise UserError(f"values must be (chains, draws, {len(labels)} quantities), got the shape {values.shape}")
     chains, _, every = values.shape
-    num = min(6, every)
+    num = min(6, every)  # quantities at most
     axes = layout.panels(2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
     for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
         _lines(left, one)

@@ -164,7 +164,7 @@ def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y
 @drawn
 def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axes:
     """Rise of the loss where a column is permuted, the largest 15, median and 90 % of draws; of ``bp.explain``."""
-    table = explanation.importance.iloc[:15]
+    table = explanation.importance.iloc[:15]  # columns at most
     ax = panel(ax, 5.6, 1.2 + 0.26 * len(table))
     place, middle = np.arange(len(table)), table["importance"].to_numpy()
     bars = np.abs(table[["low", "high"]].to_numpy().T - middle)

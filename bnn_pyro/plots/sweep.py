@@ -64,10 +64,10 @@ def sweep_points(
     recipes = list(dict.fromkeys(name for by in scores.values() for name in by))
     if not recipes:
         raise UserError("there is no fit to draw")
-    names = [textwrap.fill(name, 30) for name in recipes]
+    names = [textwrap.fill(name, 30) for name in recipes]  # characters on a line
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
     cell = 2.9, 0.95 + 0.34 * max(len(names), 2)
-    axes = panels(len(scores), 3, cell, (wide, 0.35), least=5.4, sharey=True)
+    axes = panels(len(scores), 3, cell, (wide, 0.35), least=5.4, sharey=True)  # inches for the legend
     for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
             row, (marker, colour, filling, words) = recipes.index(name), KINDS[one.kind]

@@ -45,7 +45,7 @@ def weight_posteriors(posteriors: Mapping[str, Posterior], *, num: int = 6) -> n
     for label in rest:
         if reason := _unlike(posteriors[first], posteriors[label]):
             raise UserError(f"'{first}' and '{label}' are not posteriors of one model: {reason}")
-    picks = even_weights(posteriors[first], CANDIDATES)
+    picks = even_weights(posteriors[first], CANDIDATES)  # of which those are shown that differ most between two methods
     draws = [chosen_weights(posterior, picks, DRAWS)[1] for posterior in posteriors.values()]
     draws = [d for d in draws if d[0].size > 1] or draws  # a point says nothing of the spread
     means, scales = (np.stack([f(d, axis=(1, 2)) for d in draws]) for f in (np.mean, np.std))

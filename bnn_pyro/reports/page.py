@@ -83,7 +83,7 @@ def draw_figures(
     texts, pictures = read_texts("figures")[section], []
     for figure, draw in figures.items():
         kind, _, name = figure.partition("-")
-        words = texts.get(figure) or texts[kind]
+        words = texts[figure if figure in texts or "{name}" not in texts[kind]["title"] else kind]
         if all(_has_number(evidence.get(key)) for key in words.get("needs", ())):
             about = words["title"].format(name=name), words["sentence"].format_map(evidence), words.get("wide", True)
             pictures.append(Picture.of(prefix + figure, functools.partial(draw, evidence), *about))

@@ -83,7 +83,7 @@ def evaluate_run(
     for place in (folder, folder.baseline) if folder.baseline.is_trained else (folder,):
         place.recipe, place.read("environment.json")  # damaged ones are refused before anything is written
     if outside is None and data.schema.is_image and data.schema.has_classes:
-        outside = outside_inputs(["noise"], data.schema, num=1000)
+        outside = outside_inputs(["noise"], data.schema, num=1000)  # images of each kind
     if outside and not len(data.x_test):
         raise UserError(f"{data.name} has no test rows that out-of-distribution inputs could be told from")
     inputs, num = outside or {}, recipe.num_draws

@@ -245,5 +245,5 @@ def _band(run: Scored, far: float | None = None) -> object:
 
 
 def _map(run: Scored, draw: Callable) -> object:
-    mesh = plots.grid(run.data, margin=0.5)
+    mesh = plots.grid(run.data, margin=0.5)  # of the data's range, on each side
     return draw(run.predict(mesh.x), mesh, run.data.x_train, run.data.y_train)
