@@ -30,7 +30,7 @@ from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import announce, forwarded, progress_bar
-from bnn_pyro.zoo import Entry
+from bnn_pyro.zoo import Entry, model_of
 from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
 
 #: What a provenance's ``key`` holds, the last where there is one.
@@ -205,7 +205,7 @@ def fit_setup(
             checkpoint.discard()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
-            model = entry.model(data.schema)
+            model = model_of(entry, data.schema)
             if device == "auto" and where.type == "cuda" and getattr(entry, "backbone", None) is None:
                 work = step_work(setup.method, model, data.schema, len(data.x_train))
                 if work < GPU_WORK:

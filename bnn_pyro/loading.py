@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import in_words
@@ -59,8 +59,10 @@ def _restored(
     if module is not None or (entry is None and "module" in provenance):
         entry = _with_module(folder, module, provenance)
     elif entry is None:
-        check_known(f"variant in {folder}", ZOO, provenance.get("entry"))
-        kind = ZOO[provenance["entry"]]
+        if (name := provenance.get("entry")) not in ZOO:
+            raise UserError(f"the posterior in {folder} is of the variant '{name}', which is not in the package; give "
+                            f"it: load(folder, {name}())")  # fmt: skip
+        kind = ZOO[name]
         former = getattr(kind, "former_of_images", {}) if Schema.from_dict(meta["schema"]).is_image else {}
         entry = build(kind, former | provenance["entry_settings"])
     else:

@@ -59,7 +59,8 @@ def predict(
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
 
-    Raises UserError where x has not the shape that the posterior was trained on, or memory does not suffice.
+    Raises UserError where x has not the shape that the posterior was trained on or a value that is not finite, or where
+    memory does not suffice.
     """
     index, x = getattr(x, "axes", [None])[0], x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)
     if not isinstance(posterior, Posterior):
@@ -74,6 +75,10 @@ def predict(
         )
     if len(x) == 0:
         raise UserError("there is no input to predict: x has 0 rows")
+    if isinstance(x, Tensor):
+        x = x.float()
+        if not (finite := x.isfinite().flatten(1).all(1)).all():
+            raise UserError(f"x has a value that is nan or infinite in row {int(finite.long().argmin())} (from 0)")
     blocks, done, enough = [], 0, _enough_memory(num_draws, len(x), max_memory or MAX_MEMORY)
     with enough, torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
         model, x = split_frozen(posterior.model, x)

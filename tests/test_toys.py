@@ -7,13 +7,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal
+from refused import refuses
 
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
-from bnn_pyro.parts.likelihoods import Likelihood
+from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.likelihoods import Likelihood, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
@@ -105,3 +109,50 @@ def test_every_command_takes_a_method_of_the_users_own(tmp_path, capsys, monkeyp
     assert main(["check", "mean-field", "--inference", "jitter", "--quiet", *checks]) in (0, 1)
     outcomes = json.loads((tmp_path / "check/check.json").read_text())["subjects"][0]["outcomes"]
     assert len(outcomes) == 2 and all("Error" not in json.dumps(outcome) for outcome in outcomes)
+
+
+class LaplaceWeights(torch.nn.Module):
+    def __init__(self, inputs, likelihood):
+        super().__init__()
+        self.likelihood = likelihood
+        self.initial = {"w": torch.zeros(inputs, likelihood.outputs), **likelihood.initial}
+
+    def forward(self, x, y=None):
+        w = pyro.sample("w", dist.Laplace(torch.zeros_like(self.initial["w"]), 1.0).to_event(2))
+        return self.likelihood(x @ w, y)
+
+
+@dataclass(frozen=True)
+class Linear:
+    wrapped: Any = None
+    autoguide: bool = False
+    summary, paper, has = "Linear", "", frozenset({"guide", "weights", "proper prior"})
+
+    def model(self, schema):
+        model = LaplaceWeights(schema.input_shape[0], make_likelihood(schema))
+        return self.wrapped(model) if self.wrapped else model
+
+    def guide(self, model):
+        return AutoNormal(model) if self.autoguide else MeanFieldNormal(model.initial, 0.01)
+
+
+def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3))
+    data = bp.dataset(x, x @ [1.0, 0, -1] + 0.1 * rng.normal(size=60), seed=0)
+    how = dict(seed=0, device="cpu", progress=False)
+    for method in (bp.SVI(epochs=30), bp.MAP(epochs=30), bp.NUTS(chains=2, warmup=100, draws=20, cores=1)):
+        own = bp.fit(Linear(), data, method, out=tmp_path / type(method).__name__, **how)
+        here = bp.predict(own, data.x_test, num_draws=8).mean
+        there = bp.predict(bp.load(tmp_path / type(method).__name__, Linear()), data.x_test, num_draws=8).mean
+        assert torch.equal(here, there)
+    refuses(r"'Linear', which is not in the package; give it: load\(.*, Linear\(\)\)", bp.load, tmp_path / "SVI")
+    plain = Linear(wrapped=lambda model: model.forward)
+    refuses("the model of Linear is method; it must be a torch.nn.Module with `initial`", bp.fit, plain, data, **how)
+    refuses("AutoNormal, has no parameters", bp.fit, Linear(autoguide=True), data, bp.SVI(epochs=1), **how)
+    refuses(
+        "{'epochs': 3} is neither a name nor a dataclass .*method", bp.fit, "mean-field", data, {"epochs": 3}, **how
+    )
+    assert torch.equal(bp.predict(own, data.x_test.double(), num_draws=8).mean, here)
+    data.x_test[2, 1] = float("nan")
+    refuses(r"nan or infinite in row 2 \(from 0\)", bp.predict, own, data.x_test)

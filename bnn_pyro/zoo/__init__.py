@@ -10,6 +10,7 @@ from typing import ClassVar, Protocol
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
 from bnn_pyro.zoo.last_layer import LastLayer
 from bnn_pyro.zoo.networks import (
     MLP,
@@ -43,6 +44,16 @@ class Entry(Protocol):
         A variant may have ``prepare(model, guide, data)`` as well, which a fit calls before it infers, and which
         returns what provenance says under "module"; and ``to_choose(schema)``, settings to compare by held-out rows.
         """
+
+
+def model_of(entry: Entry, schema: Schema) -> nn.Module:
+    """Its model.   Raises UserError where that is no module with ``initial``, as a plain Pyro function is none."""
+    model = entry.model(schema)
+    if not (isinstance(model, nn.Module) and hasattr(model, "initial")):
+        raise UserError(f"the model of {type(entry).__name__} is {type(model).__name__}; it must be a torch.nn.Module "
+                        "with `initial`, {site: tensor} of its latent sites and its likelihood's, where fits start "
+                        "(docs/methods.md has an example)")  # fmt: skip
+    return model
 
 
 #: Every variant by its name on the command line.

@@ -11,7 +11,7 @@ are those of the machine that the constants were measured on (docs/which-method.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -165,6 +165,12 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
     """
     entry = Bayesian(variant) if isinstance(variant, nn.Module) else variant
     entry, method = (v() if isinstance(v, type) and not issubclass(v, nn.Module) else v for v in (entry, method))
+    for value, what in (
+        (entry, "variant, such as bp.MeanField(hidden=(50,))"),
+        (method, "method, such as bp.SVI(lr=0.01)"),
+    ):
+        if not (value is None or isinstance(value, str) or is_dataclass(value)):
+            raise UserError(f"{value!r:.60} is neither a name nor a dataclass with the settings of a {what}")
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
     entry = ZOO[entry]() if isinstance(entry, str) else entry  # settings may decide what a variant has
