@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, unknown
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import in_words
@@ -60,8 +60,7 @@ def _restored(
         entry = _with_module(folder, module, provenance)
     elif entry is None:
         if (name := provenance.get("entry")) not in ZOO:
-            raise UserError(f"the posterior in {folder} is of the variant '{name}', which is not in the package; give "
-                            f"it: load(folder, {name}())")  # fmt: skip
+            raise UserError(f"{unknown(f'variant in {folder}', name, ZOO)}; one of your own: load(folder, variant)")
         kind = ZOO[name]
         former = getattr(kind, "former_of_images", {}) if Schema.from_dict(meta["schema"]).is_image else {}
         entry = build(kind, former | provenance["entry_settings"])

@@ -132,7 +132,8 @@ def test_what_is_no_variant_method_or_setting_is_refused_and_classes_are_made(tm
     assert torch.equal(bp.load(tmp_path, bp.MLP).draw(2)["layers.0.weight"], made.draw(2)["layers.0.weight"])
     for call, words in (
         (lambda: bp.fit("mlp", data, "bogus"), "unknown .* 'bogus'"),
-        (lambda: bp.fit(object(), data, "map"), "no class attribute 'has'"),
+        (lambda: bp.fit(object(), data, "map"), "neither a name nor a dataclass"),
+        (lambda: bp.fit(data.schema, data, "map"), "no class attribute 'has'"),
         (lambda: bp.MeanField(net), r"hidden must be at least 1, got Identity.*bp\.Bayesian\(module\)"),
         (lambda: bp.MeanField(noise=net.forward), "noise takes .* such as .learned., got <bound method"),
         (lambda: bp.load(tmp_path, "mlp"), "entry is a variant"),

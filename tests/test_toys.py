@@ -146,7 +146,7 @@ def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_pa
         here = bp.predict(own, data.x_test, num_draws=8).mean
         there = bp.predict(bp.load(tmp_path / type(method).__name__, Linear()), data.x_test, num_draws=8).mean
         assert torch.equal(here, there)
-    refuses(r"'Linear', which is not in the package; give it: load\(.*, Linear\(\)\)", bp.load, tmp_path / "SVI")
+    refuses(r"unknown variant in .*'Linear'.*; one of your own: load\(folder, ", bp.load, tmp_path / "SVI")
     plain = Linear(wrapped=lambda model: model.forward)
     refuses("the model of Linear is method; it must be a torch.nn.Module with `initial`", bp.fit, plain, data, **how)
     refuses("AutoNormal, has no parameters", bp.fit, Linear(autoguide=True), data, bp.SVI(epochs=1), **how)
