@@ -11,7 +11,7 @@ from pyro.distributions import Normal
 from refused import refuses
 from scipy.stats import binom, kstest
 from test_calibration import untrained
-from test_conformal import LEVEL, in_band
+from test_conformal import LEVEL, SETS, in_band, limits
 
 import bnn_pyro as bp
 from bnn_pyro.calibration import Adaptive, Conformal, cv_plus, martingale, monitor, threshold
@@ -79,6 +79,22 @@ def test_the_jackknife_covers(num=20, sets=4000):
     error = math.sqrt(LEVEL * (1 - LEVEL) / sets)
     assert -4 * error < inside[0].mean() - LEVEL < 1 / (num + 1) + 4 * error
     assert inside[1].sum() < inside[0].sum()
+
+
+def test_calibrating_on_training_rows_is_seen():
+    """Least squares with 12 inputs on 20 rows: its own residuals are far too small."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(SETS, 60, 12)), rng.normal(size=(SETS, 60))
+    w = np.linalg.solve(x[:, :20].mT @ x[:, :20], x[:, :20].mT @ y[:, :20, None])
+    residual = np.abs(y - (x @ w)[..., 0])
+    assert in_band(residual[:, 40:] <= limits(residual[:, 20:40]), 20)
+    assert not in_band(residual[:, 40:] <= limits(residual[:, :20]), 20)
+
+
+def test_ties_cover_at_least_the_level():
+    scores = np.random.default_rng(4).normal(size=(SETS, 40)).round(1)
+    new, limit = scores[:, 20:], limits(scores[:, :20])
+    assert (new <= limit).mean() > 19 / 21 > LEVEL > (new < limit).mean()  # planted: "<"
 
 
 # -- monitoring --------------------------------------------------------------------------------------------------------

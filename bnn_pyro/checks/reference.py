@@ -2,7 +2,10 @@
 
 The variant gets the data of a reference, that of the subject's own data where there is one, and the settings that its
 posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
-is known. Whether the model is the reference's, its density tells. Compared are means of ``bounded`` functions.
+is known. Whether the model is the reference's, its density tells.
+
+A sampler that claims the posterior is held to means of :func:`bounded` functions of every output, within the
+Monte-Carlo errors of both; of an approximation the report says how far its means, spread and intervals are off.
 """
 
 import math
