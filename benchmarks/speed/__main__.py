@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ import torch
 from benchmarks.provenance import PACKAGES, add_out, check_tree, provenance, write_json
 from benchmarks.speed.fits import time_fits
 from benchmarks.speed.main_figures import time_main_figures
-from benchmarks.speed.problem import Problem
 from benchmarks.speed.steps import CONTESTANTS, SIZES, chosen, problem, time_steps
 
 PARTS = ("main", "steps", "fits")
@@ -39,10 +39,12 @@ def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:
     if args.part == "main":
         time_main_figures(args.against, args.only, args.rounds, result.setdefault("figures", {}))
     elif args.part == "fits":
-        time_fits(Problem((784, 400, 400, 10), 10_000, 128, device), args.only, result.setdefault("fits", {}))
+        for sizes in args.sizes or ["784-400-400-10"]:
+            task = replace(problem(sizes, device), rows=10_000)
+            time_fits(task, args.only, result.setdefault("fits", {}))
     else:
         result["contestants"] = {}
-        for sizes in args.sizes:
+        for sizes in args.sizes or SIZES:
             names = chosen(args.only, sizes)
             result["contestants"] |= {name: CONTESTANTS[name].note for name in names}
             found = result.setdefault("networks", {}).setdefault(sizes, {})
@@ -54,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--against", type=Path, metavar="PATH", help="main: a checkout to measure beside this one")
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), metavar="IN-…-OUT", help="steps: networks")
+    parser.add_argument("--sizes", nargs="+", default=[], metavar="IN-…-OUT", help="steps: networks; fits: one")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="TEXT", help="contestants or figures with this in them"
     )
