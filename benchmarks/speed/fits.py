@@ -99,7 +99,7 @@ def theirs(name: str, task: Problem, data: bp.Dataset) -> Course:
 
 
 def ours(sampling: str, task: Problem, data: bp.Dataset, patience: int | None) -> Course:
-    """``bp.fit`` to its end."""
+    """``bp.fit`` to its end, or for twice ``MAX_SECONDS``, looks included."""
     net, course, start, apart = network(task), [], clock(task.device), [0.0]
     looked_at = copy.deepcopy(net).to(task.device)
 
@@ -114,7 +114,7 @@ def ours(sampling: str, task: Problem, data: bp.Dataset, patience: int | None) -
 
             return super().run(model, guide, given, report=watch, **rest)
 
-    how = dict(seed=0, device=task.device.type, progress=False)
+    how = dict(seed=0, device=task.device.type, progress=False, max_minutes=2 * MAX_SECONDS[task.device.type] / 60)
     bp.fit(bp.Bayesian(net, prior="normal:1", sampling=sampling), data, Watched(patience=patience), **how)
     return course
 
