@@ -96,6 +96,7 @@ def test_predicted_observed_counts_the_hits_of_all_points(monkeypatch):
 
 
 def test_coverage_and_pit_are_those_of_the_metrics():
+    refuses("classes have no order", plots.regression_calibration, CATEGORICAL, LABELS)
     y = NORMAL.mean + 0.8 * random(POINTS, seed=9)
     coverage, pit = plots.regression_calibration(NORMAL, y)
     curve = dict(np.round(line_of(coverage, "this prediction").get_xydata(), 6).tolist())

@@ -127,11 +127,14 @@ class LaplaceWeights(torch.nn.Module):
 class Linear:
     wrapped: Any = None
     autoguide: bool = False
+    forgets: bool = False
     noise: str | float = "learned"
     summary, paper, has = "Linear", "", frozenset({"guide", "weights", "proper prior"})
 
     def model(self, schema):
         model = LaplaceWeights(schema.input_shape[0], make_likelihood(schema, self.noise))
+        if self.forgets:
+            del model.initial["log_noise"]
         return self.wrapped(model) if self.wrapped else model
 
     def guide(self, model):
@@ -151,6 +154,8 @@ def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_pa
     refuses(r"unknown variant in .*'Linear'.*; one of your own: load\(folder, ", bp.load, tmp_path / "SVI")
     plain = Linear(wrapped=lambda model: model.forward)
     refuses("the model of Linear is method; it must be a torch.nn.Module with `initial`", bp.fit, plain, data, **how)
+    for method in (bp.SVI(epochs=1), bp.MAP(epochs=1), bp.NUTS(warmup=1, draws=1)):
+        refuses("site 'log_noise'", bp.fit, Linear(forgets=True), data, method, **how)
     refuses("AutoNormal, has no parameters", bp.fit, Linear(autoguide=True), data, bp.SVI(epochs=1), **how)
     refuses(
         "{'epochs': 3} is neither a name nor a dataclass .*method", bp.fit, "mean-field", data, {"epochs": 3}, **how

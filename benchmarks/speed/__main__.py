@@ -30,7 +30,7 @@ from benchmarks.speed.main_figures import time_main_figures
 from benchmarks.speed.steps import CONTESTANTS, SIZES, chosen, problem, time_steps
 
 PARTS = ("main", "steps", "fits")
-PEER_PACKAGES = ("torchbnn", "bayesian-torch", "blitz-bayesian-pytorch", "tyxe", "torch_blue")
+PEER_PACKAGES = ("bayesian-torch", "tyxe", "torch_blue")
 
 
 def measure(args: argparse.Namespace, result: dict[str, Any]) -> None:

@@ -2,8 +2,7 @@
 
     pip install -e ".[peers]"
 
-One that cannot be imported is reported as absent. Every prior is N(0, 1), but for blitz: its own default, which it
-evaluates as a mixture. Its README takes three draws a step; one is taken here, as of everybody.
+One that cannot be imported is reported as absent. Every prior is N(0, 1); one draw is taken a step, as of everybody.
 """
 
 from __future__ import annotations
@@ -14,21 +13,11 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, TraceMeanField_ELBO
-from torch import Tensor, nn
 
 from benchmarks.speed.problem import NOISE, Contestant, Problem, Step, adam_step, network
 from benchmarks.speed.through_pyro import adam
 
 __all__ = ["PEERS"]
-
-
-def torchbnn(problem: Problem) -> Step:
-    """``BayesLinear`` and ``BKLLoss``; one weight draw for the batch."""
-    import torchbnn as bnn
-
-    net = network(problem, lambda i, o: bnn.BayesLinear(0, 1.0, i, o)).to(problem.device)
-    kl = bnn.BKLLoss(reduction="sum")
-    return adam_step(problem, net, lambda x, y: problem.nll(net(x), y) + kl(net).squeeze() / problem.rows)
 
 
 def bayesian_torch(problem: Problem, kind: str) -> Step:
@@ -40,29 +29,6 @@ def bayesian_torch(problem: Problem, kind: str) -> Step:
     dnn_to_bnn(net, {**settings, "type": kind, "moped_enable": False, "moped_delta": 0.5})
     net = net.to(problem.device)
     return adam_step(problem, net, lambda x, y: problem.nll(net(x), y) + get_kl_loss(net) / problem.rows)
-
-
-def blitz(problem: Problem) -> Step:
-    """``BayesianLinear`` and ``sample_elbo`` of one draw; the KL is estimated by that draw."""
-    from blitz.modules import BayesianLinear
-    from blitz.utils import variational_estimator
-
-    @variational_estimator
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = network(problem, BayesianLinear)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x)
-
-    net = Net().to(problem.device)
-
-    def loss(x: Tensor, y: Tensor) -> Tensor:
-        settings = dict(criterion=problem.nll, sample_nbr=1, complexity_cost_weight=1 / problem.rows)
-        return net.sample_elbo(inputs=x, labels=y, **settings)
-
-    return adam_step(problem, net, loss)
 
 
 def tyxe(problem: Problem) -> Step:
@@ -96,14 +62,12 @@ def torch_blue(problem: Problem) -> Step:
 
 
 PEERS: dict[str, Contestant] = {
-    "torchbnn": Contestant(torchbnn, "BayesLinear", "torchbnn"),
     "bayesian-torch": Contestant(
         lambda p: bayesian_torch(p, "Reparameterization"), "LinearReparameterization", "bayesian_torch", modules=True
     ),
     "bayesian-torch Flipout": Contestant(
         lambda p: bayesian_torch(p, "Flipout"), "LinearFlipout", "bayesian_torch", modules=True
     ),
-    "blitz": Contestant(blitz, "BayesianLinear", "blitz"),
     "TyXe": Contestant(tyxe, "VariationalBNN", "tyxe", modules=True),
     "torch_blue": Contestant(torch_blue, "convert_to_vimodule", "torch_blue", modules=True),
 }

@@ -205,8 +205,10 @@ def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1)
                 term = _scaled(site["fn"].log_prob(site["value"]), site)
                 likelihood = likelihood + term.detach()
                 terms.append(-term)
-            else:
+            elif name in q.sites:
                 terms.append(_kl(q.sites[name], site))
+            else:
+                raise UserError(f"the guide lacks the model's site '{name}'; `initial` takes the likelihood's too")
         terms += [-_entropy(site) for name, site in q.sites.items() if name not in p.sites]
     return -torch.stack(terms).sum() / particles, likelihood / particles
 

@@ -40,7 +40,10 @@ def pit(prediction: Prediction, y: Targets, *, seed: int | None = None) -> np.nd
 
     Of counts P(Y < y) + u P(Y = y): with ``seed`` u is uniform, and so is the PIT (Dunn & Smyth 1996, JCGS 5:236-244);
     without it u = ½, and the PIT is uniform but for their steps. Of a time that is censored P(T ≤ t) + u P(T > t).
+    Raises UserError for classes without an order.
     """
+    if prediction.task == "classification":
+        raise UserError("classes have no order, and so no P(Y ≤ y): take bp.plots.reliability")
     upper, lower = _steps(prediction, targets(prediction, y))
     # A stream of its own: data simulated from the same seed must not depend on it.
     return lower + (upper - lower) * (0.5 if seed is None else np.random.default_rng([seed, 1996]).random(len(upper)))

@@ -161,16 +161,18 @@ def read_pruning(folder: RunFolder) -> dict[str, Any]:
 
 
 def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
-    """The content of rows.json: {note, worst, uncertain}."""
+    """The content of rows.json: {note, worst, uncertain}; the last empty where no row is less certain than another."""
     file = Path(data.source)
     is_table = file.suffix.lower() in (".csv", ".tsv")
     where = f"as in {file.name}, whose header is row 1" if is_table else "from 0, in the order of the data"
     density, spread = prediction.log_prob(data.y_test), prediction.untransformed.total
     if data.schema.targets:
         spread = (spread / torch.tensor(data.schema.y_scale).square()).mean(1)
-    parts = {"worst": density.argsort()[:ROWS_SHOWN], "uncertain": spread.argsort(descending=True)[:ROWS_SHOWN]}
+    parts = {"worst": density.argsort()[:ROWS_SHOWN]}
+    if spread.max() > 1.001 * spread.min():
+        parts["uncertain"] = spread.argsort(descending=True)[:ROWS_SHOWN]
     names = ("row", f"observed {data.schema.target}", "predicted", "inputs, the most unusual first")
-    content: dict[str, Any] = {"note": f"Rows are numbered {where}."}
+    content: dict[str, Any] = {"note": f"Rows are numbered {where}.", "uncertain": []}
     for part, rows in parts.items():
         words = _words(data.schema, prediction[rows], data.y_test[rows])
         columns = map(str, data.index_test[rows].tolist()), *words, row_texts(data.x_test[rows], data.schema)
