@@ -73,6 +73,9 @@ class Settings:
             name, value, limits = field.name, getattr(self, field.name), field.metadata
             if value is None and field.default is None:
                 continue
+            if isinstance(field.default, bool | tuple) and isinstance(value, Real | str | list):  # 50: (50,)
+                value = parse_value(name, value, field.default)
+                object.__setattr__(self, name, value)
             annotation = getattr(field.type, "__name__", str(field.type))  # a class, a union, or text
             if set(annotation.split(" | ")) <= PLAIN and not isinstance(value, str | Real):
                 such_as = f", such as {field.default!r}" if isinstance(field.default, str | Real) else ""

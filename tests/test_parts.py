@@ -123,6 +123,7 @@ def test_mean_field_normal_starts_where_it_is_told():
 
 
 def test_variant_settings_that_are_refused():
+    assert (bp.MeanField(hidden=7), bp.MLP(bias="no")) == (bp.MeanField(hidden=(7,)), bp.MLP(bias=False))
     for settings, message in (
         ({"prior": "normla:1"}, "unknown prior 'normla'; did you mean 'normal'"),
         ({"prior": "normal:0"}, "form normal:SCALE .*SCALE > 0"),
