@@ -115,6 +115,8 @@ def test_a_fit_takes_rows_and_a_prediction_a_frame():
     refuses(r"a fit takes a data set .* or \(X, y\), not a str", bp.fit, "mlp", "houses.csv")
     for unnamed in (FRAME.to_numpy(object), FRAME.to_numpy(object).tolist()):  # in the order of the training columns
         assert torch.equal(mean, bp.predict(posterior, unnamed).mean)
+    for row in (FRAME.iloc[3], FRAME.iloc[3].to_dict()):
+        torch.testing.assert_close(bp.predict(posterior, row).mean, mean[3:4])
     refuses(r"a DataFrame; give it to bp\.dataset", bp.load_data, FRAME)
     images = bp.dataset(np.zeros((NUM, 4, 4), dtype=np.uint8), LABELS).schema
     refuses(r"a frame, and this model takes arrays of shape \(N, 1, 4, 4\)", bp.load_inputs, FRAME, images)

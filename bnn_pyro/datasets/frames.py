@@ -34,12 +34,13 @@ DATES, TIMES = ("datetime64", "datetime", "date", "period"), ("timedelta64", "ti
 def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFrame | None:
     """A frame of any library, or an array or list with text in it, as one of pandas; None for numbers.
 
+    A row may be a dict of values, or a Series that has the names.
     names: of the columns, where an array has as many.
     """
     if isinstance(x, Mapping):
-        x = pd.DataFrame(dict(x))
+        x = pd.DataFrame(dict(x) if any(map(pd.api.types.is_list_like, x.values())) else [dict(x)])
     if isinstance(x, pd.Series):
-        x = x.to_frame()
+        x = x.to_frame().T.infer_objects() if names and {*names} <= {*x.index} else x.to_frame()
     if not isinstance(x, pd.DataFrame):
         if hasattr(x, "__dataframe__") or hasattr(x, "to_pandas"):
             try:
