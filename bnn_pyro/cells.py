@@ -163,6 +163,8 @@ def _read_target(path: str | Path, cells: pd.Series, task: str | None, order: Se
     if is_number and classes and not set(names) & set(classes):
         return numbered(path, cells, task, classes)
     if len(names) < 2:
+        if is_number:
+            raise UserError(f"{where} is {names[0]} in every row; there is nothing to learn")
         ways = cells.nunique()
         keep = f"written in {ways} ways, which --categorical (categorical=) keeps apart; " if ways > 1 else ""
         raise UserError(f"{where} has one class only, '{names[0]}'; {keep}classification needs two")

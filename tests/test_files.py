@@ -175,6 +175,7 @@ BAD_TABLES = {
     "huge": ("a,y\n1,2\n2,1e39\n", {}, "column 'y', row 3: '1e\\+39' is too large"),
     "doubtful comma": ("a;y\n1,5;2\n2.5;3\n", {}, "'1,5' is not a number.*write 15 or 1.5, as it is meant"),
     "one class": ("a,y\n1,no\n2,no\n", {}, "one class only, 'no'"),
+    "one number": ("a,y\n1,5\n2,5\n", {}, "is 5 in every row; there is nothing to learn"),
     "constant": ("a,y\n1,2.5\n2,2.5\n3,2.5\n", {}, "is 2.5 in every row"),
     "few rows": ("a,y\n1,2.5\n2,3.5\n", {}, "has 2 rows, too few"),
     "rare class": ("a,y\n" + "1,u\n2,v\n" * 20 + "3,w\n", {}, "too few rows of class 'w' of 'y'"),
