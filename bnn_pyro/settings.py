@@ -73,7 +73,8 @@ class Settings:
             name, value, limits = field.name, getattr(self, field.name), field.metadata
             if value is None and field.default is None:
                 continue
-            if isinstance(field.default, bool | tuple) and isinstance(value, Real | str | list):  # 50: (50,)
+            # As on the command line: hidden=50 is (50,), and bias="no" is False.
+            if isinstance(field.default, bool | tuple) and isinstance(value, Real | str | list):
                 value = parse_value(name, value, field.default)
                 object.__setattr__(self, name, value)
             annotation = getattr(field.type, "__name__", str(field.type))  # a class, a union, or text

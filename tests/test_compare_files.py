@@ -80,7 +80,7 @@ def houses(tmp_path_factory, quick):
     folder = tmp_path_factory.mktemp("calibrated")
     table = small_table(folder / "houses.csv", rows=200)
     how = ["--data", str(table), "--target", "price", "--conformal", "0.8", "--no-baseline", "--out"]
-    assert main(["train", "mean-field", *how, str(folder / "run"), *SMALL]) == 0
+    assert main(["train", "mean-field", "--noise", "heteroscedastic", *how, str(folder / "run"), *SMALL]) == 0
     return folder
 
 
@@ -250,7 +250,7 @@ def test_a_skewed_positive_target(box, tmp_path):
     assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-3)
 
 
-def test_noise_that_grows_is_proposed_and_calibrated_intervals_are_judged_first(box):
+def test_noise_that_grows_is_proposed_and_calibrated_intervals_are_judged_first(box, tmp_path):
     frame, x = inputs(900)
     frame["y"] = x[:, 0] + np.exp(0.9 * x[:, 1]) * RNG.normal(size=900)
     sentences, scores = box(frame, "mlp", "--conformal", "0.9", "--epochs", "100")
@@ -260,6 +260,7 @@ def test_noise_that_grows_is_proposed_and_calibrated_intervals_are_judged_first(
     assert re.match(r"90 % intervals that `predict` writes \(conformal: normalised\) hold \d+ % of 135 test rows", hold)
     assert "before calibration 90 % intervals hold" in hold and "calibrate" not in sentences[-1]
     assert not any("least sure" in sentence for sentence in sentences), "one noise for all rows"
+    assert "third" not in (tmp_path / "run/guarantees.json").read_text()
     even = frame.assign(y=x[:, 0] + RNG.normal(size=900))
     assert "errors_by" not in box(even, "mlp", "--overwrite", "--epochs", "100")[1]
 

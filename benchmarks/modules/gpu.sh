@@ -7,6 +7,7 @@ python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "t
 mkdir -p "$out"
 CUDA_VISIBLE_DEVICES=0 python -m pytest -q -n 8 tests > "$out/tests.txt" || tail -40 "$out/tests.txt"  # on the GPU
 python -m benchmarks.speed steps --sizes resnet-18 transformer lstm --rounds 6 --device cuda --out "$out/steps.json"
+python -m benchmarks.speed fits --sizes resnet-20 --device cuda --threads 1 --out "$out/fits.json"
 for table in modules resnet20; do
     python -m bnn_pyro.run sweep "benchmarks/accuracy/$table.toml" --cores 1 --out "$out/$table"
 done

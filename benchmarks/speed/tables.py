@@ -55,11 +55,9 @@ def fits_table() -> str:
             own, *ours = (seconds_to(one, column, level) for one in (courses, *here.values()))
             cells = [f"{what} {level if column == 1 else -level:.4g}", f"{own:.0f}"]
             rows.append([name, *cells, *(f"{seconds:.0f}, {seconds / own:.2f}" for seconds in ours)])
-    return (
-        table(["package", "to", "CPU seconds", *(f"{name}: seconds, ratio" for name in here)], rows)
-        + "\n\n"
-        + _origin(found)
-    )
+    unit = "CPU seconds" if found.get("device") == "cpu" else "seconds"
+    head = ["package", "to", unit, *(f"{name}: seconds, ratio" for name in here)]
+    return table(head, rows) + "\n\n" + _origin(found)
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -4,7 +4,7 @@ The variant gets the data of a reference, that of the subject's own data where t
 posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
 is known. Whether the model is the reference's, its density tells.
 
-A sampler that claims the posterior is held to means of :func:`bounded` functions of every output, within the
+Of a sampler the means of :func:`bounded` functions of every output must be those of the reference, within the
 Monte-Carlo errors of both; of an approximation the report says how far its means, spread and intervals are off.
 """
 

@@ -208,7 +208,7 @@ class _Work:
             self.statistics["stuck_chains"] = float(self.series["stuck"].sum())
 
     def approximation(self) -> None:
-        """Of a guide: k̂ of its importance weights, and whether its training had settled."""
+        """Of a guide: k̂ of its importance weights, and by how much its objective still rose in the end."""
         trace = self.posterior.trace
         if not self.is_chain and np.isfinite(rise := draws.settled(trace)):
             self.statistics["elbo_rise"] = rise

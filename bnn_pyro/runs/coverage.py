@@ -13,7 +13,7 @@ from bnn_pyro.calibration.recalibration import RECALIBRATIONS
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.metrics.metric import share_of
 from bnn_pyro.predictive import Prediction
-from bnn_pyro.runs.figures import Scored
+from bnn_pyro.runs.figures import Scored, differ
 
 #: Parts of the test rows, by the uncertainty that the posterior predicts.
 THIRDS = ("least uncertain third", "middle third", "most uncertain third")
@@ -32,12 +32,15 @@ def coverage_table(
 ) -> list[dict[str, Any]]:
     """Lines of all rows by each prediction; of thirds, by how uncertain the first one is, and of groups by two of them.
 
+    No thirds where it is equally uncertain of all.
+
     Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size (None: infinite), and NLL in nats.
     """
     scores = {kind: _scores(prediction, y, level) for kind, prediction in predictions.items()}
-    order, parts = torch.from_numpy(one_number(next(iter(predictions.values())).total).argsort()), {}
+    total = torch.as_tensor(one_number(next(iter(predictions.values())).total))
+    order, parts = total.argsort(), {}
     if len(order) >= 3:
-        parts = dict(zip(THIRDS, order.tensor_split(3), strict=True)) | dict(groups or {})
+        parts = (dict(zip(THIRDS, order.tensor_split(3), strict=True)) if differ(total) else {}) | dict(groups or {})
     rows = []
     for part, index in {every: order, **parts}.items():
         for kind in list(scores)[: 2 if part in parts else None]:

@@ -160,6 +160,11 @@ def read_pruning(folder: RunFolder) -> dict[str, Any]:
     return {"curve": curve, "removed": table["share_removed"]}
 
 
+def differ(uncertainty: Tensor) -> bool:
+    """Whether some rows (B,) are less certain than others by more than a thousandth: not with one noise for all."""
+    return bool(uncertainty.max() > 1.001 * uncertainty.min())
+
+
 def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
     """The content of rows.json: {note, worst, uncertain}; the last empty where no row is less certain than another."""
     file = Path(data.source)
@@ -169,7 +174,7 @@ def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
     if data.schema.targets:
         spread = (spread / torch.tensor(data.schema.y_scale).square()).mean(1)
     parts = {"worst": density.argsort()[:ROWS_SHOWN]}
-    if spread.max() > 1.001 * spread.min():
+    if differ(spread):
         parts["uncertain"] = spread.argsort(descending=True)[:ROWS_SHOWN]
     names = ("row", f"observed {data.schema.target}", "predicted", "inputs, the most unusual first")
     content: dict[str, Any] = {"note": f"Rows are numbered {where}.", "uncertain": []}
