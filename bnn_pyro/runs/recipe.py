@@ -28,8 +28,9 @@ DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[
              "drop_missing": bool, "unseen": str, "groups": str, "time": str, "exposure": str, "event": str,
              "fractions": list[float], "splits": str, "split": int, "validation": int, "limit": int,
              "seed": int}  # fmt: skip
-#: What `train` takes where no data are named, with a test part that is large enough to tell two models apart.
-EXAMPLE = {"name": "digits", "fractions": [0.3, 0.1, 0.6]}
+#: What `train` takes where no data are named: few rows to train on, where networks differ most, and a test part that
+#: is large enough to tell two models apart.
+EXAMPLE = {"name": "digits", "fractions": [0.15, 0.05, 0.8]}
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
         "seed": int, "num_draws": int, "device": str, "baseline": bool, "boosting": bool, "auto": dict,
