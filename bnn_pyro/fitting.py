@@ -174,6 +174,7 @@ def fit_setup(
 ) -> Posterior:
     """The posterior of what :func:`check_setup` returned; see :func:`fit`.   start: a ``loading.Start``."""
     ranks, entry = here(), setup.entry
+    show = progress and ranks.first
     if _takes_all_rows(setup, data):
         data = replace(data, x_train=data.x_train[:], x_val=data.x_val[:])
     provenance = provenance_of(setup, data, seed)
@@ -188,11 +189,13 @@ def fit_setup(
             if (about := read_archive(out)[1]["provenance"]).get("key") != provenance["key"]:
                 raise UserError(f"{out} holds a finished posterior of other settings, seed or data; choose another "
                                 "folder, or start again with --overwrite")  # fmt: skip
+            if ended := about.get("stopped"):
+                announce(f"{out}: {ended}, and finished there; for a longer fit start again (--overwrite)", show)
             return load(out, replace(entry, **about.get("by_held_out_rows", {})))
     if options := getattr(entry, "to_choose", lambda schema: ())(data.schema):
         max_minutes = None if max_minutes is None else max_minutes / (len(options) + 1)
         how = dict(seed=seed, device=device, progress=progress, max_minutes=max_minutes, start=start)
-        tried = partial(chosen_settings, options, data, seed, show=progress and ranks.first)
+        tried = partial(chosen_settings, options, data, seed, show=show)
         if chosen := tried(lambda one, apart: fit_setup(setup.changed(one), apart, **how)):
             setup, provenance["by_held_out_rows"] = setup.changed(chosen), chosen
             entry, provenance["entry_settings"] = setup.entry, setup.variant_settings
@@ -210,25 +213,23 @@ def fit_setup(
                 work = step_work(setup.method, model, data.schema, len(data.x_train))
                 if work < GPU_WORK:
                     where = torch.device("cpu")
-                    announce(f"on the CPU: steps of {work:,} multiplications are faster there than on the GPU, which "
-                             "--device cuda takes", progress and ranks.first)  # fmt: skip
+                    announce(f"on the CPU: steps of {work:,} multiplications are faster there (--device cuda)", show)
             model = model.to(where)
-            inferred, seen = on_features(model, data.to(where), progress and ranks.first)
+            inferred, seen = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
-            report = forwarded(stack.enter_context(progress_bar(label, progress and ranks.first)))
+            report = forwarded(stack.enter_context(progress_bar(label, show)))
             options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=seed, report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
                 rows = f"{len(model.statistics.rows):,} training rows"
                 announce(f"every gradient of {setup.inference} normalises by {rows}; a trained network with "
-                         "batch_norm='frozen' takes a fraction of the time", progress and ranks.first)  # fmt: skip
+                         "batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
             if start is not None:
                 options |= start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
             posterior = setup.method.run(inferred, guide, seen, **options)
-        provenance = {**posterior.provenance, **provenance, "device": str(where)}
-        provenance |= {"module": facts} if facts else {}
+        provenance = {**posterior.provenance, **provenance, "device": str(where)} | ({"module": facts} if facts else {})
         provenance["seconds"] = round(time.perf_counter() - began, 3)
         if posterior.chains is not None:
             provenance["stored_draws"] = math.prod(next(iter(posterior.chains.values())).shape[:2])

@@ -5,7 +5,7 @@ Nothing here imports torch: a table of some thousand rows is looked at in about 
 
 import csv
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class Inspection:
 
     columns  {name: what it is}     findings  what is doubtful or wrong, in the order of the columns
     missing  rows that have a missing value     duplicates  rows that repeat an earlier one
-    aside    what is said of row names
+    aside    what is said of row names     given  {option of `train`: its value}: task, exposure, event
     """
 
     path: Path
@@ -43,11 +43,13 @@ class Inspection:
     duplicates: int = 0
     findings: list[Doubt] = field(default_factory=list)
     aside: str = ""
+    given: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
         """The `train` command for this table; its placeholder is a target that was not given."""
         words, gaps = ["bnn-pyro", "train", "--data", str(self.path), "--target", self.target or "COLUMN"], []
+        words += [word for name, value in self.given.items() for word in (f"--{name}", value)]
         leave = [finding for finding in self.findings if finding.way == "exclude"]
         if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # something must be left
             leave = [finding for finding in leave if finding.refused]
@@ -92,12 +94,14 @@ def as_item(name: str) -> str:
     return f'"{name}"' if "," in name else name
 
 
-def inspect_table(path: Path, target: str | None = None) -> Inspection:
+def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str] = {}) -> Inspection:
     """Look at a CSV or TSV file.   target: its column, or several with commas; by default a column called "y".
 
-    Raises UserError where it is no table, or has no such column.
+    given: see :class:`Inspection`.   Raises UserError where it is no table, or has no such column.
     """
     frame = read_cells(path)
+    beside = {given[name].partition("=")[0]: name for name in ("exposure", "event") if name in given}
+    check_known(f"column of {path}", frame.columns, *beside)
     target = target or ("y" if "y" in frame.columns else None)
     targets = [] if target is None else next(csv.reader([target], skipinitialspace=True), [target])
     targets = [target] if target in frame.columns else targets
@@ -113,13 +117,15 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
     for name in frame:
         present = frame[name][~gaps[name]]
         columns[name] = _kind(present, int(gaps[name].sum()), commas.get(name, ""))
-        findings += [one._replace(column=name) for one in _column(frame[name], gaps[name], name in targets)]
+        columns[name] += f"  ← {beside[name]}" if name in beside else ""
+        found = _column(frame[name], gaps[name], name in targets)
+        findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
         if name not in targets or not len(present):
             continue
         if len(targets) == 1:
-            task = infer_task(present)
+            task = given.get("task", "survival" if "event" in given else infer_task(present))
             columns[name] += f"  ← target of {task}"
-            findings += [Doubt(sentence, column=name) for sentence in _target(present, task)]
+            findings += [Doubt(sentence, column=name) for sentence in ([] if given else _target(present, task))]
         else:
             task = "labels" if np.isin(values := parsed(present), (0, 1)).all() else "targets"
             columns[name] += "  ← one of several targets"
@@ -127,7 +133,7 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
                 findings.append(Doubt("is no number in every row, as each of several targets must be", True, "", name))
     values = {name: parsed(frame[name]) for name in frame}
     values = {k: frame[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
-    of_targets = {name: values.pop(name) for name in targets}
+    of_targets = {name: values.pop(name) for name in (*targets, *beside)}
     findings += copies(values, of_targets)
     if set(columns) <= set(targets):
         findings.append(Doubt("is the only column: there is nothing to predict it from", True, "", targets[-1]))
@@ -135,7 +141,7 @@ def inspect_table(path: Path, target: str | None = None) -> Inspection:
         findings.append(Doubt(f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True, "", "target"))
     missing, duplicates = int(gaps.any(axis=1).sum()), int(frame.duplicated().sum())
     aside = "; column 1 has no name: row names, left out" if frame.attrs["row_names"] else ""
-    return Inspection(path, len(frame), separator, target, task, columns, missing, duplicates, findings, aside)
+    return Inspection(path, len(frame), separator, target, task, columns, missing, duplicates, findings, aside, given)
 
 
 def _kind(cells: pd.Series, missing: int, commas: str) -> str:

@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from bnn_pyro.files import existing
             from bnn_pyro.inspection import inspect_table
 
-            print(inspect_table(existing(Path(args.file)), args.target).text())
+            given = {name: value for name in ("task", "exposure", "event") if (value := getattr(args, name))}
+            print(inspect_table(existing(Path(args.file)), args.target, given).text())
             return 0
         variant = getattr(args, "variant", None)
         check_names(None if (args.command, variant) == ("train", "auto") else variant, getattr(args, "inference", None))

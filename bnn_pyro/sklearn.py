@@ -19,7 +19,7 @@ from sklearn.utils import Tags, assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from bnn_pyro.datasets.frames import as_table
+from bnn_pyro.datasets.frames import as_table, check_order
 from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.errors import UserError, check_known, unknown
 from bnn_pyro.fitting import fit
@@ -73,8 +73,9 @@ class _Bayesian(BaseEstimator):
         self._entry = None if isinstance(self.variant, str) else setup.entry  # what an archive cannot make again
         self.posterior_ = fit(setup, data, seed=seed, device=self.device, progress=False)
 
-    def _checked(self, x: Any, reset: bool = False) -> Any:
+    def _checked(self, x: Any, reset: bool = False, y: Any = None) -> Any:
         """x as scikit-learn wants it checked: a frame stays one, so that text and names stay."""
+        check_order("y", y, x)
         table = as_table("X", x) if hasattr(x, "__dataframe__") or hasattr(x, "iloc") else None
         if table is not None and not all(dtype.kind in "biuf" for dtype in table.dtypes):
             validate_data(self, x, reset=reset, skip_check_array=True)
@@ -128,7 +129,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
     validation    number or share of the training rows that are held out, for methods that stop early
     missing, unseen  of frames, as in ``dataset``
     num_draws     draws of the weights in a prediction
-    random_state  the seed; None is 0
+    random_state  the seed; None is 0, so that the same fit comes again
 
     Once fitted: ``posterior_``, a ``Posterior``; ``n_features_in_``, ``feature_names_in_``. X: (N, F) numbers, or a
     frame with columns of numbers, text, categories and booleans. Raises UserError, a ValueError.
@@ -150,7 +151,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on all rows. y (N,) numbers."""
-        self._fit(self._checked(X, reset=True), self._codes(y))
+        self._fit(self._checked(X, True, y), self._codes(y))
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
@@ -186,7 +187,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on all rows. y (N,) labels of any type."""
-        x = self._checked(X, reset=True)
+        x = self._checked(X, True, y)
         y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)

@@ -231,7 +231,7 @@ def test_a_chain_with_more_draws_gives_them_up(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("net", "kind"), [(NET, bp.SVI), (bp.MLP(hidden=(3,)), bp.MAP)], ids=["svi", "map"])
-def test_an_optimisation_ends_with_the_weights_of_that_step(net, kind, monkeypatch, tmp_path):
+def test_an_optimisation_ends_with_the_weights_of_that_step(net, kind, monkeypatch, tmp_path, capsys):
     method, seen, advance = kind(epochs=40, batch_size=10), [], optimise.Training.advance
 
     def watched(self, *batch):
@@ -249,6 +249,9 @@ def test_an_optimisation_ends_with_the_weights_of_that_step(net, kind, monkeypat
     assert 40 < done < 70 and torch.equal(seen[-1], seen[done - 1])
     assert some.trace["epoch"] == [*map(float, range(1, done // 3 + 1)), *([done / 3] if done % 3 else [])]
     assert f"at step {done} of 120" in saved.provenance["stopped"] and "stopped" not in whole.provenance
+    again = monte_carlo.fit(net, PROBLEM.data, method, out=tmp_path, resume=True, max_minutes=9.0, progress=True)
+    assert again.provenance["seconds"] == saved.provenance["seconds"]
+    assert f"at step {done} of 120, and finished there; for a longer fit start again" in capsys.readouterr().err
     values = [*(saved.chains or saved.guide.state_dict()).values()]
     assert torch.equal(torch.cat([value.flatten() for value in values]), seen[-1])
 

@@ -215,11 +215,11 @@ def inputs(num, columns=3):
     return pd.DataFrame(x, columns=[f"x{k}" for k in range(columns)]), x
 
 
-def test_three_per_cent_positives(box, tmp_path):
+def test_three_per_cent_positives(box, tmp_path, capsys):
     """The rare class is not the second one in the alphabet, so that P(class 1) would be the wrong one."""
-    frame, x = inputs(2000)
-    rare = RNG.random(2000) < 1 / (1 + np.exp(4.2 - x[:, 0]))
-    frame["y"] = np.where(rare, "fraud", "no")
+    (frame, x), (new, x_new) = inputs(2000), inputs(2000)
+    for rows, of in ((frame, x), (new, x_new)):
+        rows["y"] = np.where(RNG.random(2000) < 1 / (1 + np.exp(4.2 - of[:, 0])), "fraud", "no")
     sentences, scores = box(frame, "mlp")
     share = scores["class_rows"]["no"] / 300
     assert scores["class_predictions"] == {"fraud": 0, "no": 300}
@@ -227,11 +227,21 @@ def test_three_per_cent_positives(box, tmp_path):
     assert re.match(r"On 300 test rows: nll .*, auroc .*, average precision ", sentences[1])
     assert "error" not in sentences[1] and "beside the class frequencies alone" in sentences[2]
     assert "a threshold on P(no) (`predict --threshold`) finds more of the rare class" in sentences[-1]
+    assert not any("calibrated by" in text for text in sentences), "most of these sets would be empty"
     data = bp.load_data(tmp_path / "t.csv", target="y")
     prediction = bp.predict(bp.load(tmp_path / "run"), data.x_test, num_draws=20)
     positive, score = data.y_test.numpy() == 0, prediction.mean[:, 0].numpy()
     assert scores["average_precision"] == pytest.approx(average_precision_score(positive, score), rel=1e-5)
     assert scores["auroc"] == pytest.approx(roc_auc_score(positive, score), rel=1e-5)
+    new.to_csv(tmp_path / "new.csv", index=False)
+    held, calibrated = [], ["calibrate", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"), "--quiet"]
+    for more in ([], ["--groups", "y"]):
+        assert main([*calibrated, *more]) == 0
+        said = capsys.readouterr().out
+        assert ("take a larger --level, such as 0.95" in said) is not more
+        table = bp.load(tmp_path / "run").predict(data.x_test).set(0.9).members.numpy()
+        held.append(table[positive, 0].mean())
+    assert held[0] < 0.2 and held[1] > 0.5 and "y fraud" in said
 
 
 def test_a_skewed_positive_target(box, tmp_path):

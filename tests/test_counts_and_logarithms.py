@@ -48,6 +48,11 @@ def test_exposures_that_are_refused():
     for change, options, message in (
         ({}, {"exposure": "hours", "task": "regression"}, "exposure .--exposure. is for counts, and the task is regr"),
         ({"hours": 0.0}, {"exposure": "hours"}, "column 'hours', row 0: '0.0' is no exposure, which is positive"),
+        (
+            {"hours": math.nan},
+            {"exposure": "hours", "missing": "indicator"},
+            "row 0.* or leave such rows out: missing='d",
+        ),
         ({}, {"exposure": [1.0, 2.0]}, "exposure has 2 values, and X 120 rows"),
     ):
         refuses(message, bp.dataset, visits().assign(**change), "count", **{"task": "counts", **options})

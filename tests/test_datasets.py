@@ -156,7 +156,7 @@ def test_a_bad_value_is_told_with_its_place_and_rows_with_nan_are_dropped(tmp_pa
     y[61] = np.nan
     for x, target, words in (
         (table, None, r"x\[88, 1\] is inf; correct or remove row 88 \(from 0\)$"),
-        (pictures, None, r"x\[70, 2, 5, 1\] is nan; .* row 70 \(from 0\), or give missing='drop'"),
+        (pictures, None, r"x\[70, 2, 5, 1\] is nan; .* row 70 \(from 0\), as missing='drop'"),
         (TABLE, y, r"column 'y', row 61: missing value.*missing='drop'"),
     ):
         refuses(words, bp.load_data, archive(tmp_path, x, target))

@@ -33,6 +33,8 @@ def bad(tmp_path_factory, runs):
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "unfinished").mkdir()
+    (folder / "saved").mkdir()
+    (folder / "saved" / "posterior.json").touch()
     shutil.copy(runs / "houses" / "config.json", folder / "unfinished")
     return folder
 
@@ -67,6 +69,10 @@ PREDICT = ["predict", "RUNS/houses", "--input", "RUNS/houses.csv", *TO]
 OTHERS = {
     "no run": (["evaluate", "DIR/nowhere"], "no run folder"),
     "unfinished": (["evaluate", "DIR/unfinished"], "--resume"),
+    "what save() wrote": (
+        ["evaluate", "DIR/saved"],
+        "posterior.save() wrote is for bp.load(…), and `train` makes runs",
+    ),
     "data of another shape": (["evaluate", "RUNS/digits", "--data", "breast-cancer"], "shape (30,)"),
     "labels outside the classes": (["evaluate", "RUNS/digits", "--data", "DIR/labels.npz"], "class '10'"),
     "no outside data": (["evaluate", "RUNS/digits", "--ood", "noise", "--limit", "0"], "--limit: must be at least 1"),

@@ -89,6 +89,8 @@ def test_what_is_wrong_with_parameters_is_said():
         (BayesianRegressor(task="survival"), r"is for bp.fit\(.*task='survival'\)\), of times with event="),
     ):
         refuses(message, estimator.fit, X, Y)
+    frame, labels = pd.DataFrame(X), pd.Series(Y)[::-1]
+    refuses("y has the row labels of X in another order", BayesianRegressor("mlp").fit, frame, labels)
 
 
 # -- gradient boosting, which runs are compared with -------------------------------------------------------------------

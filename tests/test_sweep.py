@@ -139,8 +139,11 @@ def test_changed_data_are_noticed(copied, tmp_path, capsys):
     assert write(MLP, **own) == 0
     before = scores(own["out"])
     small_table(own["table"], rows=64)
-    assert write(MLP, MEAN_FIELD, **own) == 2
-    assert "the rows of data 'houses' are not those" in capsys.readouterr().err
+    for recipes in ([MLP, MEAN_FIELD], [MLP]):  # also where all are finished
+        assert write(*recipes, **own) == 2
+        assert "the rows of data 'houses' are not those" in capsys.readouterr().err
+        assert write(*recipes, **own, more=["--dry-run"]) == 0
+        assert "2 changed" in capsys.readouterr().out
     assert write(MLP, MEAN_FIELD, **own, more=["--overwrite"]) == 0
     after = scores(own["out"])
     assert len(after) == 4 and all(after[name] != before[name] for name in before)

@@ -57,6 +57,7 @@ def test_densities_and_tails_are_scipys(name):
     one = TimeMixture(type(d)(d.loc[None], d.scale[None]))
     np.testing.assert_allclose(one.quantile([0.1, 0.9]), reference.ppf([[0.1], [0.9]]), rtol=1e-5)
     np.testing.assert_allclose(one.cdf(t), reference.cdf(t.numpy()), atol=1e-6)
+    np.testing.assert_allclose(one.cdf(4.0), reference.cdf(4.0), atol=1e-6)
     with bp.isolated(0):
         draws = d.sample((2000,))[:, 1].double().numpy()
     assert stats.kstest(draws, lambda t: reference.cdf(t[:, None])[:, 1]).pvalue > 0.001
@@ -99,6 +100,7 @@ def test_the_pit_is_uniform_where_the_model_is_right_and_censoring_is_told(name)
     crps = ((cdf - (np.abs(y[:5]) <= t)) ** 2).sum(0) * 1e-3
     np.testing.assert_allclose(prediction[:5].crps(torch.from_numpy(np.abs(y[:5]))), crps, rtol=5e-3)
     refuses("the CRPS is of times that happened", bp.metrics.crps, prediction, y)
+    refuses("the RMSE is of times that happened", bp.metrics.rmse, prediction, y)
 
 
 def test_concordance_counts_the_comparable_pairs():

@@ -68,7 +68,7 @@ def calibrate(
     level: the one that ``cqr`` is made for; intervals of any level can be asked for afterwards.
     groups: a column, or a label for each row: the guarantee then holds in each group by itself. "uncertainty": in
         thirds of the rows by the total uncertainty that is predicted, with borders of the calibration rows.
-    per_class: the same for each true class.
+    per_class: the same for each true class, as ``groups`` with the target's name does.
     num_draws, seed: of all predictions; they must be the same for calibration and new rows.
 
     Raises UserError for rows that trained or calibrated before, bad targets or level, and a method of the other task.
@@ -82,6 +82,8 @@ def calibrate(
     check_known(f"calibration method for {f'{classes} classes' if classes else task}", names, method)
     if made.conformal is not None:
         raise UserError("this posterior is conformal already: recalibrate first, then make that conformal")
+    if isinstance(groups, str) and groups == schema.target and classes:
+        groups, per_class = None, True
     if (groups is not None or per_class) and method not in SCORES:
         raise UserError(f"groups are for conformal prediction, and '{method}' is a recalibration")
     if per_class and (groups is not None or task != "classification"):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnn_pyro.cells import gaps_in, numbered
 from bnn_pyro.datasets.dataset import Raw
-from bnn_pyro.datasets.frames import WAY, WAY_OF_TARGET, as_target, named, refuse_gaps, target_fields
+from bnn_pyro.datasets.frames import WAY_OF_TARGET, as_target, named, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, OnDisk, for_torch, is_large
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing, read_archive
@@ -167,5 +167,5 @@ def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int
     if wrong.any():
         value, (row, *rest) = x[wrong][0], (int(at) for at in np.unravel_index(wrong.argmax(), wrong.shape))
         row += first
-        raise UserError(f"{path}: x{[row, *rest]} is {value}; correct or remove row {row} (from 0)"
-                        f"{WAY if np.isnan(value) else ''}")  # fmt: skip
+        way = ", as missing='drop' (--missing drop) does with rows to train on" if np.isnan(value) else ""
+        raise UserError(f"{path}: x{[row, *rest]} is {value}; correct or remove row {row} (from 0){way}")

@@ -162,7 +162,8 @@ def raw_table(
         inputs = frame.columns.difference(target, sort=False)
         if missing == "refuse":
             frames.refuse_gaps(where, frame[inputs], gaps[inputs], frames.WAY)
-        frames.refuse_gaps(where, frame[target], gaps[target], frames.WAY_OF_TARGET)
+        of_rows = [*target, *([] if exposure is None else [exposure])]  # what nothing can fill in
+        frames.refuse_gaps(where, frame[of_rows], gaps[of_rows], frames.WAY_OF_TARGET)
     gaps = gaps.loc[whole.index]
     fields = frames.target_fields(where, whole[target], **of_target)
     columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]

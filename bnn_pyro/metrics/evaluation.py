@@ -74,10 +74,14 @@ def interval_verdict(share: float, observed: float, num: int) -> str:
     return "too narrow" if count < low else "too wide" if count > high else right
 
 
+def _squares(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    if prediction.task == "survival" and (y < 0).any():
+        raise UserError("the RMSE is of times that happened, and some are censored; take nll and concordance")
+    return np.square(prediction.locs.mean(0, dtype=torch.float64).numpy() - y)
+
+
 _RMSE = "root mean squared error of the predictive mean, target units"
-rmse = Metric(
-    lambda p, y: np.square(p.locs.mean(0, dtype=torch.float64).numpy() - y), lambda w, n: np.sqrt(mean_of(w, n)), _RMSE
-)
+rmse = Metric(_squares, lambda w, n: np.sqrt(mean_of(w, n)), _RMSE)
 crps = Metric(_crps, mean_of, "distance of the predicted distribution from what was observed (CRPS), target units")
 coverage_50, coverage_90, coverage_95 = _coverage(0.50), _coverage(0.90), _coverage(0.95)
 _DRAWN = "; of a censored row drawn from what is predicted beyond it"

@@ -148,9 +148,10 @@ class Mixture(Decisions):
         return torch.logsumexp(self.log_probs(y.cpu()), 0) - math.log(self.num_draws)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """P(Y ≤ y), (…, B) float64; y broadcasts against (B,), any leading dimensions."""
+        """P(Y ≤ y), (…, B) float64; y, a number or an array, broadcasts against (B,), any leading dimensions."""
         self._need("regression", "cdf")
-        return self.component_cdf(y).mean(-2)
+        y = torch.as_tensor(y)
+        return self.component_cdf(y if y.dim() else y.expand(len(self))).mean(-2)
 
     def bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
         """Ends between which the quantiles lie, each (Q, B) float64: those of Cantelli's inequality."""

@@ -51,9 +51,11 @@ def summary(run: tables.RunFacts) -> list[str]:
         )
     if coverage := list(_coverage(run)):
         sentences.append(("; before calibration " if run.guarantees else "; ").join(coverage) + ".")
-    if change := run.metrics.get("if_calibrated"):
+    classes, change = run.metrics.get("class_rows"), run.metrics.get("if_calibrated")
+    # Sets of a model that is right more often than that would be empty.
+    if change and not (classes and change["table"][1]["size"] < 1):
         before, after = change["table"][:2]
-        what, mean = ("sets", "classes a set") if run.metrics.get("class_rows") else ("intervals", "wide")
+        what, mean = ("sets", "classes a set") if classes else ("intervals", "wide")
         what, mean = ("boxes", "as the geometric mean of a row's widths") if run.task == "targets" else (what, mean)
         other, rows = "other " * run.halves_test_rows, f"{change['calibration_rows']} {change['data']}"
         sentences.append(
@@ -63,7 +65,7 @@ def summary(run: tables.RunFacts) -> list[str]:
         )
     if unsure := run.rows.get("uncertain", ()):
         numbers = ", ".join(row["row"] for row in unsure[:3])
-        sentences.append(f"It is least sure of rows {numbers}, see below.")
+        sentences.append(f"The report shows the rows that it is least sure of: {numbers}, …")
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
         floor, ece = run.metrics["ece_floor_95"], run.metrics["ece"]
         verdict = ("off by more than chance", "above") if ece > floor else ("not off by more than chance", "within")

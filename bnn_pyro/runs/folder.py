@@ -152,7 +152,9 @@ class RunFolder(OutputFolder):
         if not folder.path.is_dir():
             raise UserError(f"no run folder {path}" + (": it is a file" if folder.path.is_file() else ""))
         if not folder.is_begun:
-            raise UserError(f"{path} is not a run: it has no config.json of one")
+            of = "; what posterior.save() wrote is for bp.load(…), and `train` makes runs"
+            raise UserError(f"{path} is not a run: it has no config.json of one"
+                            f"{of if (folder.path / 'posterior.json').exists() else ''}")  # fmt: skip
         if not folder.is_trained:
             raise UserError(f"the run {path} is not finished; go on with: train --resume --out {path}")
         return folder

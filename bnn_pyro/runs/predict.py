@@ -69,9 +69,15 @@ def calibrate_run(
                     raise UserError(f"no calibration row has '{group}' in column '{groups}', as test rows have: give "
                                     "--data FILE with such rows, or leave --groups out")  # fmt: skip
                 parts[f"{groups} {group}"] = torch.from_numpy(np.flatnonzero(labels == group))
+        if made.conformal and made.conformal.per_class:
+            names = enumerate(posterior.schema.classes)
+            parts = {f"{groups} {name}": (data.y_test == k).nonzero()[:, 0] for k, name in names}
         both = {"predictive": before, ("conformal: " if made.conformal else "recalibrated: ") + done: after}
         rows = coverage_table(both, data.y_test, level, parts)
         note = (after.set if after.has_classes else after.interval)(level).note
+        if after.has_classes and (size := next(row for row in rows if row["prediction"] != "predictive")["size"]) < 1:
+            note += (f"; a set has {size:.2g} classes on average, some none, as this model is right in more than "
+                     f"{level:g} of the rows: take a larger --level, such as {(1 + level) / 2:g}")  # fmt: skip
     source = located({"name": name or ""})["name"]
     content = {"level": level, "method": done, "data": source, "calibration_rows": len(x), "note": note}
     made.write(folder.path)

@@ -154,8 +154,10 @@ def run_sweep(
 
 def planned_text(config: SweepConfig, folder: SweepFolder) -> str:
     """What `--dry-run` prints: where every fit stands, after the checks before training. Raises as ``run_sweep``."""
+    missing = _missing(config, folder, overwrite=True)
     planned = [(task, *folder.status(task)) for task in config.tasks]
-    check_tasks(config, [task for task, state, _ in planned if state != FINISHED])
+    stale = [task for task, state, _ in planned if state == FINISHED and task in missing]
+    planned = [(task, CHANGED, "has other rows now") if task in stale else (task, *more) for task, *more in planned]
     table = as_text(pd.DataFrame({"": {task.name: f"{state} {reason}".strip() for task, state, reason in planned}}))
     counts = Counter(state for _, state, _ in planned)
     return f"{table}\n\n{len(planned):,} fits in {folder.path}: " + ", ".join(f"{n:,} {s}" for s, n in counts.items())
@@ -172,7 +174,7 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
             "choose another --out, or add --overwrite to replace what was changed"
         )
     finished = [task for task, (state, _) in statuses.items() if state == FINISHED]
-    fingerprints = check_tasks(config, [task for task in config.tasks if task not in finished])
+    fingerprints = check_tasks(config, finished)
     rows = {task: fingerprints.get((task.data, task.split)) for task in finished}
     stale = {t.data for t, now in rows.items() if now and folder.outcome(t).get("fingerprint") != now}
     if stale and not overwrite:
@@ -183,18 +185,19 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
     return [task for task in config.tasks if task not in finished or task.data in stale]
 
 
-def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str, int], str]:
+def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[str, int], str]:
     """Load each data set once, and build on it every recipe that is to be fitted there.
 
     Returns {(data set, split): fingerprint of its training rows} of the splits that were loaded, one a data set.
-    Raises UserError where data cannot be loaded, or a recipe does not suit them.
+    Raises UserError where data with a fit to make cannot be loaded, or a recipe does not suit them.
     """
     fingerprints = {}
     by_data: dict[str, dict[str, RunTask]] = {}
-    for task in tasks:
+    for task in sorted(config.tasks, key=lambda task: task in finished):
         by_data.setdefault(task.data, {}).setdefault(task.recipe_name, task)
     for name, first in by_data.items():
         task, place = next(iter(first.values())), f"{config.path} [data.{name}]"
+        nothing_left = task in finished
         try:
             data = task.recipe.load()
             if not len(data.x_train):
@@ -202,9 +205,11 @@ def check_tasks(config: SweepConfig, tasks: Sequence[RunTask]) -> dict[tuple[str
             fingerprints[name, task.split] = data.fingerprint
             for label, task in first.items():
                 place = f"{config.path} [recipes.{task.table}] ({label}) on data '{name}'"
-                prepare_run(task.recipe, data)
+                if task not in finished:
+                    prepare_run(task.recipe, data)
         except UserError as error:
-            raise UserError(f"{place}: {error}") from None
+            if not nothing_left:
+                raise UserError(f"{place}: {error}") from None
     return fingerprints
 
 

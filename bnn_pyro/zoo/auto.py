@@ -242,7 +242,7 @@ def choose(
     if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):
         raise UserError(f"minutes must be a number above 0 and below a million, got {minutes!r:.40}")
     kind, cores, rows = "image" if schema.is_image else "table", usable_cores(), max(1, rows)
-    inputs = math.prod(schema.input_shape)
+    inputs = math.prod(schema.input_shape) - schema.exposure
     rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
     if not rules:
         check_known("inference method", METHODS, method)
