@@ -190,7 +190,8 @@ def fit_setup(
                 raise UserError(f"{out} holds a finished posterior of other settings, seed or data; choose another "
                                 "folder, or start again with --overwrite")  # fmt: skip
             if ended := about.get("stopped"):
-                announce(f"{out}: {ended}, and finished there; for a longer fit start again (--overwrite)", show)
+                more = "; for a longer fit start again (--overwrite)" * ("limit" in ended)
+                announce(f"{out}: {ended}, and finished there{more}", show)
             return load(out, replace(entry, **about.get("by_held_out_rows", {})))
     if options := getattr(entry, "to_choose", lambda schema: ())(data.schema):
         max_minutes = None if max_minutes is None else max_minutes / (len(options) + 1)
@@ -221,9 +222,8 @@ def fit_setup(
             options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=seed, report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
-                rows = f"{len(model.statistics.rows):,} training rows"
-                announce(f"every gradient of {setup.inference} normalises by {rows}; a trained network with "
-                         "batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
+                announce(f"every gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows"
+                         "; a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
             if start is not None:
                 options |= start.put(inferred, guide)
             if checkpoint is not None:

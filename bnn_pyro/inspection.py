@@ -15,7 +15,7 @@ import pandas as pd
 from bnn_pyro.cells import MISSING, gaps_in, infer_task, parsed, skewed
 from bnn_pyro.csv_files import read_cells
 from bnn_pyro.doubts import Doubt, copies, of_numbers, of_texts
-from bnn_pyro.errors import check_known
+from bnn_pyro.errors import UserError, check_known
 
 #: Share of the rows that are one class, from which on accuracy says little.
 UNBALANCED = 0.9
@@ -49,7 +49,8 @@ class Inspection:
     def command(self) -> str:
         """The `train` command for this table; its placeholder is a target that was not given."""
         words, gaps = ["bnn-pyro", "train", "--data", str(self.path), "--target", self.target or "COLUMN"], []
-        words += [word for name, value in self.given.items() for word in (f"--{name}", value)]
+        given = {"task": self.task} | dict(self.given) if "exposure" in self.given else self.given
+        words += [word for name, value in given.items() for word in (f"--{name}", value)]
         leave = [finding for finding in self.findings if finding.way == "exclude"]
         if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # something must be left
             leave = [finding for finding in leave if finding.refused]
@@ -60,7 +61,7 @@ class Inspection:
             if way == "categorical":
                 words += ["--categorical", as_item(column)]
             if refused and column not in excluded and "missing" in sentence:
-                gaps.append("target" in self.columns[column])  # which nothing can fill
+                gaps.append("←" in self.columns[column])  # which nothing can fill
         if any(finding.way == "dates" for finding in self.findings):
             words += ["--dates", "parts"]
         return shlex.join(words + (["--missing", "drop" if any(gaps) else "indicator"] if gaps else []))
@@ -100,12 +101,15 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     given: see :class:`Inspection`.   Raises UserError where it is no table, or has no such column.
     """
     frame = read_cells(path)
-    beside = {given[name].partition("=")[0]: name for name in ("exposure", "event") if name in given}
+    beside = {given[name]: name for name in ("exposure", "event") if name in given}
+    beside = {name if name in frame else name.partition("=")[0]: what for name, what in beside.items()}
     check_known(f"column of {path}", frame.columns, *beside)
     target = target or ("y" if "y" in frame.columns else None)
     targets = [] if target is None else next(csv.reader([target], skipinitialspace=True), [target])
     targets = [target] if target in frame.columns else targets
     check_known(f"target column of {path}", frame.columns, *targets)
+    if both := [name for name in targets if name in beside]:
+        raise UserError(f"{path}: '{both[0]}' is the target, and no {beside[both[0]]}")
     gaps = gaps_in(frame, MISSING)
     separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
     columns, findings, task, header = {}, [], None, parsed([*frame])
@@ -123,9 +127,10 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         if name not in targets or not len(present):
             continue
         if len(targets) == 1:
-            task = given.get("task", "survival" if "event" in given else infer_task(present))
+            of = {"event": "survival", "exposure": "counts"}
+            task = given.get("task") or next((of[name] for name in of if name in given), infer_task(present))
             columns[name] += f"  ← target of {task}"
-            findings += [Doubt(sentence, column=name) for sentence in ([] if given else _target(present, task))]
+            findings += [Doubt(s, column=name) for s in _target(present, task) if not (given and "--task" in s)]
         else:
             task = "labels" if np.isin(values := parsed(present), (0, 1)).all() else "targets"
             columns[name] += "  ← one of several targets"
@@ -135,7 +140,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     values = {k: frame[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
     of_targets = {name: values.pop(name) for name in (*targets, *beside)}
     findings += copies(values, of_targets)
-    if set(columns) <= set(targets):
+    if set(columns) <= {*targets, *beside}:
         findings.append(Doubt("is the only column: there is nothing to predict it from", True, "", targets[-1]))
     if target is None:
         findings.append(Doubt(f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True, "", "target"))

@@ -237,11 +237,10 @@ def test_three_per_cent_positives(box, tmp_path, capsys):
     held, calibrated = [], ["calibrate", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"), "--quiet"]
     for more in ([], ["--groups", "y"]):
         assert main([*calibrated, *more]) == 0
-        said = capsys.readouterr().out
-        assert ("take a larger --level, such as 0.95" in said) is not more
-        table = bp.load(tmp_path / "run").predict(data.x_test).set(0.9).members.numpy()
-        held.append(table[positive, 0].mean())
-    assert held[0] < 0.2 and held[1] > 0.5 and "y fraud" in said
+        assert ("take a larger --level, such as 0.95" in capsys.readouterr().out) == (not more)
+        held.append(bp.load(tmp_path / "run").predict(data.x_test).set(0.9).members.numpy()[positive, 0].mean())
+    shown = {row["rows"]: row for row in json.loads((tmp_path / "run/guarantees.json").read_text())["table"]}
+    assert shown["y fraud"]["covered"] == pytest.approx(held[1]) and held[0] < 0.2 and held[1] > 0.5 and "y no" in shown
 
 
 def test_a_skewed_positive_target(box, tmp_path):

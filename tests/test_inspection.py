@@ -173,12 +173,6 @@ def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target
     refuses(r"unknown target column .* 'd'", inspect_table, path, "d")
 
 
-def test_what_is_given_is_no_input_and_comes_again_in_the_command(tmp_path):
-    text = "a,died,y\n" + rows(lambda k: k % 7, lambda k: 1, lambda k: k + 0.5)
-    report = inspect_table(table(tmp_path, text), "y", {"event": "died=1"})
-    assert not report.findings and report.task == "survival" and report.command.endswith("y --event died=1")
-
-
 def test_the_command_has_columns_to_leave_out_as_a_list_with_quotes_around_a_comma(tmp_path, capsys):
     k, path = np.arange(60), tmp_path / "t.csv"
     pd.DataFrame({"id, own": 100 + k, "a": k % 7, "b": k**2, "y": np.sqrt(k)}).to_csv(path, index=False)

@@ -144,6 +144,10 @@ def test_changed_data_are_noticed(copied, tmp_path, capsys):
         assert "the rows of data 'houses' are not those" in capsys.readouterr().err
         assert write(*recipes, **own, more=["--dry-run"]) == 0
         assert "2 changed" in capsys.readouterr().out
+    gone = own["table"].rename(tmp_path / "gone.csv")  # what is finished may outlive its data
+    assert write(MLP, **own) == 0 and write(MLP, MEAN_FIELD, **own) == 2
+    gone.rename(own["table"])
+    assert write(MLP, **own, splits=[0, 1, 2]) == 2  # the split that is loaded for the new fits has none finished
     assert write(MLP, MEAN_FIELD, **own, more=["--overwrite"]) == 0
     after = scores(own["out"])
     assert len(after) == 4 and all(after[name] != before[name] for name in before)

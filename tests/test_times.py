@@ -11,6 +11,7 @@ from scipy import stats
 from test_parts import read
 
 import bnn_pyro as bp
+from bnn_pyro.inspection import inspect_table
 from bnn_pyro.metrics.metric import concordant
 from bnn_pyro.parts.components import LogNormalTimes, WeibullTimes, without_inputs
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
@@ -207,3 +208,13 @@ def test_commands_take_times(tmp_path, capsys):
     capsys.readouterr()
     assert main(["calibrate", run, "--quiet"]) == 2 and "takes no censored times" in capsys.readouterr().err
     assert bp.load(run).schema.event == ("status", "2")
+
+
+def test_what_is_given_is_no_input_and_comes_again_in_the_command(tmp_path, capsys):
+    k, path = np.arange(40), tmp_path / "t.csv"
+    pd.DataFrame({"a": k % 7, "died": 1, "y": k + 0.5}).to_csv(path, index=False)
+    report = inspect_table(path, "y", {"event": "died=1"})
+    assert not report.findings and report.task == "survival" and report.command.endswith("y --event died=1")
+    refuses("'y' is the target, and no event", inspect_table, path, "y", {"event": "y"})
+    assert main(["inspect", str(path), "--target", "y", "--exposure", "died"]) == 0
+    assert "target of counts" in (said := capsys.readouterr().out) and "--task counts --exposure died" in said

@@ -103,6 +103,7 @@ def run(name: str, model: str, python: str, split: int = 0) -> dict[str, float]:
 def published() -> str:
     """A row for each split and length on airfoil, in standardised units."""
     lines = [line for line in KEPT.lines() if line["key"]["model"] in PUBLISHED]
+    lines.sort(key=lambda line: line["key"]["table"])
     rows = [[line["key"]["model"], line["key"]["table"][-1], *(f"{line['runs'][-1][name]:.3f}" for name in
              ("rmse_standardised", "nll_standardised", "nll_of_moments")),
              *(f"{line['runs'][-1][name]:.0f}" for name in ("seconds", "cpu"))] for line in lines]  # fmt: skip

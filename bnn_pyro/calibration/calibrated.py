@@ -82,7 +82,7 @@ def calibrate(
     check_known(f"calibration method for {f'{classes} classes' if classes else task}", names, method)
     if made.conformal is not None:
         raise UserError("this posterior is conformal already: recalibrate first, then make that conformal")
-    if isinstance(groups, str) and groups == schema.target and classes:
+    if classes and isinstance(groups, str) and groups == schema.target != UNCERTAINTY:
         groups, per_class = None, True
     if (groups is not None or per_class) and method not in SCORES:
         raise UserError(f"groups are for conformal prediction, and '{method}' is a recalibration")

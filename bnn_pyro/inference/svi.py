@@ -253,7 +253,7 @@ def _train(
         report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
         own = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
         point, trace, over = method.find(model, data, Run(seed, children[m], report, run.max_minutes, start=own))
-        over = over and f"member {m + 1} {over}, its share"
+        over = over and f"member {m + 1} of {method.members} {over.replace('the limit of', 'its share of the limit,')}"
     return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
 
 

@@ -71,7 +71,8 @@ def calibrate_run(
                 parts[f"{groups} {group}"] = torch.from_numpy(np.flatnonzero(labels == group))
         if made.conformal and made.conformal.per_class:
             names = enumerate(posterior.schema.classes)
-            parts = {f"{groups} {name}": (data.y_test == k).nonzero()[:, 0] for k, name in names}
+            of_class = {name: (data.y_test == k).nonzero()[:, 0] for k, name in names}
+            parts = {f"{groups} {name}": rows for name, rows in of_class.items() if len(rows)}
         both = {"predictive": before, ("conformal: " if made.conformal else "recalibrated: ") + done: after}
         rows = coverage_table(both, data.y_test, level, parts)
         note = (after.set if after.has_classes else after.interval)(level).note

@@ -176,7 +176,7 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
     finished = [task for task, (state, _) in statuses.items() if state == FINISHED]
     fingerprints = check_tasks(config, finished)
     rows = {task: fingerprints.get((task.data, task.split)) for task in finished}
-    stale = {t.data for t, now in rows.items() if now and folder.outcome(t).get("fingerprint") != now}
+    stale = {t.data for t, now in rows.items() if now and folder.outcome(t).get("fingerprint", now) != now}
     if stale and not overwrite:
         raise UserError(
             f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were trained on: the "
@@ -186,18 +186,17 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
 
 
 def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[str, int], str]:
-    """Load each data set once, and build on it every recipe that is to be fitted there.
+    """Load a split of each data set, and build on it every recipe that is to be fitted there; and one of finished fits.
 
-    Returns {(data set, split): fingerprint of its training rows} of the splits that were loaded, one a data set.
+    Returns {(data set, split): fingerprint of its training rows} of the splits that were loaded.
     Raises UserError where data with a fit to make cannot be loaded, or a recipe does not suit them.
     """
     fingerprints = {}
-    by_data: dict[str, dict[str, RunTask]] = {}
-    for task in sorted(config.tasks, key=lambda task: task in finished):
-        by_data.setdefault(task.data, {}).setdefault(task.recipe_name, task)
-    for name, first in by_data.items():
+    by_data: dict[tuple[bool, str], dict[str, RunTask]] = {}
+    for task in config.tasks:
+        by_data.setdefault((task in finished, task.data), {}).setdefault(task.recipe_name, task)
+    for (done, name), first in sorted(by_data.items()):
         task, place = next(iter(first.values())), f"{config.path} [data.{name}]"
-        nothing_left = task in finished
         try:
             data = task.recipe.load()
             if not len(data.x_train):
@@ -205,10 +204,10 @@ def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[
             fingerprints[name, task.split] = data.fingerprint
             for label, task in first.items():
                 place = f"{config.path} [recipes.{task.table}] ({label}) on data '{name}'"
-                if task not in finished:
+                if not done:
                     prepare_run(task.recipe, data)
         except UserError as error:
-            if not nothing_left:
+            if not done:  # what is finished may outlive its data
                 raise UserError(f"{place}: {error}") from None
     return fingerprints
 

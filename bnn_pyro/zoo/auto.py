@@ -242,7 +242,7 @@ def choose(
     if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):
         raise UserError(f"minutes must be a number above 0 and below a million, got {minutes!r:.40}")
     kind, cores, rows = "image" if schema.is_image else "table", usable_cores(), max(1, rows)
-    inputs = math.prod(schema.input_shape) - schema.exposure
+    inputs = math.prod(schema.input_shape)
     rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
     if not rules:
         check_known("inference method", METHODS, method)
@@ -276,6 +276,6 @@ def choose(
         if share >= rule.least or rule is rules[-1]:
             break
     span = f"{minutes:g} minute{'s' * (minutes != 1)}"
-    what = f"{rows:,} rows × {inputs:,} inputs in {span}, {rule.reason}"
+    what = f"{rows:,} rows × {inputs - schema.exposure:,} inputs in {span}, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
