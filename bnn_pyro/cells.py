@@ -209,12 +209,14 @@ def label(cell: str | float) -> str:
         value = float(cell)
     except ValueError:
         return cell
+    if isinstance(cell, int | np.integer):  # of more digits than a float has
+        return str(cell)
     return str(int(value)) if value.is_integer() else str(value)
 
 
 def coded_cells(cells: pd.Series) -> pd.Series:
-    """Names of categories of a column whose numbers are codes; missing values stay."""
-    return cells.map(label, na_action="ignore")
+    """Names of categories of a column whose numbers are codes; texts, such as 007, and missing values stay."""
+    return cells.map(lambda cell: cell if isinstance(cell, str) else label(cell), na_action="ignore")
 
 
 def truth(cells: pd.Series) -> pd.Series:

@@ -219,11 +219,11 @@ def fit_setup(
             inferred, seen = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
             report = forwarded(stack.enter_context(progress_bar(label, show)))
-            options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=seed, report=report)
+            options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=int(seed), report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
-                announce(f"every gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows"
-                         "; a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
+                announce(f"a gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows; "
+                         "a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
             if start is not None:
                 options |= start.put(inferred, guide)
             if checkpoint is not None:
@@ -272,12 +272,12 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     versions, fingerprint = {"python": platform.python_version()}, data.fingerprint
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
     return {
-        "key": [setup.variant, entry_that_counts, setup.inference, settings_that_count, seed, fingerprint],
+        "key": [setup.variant, entry_that_counts, setup.inference, settings_that_count, int(seed), fingerprint],
         "entry": setup.variant,
         "entry_settings": entry_settings,
         "method": setup.inference,
         "method_settings": method_settings,
-        "seed": seed,
+        "seed": int(seed),
         "data": data.name,
         "source": data.source,
         "split": dict(data.split),

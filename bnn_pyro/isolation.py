@@ -25,15 +25,15 @@ def isolated(seed: int | None = None) -> Iterator[None]:
     seed: if given, torch (CPU and every CUDA device), numpy and ``random`` are seeded with it, and their former
         states return on exit. Without a seed the generators are the caller's and advance as usual.
 
-    Raises UserError where the seed does not lie between 0 and 2³² - 1.
+    Raises UserError where the seed is no whole number between 0 and 2³² - 1.
     """
-    if seed is not None and not 0 <= seed < 2**32:
-        raise UserError(f"a seed must lie between 0 and 2³² - 1, got {seed}")
+    if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
+        raise UserError(f"a seed must be a whole number that lies between 0 and 2³² - 1, got {seed!r:.40}")
     states = (pyro.util.get_rng_state(), generator_state()) if seed is not None else None
     try:
         with pyro.get_param_store().scope(), pyro.settings.context(module_local_params=True):
             if seed is not None:
-                pyro.set_rng_seed(seed)
+                pyro.set_rng_seed(int(seed))
             yield
     finally:
         if states is not None:

@@ -86,6 +86,15 @@ def test_categories_of_a_type_stay_categories_and_labels_keep_their_names():
     assert data.schema.classes == ("no", "yes")
 
 
+@pytest.mark.parametrize("codes", [["007", "7"], [7, 8], [7.0, 8.0], pd.array([7, 8], "Int64")], ids=str)
+def test_codes_are_as_they_are_written_and_a_model_knows_those_it_was_trained_on(codes):
+    frame = FRAME.assign(code=pd.Series(codes).repeat(NUM // 2).to_numpy())
+    data = bp.dataset(frame, PRICE, categorical="code")
+    assert data.schema.features[-2:] == tuple(f"code={c}".removesuffix(".0") for c in codes)
+    prediction = bp.predict(bp.fit("mlp", data, bp.MAP(epochs=1), seed=np.int64(3), progress=False), frame)
+    assert len(prediction) == NUM
+
+
 def test_a_torch_data_set_is_read_into_memory(tmp_path):
     for name, value in (("cats", 40), ("dogs", 200)):
         save_pictures(tmp_path / name, [(value + k,) * 3 for k in range(10)], (5, 6))
@@ -198,6 +207,10 @@ BAD = {
     "gap in target": (dict(y=PRICE.where(PRICE.index > 0)), "'price', row 0: missing value .*rows out: missing='drop'"),
     "other order": (dict(y=PRICE[::-1]), "y has the row labels of X in another order.* y.loc.X.index., or y.to_numpy"),
     "groups in other order": (dict(groups=FRAME["year"][::-1]), "groups has the row labels of X in another order"),
+    "split in other order": (dict(split=(PRICE > 0)[::-1]), "split has the row labels of X in another order"),
+    "seed": (dict(seed=1.5), "seed must be a whole number, got 1.5"),
+    "too narrow": (dict(y=PRICE + 1e9), "'price' varies by .* around 1e.09, too little for 32-bit numbers"),
+    "durations": (dict(x=FRAME.assign(a=pd.Timedelta("1D"))), "holds dates or times; make numbers .*total_seconds"),
     "sparse": (dict(x=csr_matrix(ARRAY)), r"X is a csr_matrix, .* give X.toarray\(\)"),
     "no columns": (dict(x=FRAME[[]]), "X has no columns"),
     "lists": (dict(x=FRAME.assign(a=[[1]] * NUM)), "'a' holds values of type list; make them all numbers"),

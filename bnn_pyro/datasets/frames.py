@@ -128,7 +128,8 @@ def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
         return cells.astype(str).where(~gaps, "")
     place = f"{where}: column '{cells.name}'"
     if kind in DATES + TIMES:
-        raise UserError(f"{place} holds dates or times; {NUMBERS_OF_DATES}, or leave the column out")
+        way = NUMBERS_OF_DATES if kind in DATES else "make numbers of them, as by .dt.total_seconds()"
+        raise UserError(f"{place} holds dates or times; {way}, or leave the column out")
     types = cells[~gaps].map(lambda cell: type(cell).__name__)
     first, others = types.iloc[0], types.index[types.ne(types.iloc[0])]
     mixed = f"{kind} values (row {types.index[0]}: {first}, row {others[0]}: {types[others[0]]})" if len(others) else ""

@@ -120,6 +120,7 @@ def dataset(
     coded, taken = names_in(table, "categorical", categorical), names_in(table, "exclude", exclude)
     table = table.assign(**{name: coded_cells(table[name]).astype("category") for name in coded}) if coded else table
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure, "event": event}
+    check_order("split", split, x)
     for what, value in columns.items():
         check_order(what, value, x)
         several = what == "y" and isinstance(value, list | tuple) and len(value) < len(x)

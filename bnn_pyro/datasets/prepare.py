@@ -154,9 +154,9 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
         y = y.abs()
     if not raw.has_classes and raw.task != "labels":
         mean, deviation = mean_and_scale([y])
-        narrow = (deviation < MIN_RELATIVE_SPREAD * y.abs().amax(0)).flatten()
-        if narrow.any():
-            name, sd, around = (v[int(narrow.argmax())] for v in (raw.target_names, deviation.view(-1), mean.view(-1)))
+        narrow = (deviation < MIN_RELATIVE_SPREAD * y.abs().amax(0)).flatten().nonzero().flatten().tolist()
+        if narrow:
+            name, sd, around = (v[narrow[0]] for v in (raw.target_names, deviation.view(-1), mean.view(-1)))
             raise UserError(f"{raw.name}: the target '{name}' varies by {sd.item():.3g} around {around.item():.6g}, "
                             "too little for 32-bit numbers; subtract a constant from it first")  # fmt: skip
         if raw.target_scale == "log" or raw.task == "survival":
@@ -227,7 +227,9 @@ def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
     """``most`` of the standardised inputs (N, F), as in the user's table, the furthest from the mean first."""
     numeric, parts, dates = quantities(schema.columns, x.shape[1]), [], {date.parts[0]: date for date in schema.dates}
     raw = schema.unstandardise(x.double())
-    raw[raw.abs() < 1e-6 * raw.new_tensor(schema.x_scale)] = 0.0  # what 32 bits leave of a 0
+    scale = raw.new_tensor(schema.x_scale)
+    unit = 10 ** (1e-7 * scale).log10().ceil()  # to which 32 bits are exact
+    raw = torch.where(raw.abs() < 1e-6 * scale, 0.0, (raw / unit).round() * unit)  # and what they leave of a 0
     for name, (column, *_), place in inputs_of(schema):
         values, far = raw[:, place].numpy(), (x[:, place] * numeric[place]).abs().amax(1).tolist()
         if column.categories is not None:

@@ -42,6 +42,8 @@ def divide(
     validation  rows to hold out of those that train; None: by the fractions, ``raw.validation`` with an own test part,
                 none where test rows are given
     """
+    if not isinstance(seed, int | np.integer):
+        raise UserError(f"seed must be a whole number, got {seed!r:.40}")
     everything = train = np.arange(len(raw.y))
     val = test = everything[:0]
     shares, record = FRACTIONS if fractions is None else fractions, {"kind": "given", "seed": seed}

@@ -105,7 +105,7 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
     try:
         y = np.array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise UserError(f"y must hold numbers, one per predicted point: {error}") from None
+        raise UserError(f"y must hold numbers, one per predicted point (of classes their places): {error}") from None
     num = len(prediction)
     if y.shape != (shape := tuple(prediction.components.batch_shape[1:])):
         each = "one value" if len(shape) == 1 else f"{shape[1]} values"

@@ -44,7 +44,7 @@ def confusion_matrix(prediction: Prediction, y: Targets, schema: Schema | None =
     )  # fmt: skip
     ax.collections[0].colorbar.set_ticklabels(["all wrong", "0", "all right"])
     ax.tick_params(axis="y", rotation=0)
-    ax.tick_params(axis="x", rotation=90 if max(map(len, names)) > 4 and len(names) > 3 else 0)
+    ax.tick_params(axis="x", rotation=90 if len(names) * max(map(len, names)) > 16 else 0)
     wrong = counts.sum() - np.trace(counts)
     ax.set(xlabel="most probable class", ylabel="true class", title=f"{wrong:,} of {counts.sum():,} wrong")
     return ax
@@ -215,4 +215,6 @@ def _wilson(hits: np.ndarray, count: np.ndarray) -> np.ndarray:
 def _log_counts(ax: Axes, top: float) -> None:
     ax.set(yscale="log", ylim=(0.7, top), ylabel="points")
     ax.yaxis.set_major_formatter("{x:,.0f}")
+    if top < 50:
+        ax.set_yticks([tick for tick in (1, 2, 5, 10, 20) if tick < top])
     ax.minorticks_off()

@@ -59,7 +59,7 @@ def method_predictions(
     if images:
         show_image(axes[0], x[row], schema)
     title = f"point {row}{_true(names, y, row)}"
-    axes[0].set_title(title if images else f"{title}\n{axes[0].get_title()}", size=8.5)
+    axes[0].set_title(title if images else f"{title}\n{axes[0].get_title()}", size=8.5 if images else 7.5)
     return axes
 
 

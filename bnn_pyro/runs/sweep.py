@@ -195,7 +195,7 @@ def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[
     by_data: dict[tuple[bool, str], dict[str, RunTask]] = {}
     for task in config.tasks:
         by_data.setdefault((task in finished, task.data), {}).setdefault(task.recipe_name, task)
-    for (done, name), first in sorted(by_data.items()):
+    for (done, name), first in sorted(by_data.items(), key=lambda item: item[0][0]):
         task, place = next(iter(first.values())), f"{config.path} [data.{name}]"
         try:
             data = task.recipe.load()
