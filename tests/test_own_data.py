@@ -177,8 +177,9 @@ def test_groups_stay_together_and_time_goes_on():
     dates = pd.to_datetime("2020-01-01") + pd.to_timedelta(FRAME["year"] - 1950, unit="D")
     by_column = bp.dataset(FRAME.assign(day=dates), PRICE, time="day")
     assert "day" not in by_column.schema.features
-    text = bp.dataset(FRAME, PRICE, time=dates.dt.strftime("%Y-%m-%d").tolist())
-    assert text.fingerprint == by_column.fingerprint
+    for form in ("%Y-%m-%d", "%d.%m.%Y"):
+        text = bp.dataset(FRAME, PRICE, time=dates.dt.strftime(form).tolist())
+        assert text.fingerprint == by_column.fingerprint
 
 
 def test_given_rows_are_the_test_part():
@@ -228,7 +229,8 @@ BAD = {
     "rows": (dict(split=[3, 99]), "split= names rows 3 to 99, but there are rows 0 to 59"),
     "few groups": (dict(groups=np.arange(NUM) % 2), "2 different values are too few"),
     "group gap": (dict(groups=[None] + [1] * 59), r"groups: row 0 .*has no value"),
-    "no date": (dict(time=["1.2.2020"] * NUM), "time must be numbers, dates"),
+    "no date": (dict(time=["1.2.2020", *["soon"] * 59]), "time must be numbers, dates"),
+    "day or month": (dict(time=["1/2/2020"] * NUM), "time must be numbers, dates"),
     "test alone": (dict(x_test=FRAME), "x_test and y_test are the test part together"),
     "test and split": (dict(x_test=FRAME, y_test=PRICE, split=0.2), "leave split= out"),
     "choice": (dict(missing="median"), "unknown missing 'median'"),

@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from refused import refuses
 from torch import nn
 from zoo_problems import problem, traced_log_joint
 
@@ -173,6 +174,9 @@ def test_constrained_sites():
     with bp.isolated(0):
         target = Potential(Constrained(), x, y)
         z = target.prior_draws(4)
+    model = Constrained()
+    model.initial["old"] = torch.zeros(2)
+    refuses("has a value for 'old', which is no site of the model", Potential, model, x, y)
     w = target.weights(z)
     transform = torch.distributions.biject_to(dist.Dirichlet(torch.ones(3)).support)
     for row in range(4):

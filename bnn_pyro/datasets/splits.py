@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Raw
+from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import read_archive
 
@@ -197,7 +198,11 @@ def _codes(values: Any, num: int, what: str) -> np.ndarray:
         raise UserError(f"{what}: row {int(series.isna().argmax())} (from 0) has no value; fill it in")
     try:
         if what == "time" and pd.api.types.infer_dtype(series) == "string":
-            series = pd.to_datetime(series, format="ISO8601")
+            try:
+                series = pd.to_datetime(series, format="ISO8601")
+            except ValueError:
+                if (dates := find_dates(what, series)) is None or (series := dates.read(series)).isna().any():
+                    raise
         return pd.factorize(series, sort=True)[0]
     except (TypeError, ValueError):
         raise UserError(f"{what} must be numbers, dates (a text as 2024-12-31) or texts that have an order; convert it "

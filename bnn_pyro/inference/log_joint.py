@@ -84,6 +84,8 @@ class LogJoint:
         latent = {name for name, site in first.sites.items() if not site["is_observed"]}
         for site in latent - values.keys():
             raise UserError(f"the model's `initial` has no value for its latent site '{site}'")
+        for site in values.keys() - first.sites.keys():
+            raise UserError(f"the model's `initial` has a value for '{site}', which is no site of the model")
         self.priors = {site: first.sites[site]["fn"] for site in values}
         self.dtype = next(iter(values.values())).dtype
         self._transforms = {site: _transform(site, prior) for site, prior in self.priors.items()}
