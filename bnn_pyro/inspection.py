@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import MISSING, gaps_in, infer_task, parsed, skewed
+from bnn_pyro.cells import MISSING, TASKS, gaps_in, infer_task, parsed, skewed
 from bnn_pyro.csv_files import read_cells
 from bnn_pyro.doubts import Doubt, copies, of_numbers, of_texts
 from bnn_pyro.errors import UserError, check_known
@@ -104,6 +104,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     beside = {given[name]: name for name in ("exposure", "event") if name in given}
     beside = {name if name in frame else name.partition("=")[0]: what for name, what in beside.items()}
     check_known(f"column of {path}", frame.columns, *beside)
+    check_known("task", TASKS, *([given["task"]] if "task" in given else []))
     target = target or ("y" if "y" in frame.columns else None)
     targets = [] if target is None else next(csv.reader([target], skipinitialspace=True), [target])
     targets = [target] if target in frame.columns else targets

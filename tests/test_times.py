@@ -216,5 +216,6 @@ def test_what_is_given_is_no_input_and_comes_again_in_the_command(tmp_path, caps
     report = inspect_table(path, "y", {"event": "died=1"})
     assert not report.findings and report.task == "survival" and report.command.endswith("y --event died=1")
     refuses("'y' is the target, and no event", inspect_table, path, "y", {"event": "y"})
+    refuses("unknown task 'count'; did you mean 'counts'", inspect_table, path, "y", {"task": "count"})
     assert main(["inspect", str(path), "--target", "y", "--exposure", "died"]) == 0
     assert "target of counts" in (said := capsys.readouterr().out) and "--task counts --exposure died" in said

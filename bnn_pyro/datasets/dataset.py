@@ -67,7 +67,7 @@ class InputPart(NamedTuple):
 class Schema:
     """What a model must know of its data; JSON-able by :meth:`to_dict`.
 
-    task         one of ``prepare.TASKS`` (two classes are classification with K = 2)
+    task         one of ``cells.TASKS`` (two classes are classification with K = 2)
     input_shape  shape of one standardised input: (features,) for tables, (channels, height, width) for images
     classes      names of the K classes, in the order of the labels 0 … K−1; () for regression
     features     name of each input feature after encoding; () for images

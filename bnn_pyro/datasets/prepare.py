@@ -13,16 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import skewed
+from bnn_pyro.cells import TASKS, skewed
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
 from bnn_pyro.datasets.splits import divide
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.progress import announce
 
-#: "ordinal" is classes in an order; "survival" a time, negative where censored; "targets" and "labels" are several
-#: numbers a row, labels 0 and 1.
-TASKS = ("regression", "classification", "ordinal", "counts", "survival", "targets", "labels")
 #: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
 CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
            "target_scale": ("identity", "log"), "dates": ("refuse", "parts", "elapsed"),

@@ -238,9 +238,9 @@ def _kl(q: dict, p: dict) -> Tensor:
 
 
 def _entropy(q: dict) -> Tensor:
-    """−E[log q] of an auxiliary site, which the guide alone has. Raises ValueError for others: they may be misspelt."""
+    """−E[log q] of an auxiliary site, which the guide alone has. Raises UserError for others: they may be misspelt."""
     if not q["infer"].get("is_auxiliary"):
-        raise ValueError(f"the guide's site '{q['name']}' is none of the model's, and is not marked as auxiliary")
+        raise UserError(f"the guide's site '{q['name']}' is none of the model's, and is not marked as auxiliary")
     try:
         return _scaled(q["fn"].entropy(), q)
     except NotImplementedError:
