@@ -212,8 +212,6 @@ def label(cell: str | float) -> str:
         value = float(cell)
     except ValueError:
         return cell
-    if isinstance(cell, int | np.integer):  # of more digits than a float has
-        return str(cell)
     return str(int(value)) if value.is_integer() else str(value)
 
 

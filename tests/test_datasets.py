@@ -260,3 +260,12 @@ def test_a_robust_scale_is_that_of_the_rows_without_the_outlier():
     assert data.schema.x_scale[0] == pytest.approx(scipy.stats.iqr(area, scale="normal"))
     assert data.schema.x_scale[1:] == (1.0, 1.0, 1.0) and data.schema.x_shift[1:] == (1.0, 0.0, 0.0)
     refuses("scale=robust is for columns", bp.load_data, "digits", scale="robust")
+
+
+def test_rows_are_shown_with_the_digits_that_32_bits_keep():
+    frame = pd.DataFrame(
+        {"rare": np.where(np.arange(90) % 9, np.arange(90) % 80, 5_000_000), "y": np.arange(90.0) ** 2}
+    )
+    schema = bp.dataset(frame, "y").schema
+    shown = row_texts(bp.load_inputs(frame[["rare"]], schema), schema)
+    assert shown[2] == "rare 2" and shown[79] == "rare 79" and shown[0] == "rare 5e+06"

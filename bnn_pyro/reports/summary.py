@@ -52,7 +52,7 @@ def summary(run: tables.RunFacts) -> list[str]:
     if coverage := list(_coverage(run)):
         sentences.append(("; before calibration " if run.guarantees else "; ").join(coverage) + ".")
     classes, change = run.metrics.get("class_rows"), run.metrics.get("if_calibrated")
-    # Sets of a model that is right more often than that would be empty.
+    # Where a model is right more often than the level, some of its sets would be empty.
     if change and not (classes and change["table"][1]["size"] < 1):
         before, after = change["table"][:2]
         what, mean = ("sets", "classes a set") if classes else ("intervals", "wide")
