@@ -142,6 +142,7 @@ class Run:
     """What a fit is given besides its model and data; see ``Method.run``.
 
     max_minutes  after which, counted from ``began`` (``time.time()``), it is to end with what it has come to
+    least        share of its draws that a chain takes even then
     start        {site: (C, *shape)}, the weights at which optimisations of points start, where they are given
     """
 
@@ -149,6 +150,7 @@ class Run:
     checkpoint: Checkpoint | None = None
     report: Report | None = None
     max_minutes: float | None = None
+    least: float = 0.0
     began: float = field(default_factory=lambda: time.time())
     start: Mapping[str, Tensor] | None = None
 
@@ -185,6 +187,7 @@ class Run:
             if figures is not None:
                 self.tell(job.step, job.total, figures)
             over = self.max_minutes is not None and self.minutes >= self.max_minutes
+            over = over and getattr(job, "share_drawn", 1.0) >= self.least
             due = over or (self.stop if checkpoint is None else checkpoint.due)
             stop = due and self.stop
             if ranks.size > 1:

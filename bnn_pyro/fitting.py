@@ -31,7 +31,7 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import announce, forwarded, progress_bar
 from bnn_pyro.zoo import Entry, model_of
-from bnn_pyro.zoo.auto import MINUTES, Setup, make_setup, say, set_up
+from bnn_pyro.zoo.auto import Setup, limit_of, make_setup, say, set_up
 
 #: What a provenance's ``key`` holds, the last where there is one.
 KEY = ("variant", "its settings", "inference method", "the method's settings", "seed", "training rows", "start")
@@ -49,7 +49,7 @@ def fit(
     device: str = "auto",
     progress: bool = True,
     max_minutes: float | None = None,
-    minutes: float = MINUTES,
+    minutes: float | None = None,
     start: Posterior | None = None,
 ) -> Posterior:
     """The posterior of a variant given the training rows of ``data``.
@@ -65,7 +65,7 @@ def fit(
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
     max_minutes: after which a fit ends with what it has, of a sampler as many draws of every chain, of an optimisation
         the weights of then (provenance: "stopped").
-    minutes: that a fit of "auto" may take.
+    minutes: that "auto" chooses for (5), and ends after where given, once chains have a fifth of their draws.
     start: an earlier posterior, such as of fewer rows, at whose q (svi) or weights (map, mle, mc-dropout, ensemble) the
         optimisation starts. It is no prior: the result is the posterior given ``data`` alone.
 
@@ -219,7 +219,7 @@ def fit_setup(
             inferred, seen = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
             report = forwarded(stack.enter_context(progress_bar(label, show)))
-            options = dict({} if max_minutes is None else {"max_minutes": max_minutes}, seed=int(seed), report=report)
+            options = dict(limit_of(setup, max_minutes), seed=int(seed), report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
                 announce(f"a gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows; "

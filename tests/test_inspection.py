@@ -263,7 +263,7 @@ def test_a_run_says_what_was_chosen_and_is_run_again_alike(tmp_path, capsys):
     assert main(["train", *data, "--minutes", "2", *FLAGS, *common, "--out", str(out)]) == 0
     config = json.loads((out / "config.json").read_text())
     choice = choose(bp.load(out).schema, 42, minutes=2.0, settings=SHORT)
-    assert config["auto"] == choice.auto == bp.load(out).provenance["auto"]
+    assert config["auto"] == choice.auto | {"limited": True} == bp.load(out).provenance["auto"]
     assert config["variant_settings"]["hidden"] == [3] and config["inference_settings"]["draws"] == 4
     said = capsys.readouterr().err
     assert f"auto: {choice.variant} by {choice.inference}, about" in said and choice.auto["reason"] in said

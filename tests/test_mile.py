@@ -1,6 +1,9 @@
 """Microcanonical Langevin ensembles: the integrator against closed forms, chains against exact posteriors, faults."""
 
+import itertools
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from monte_carlo import check_gaussian, fit, goes_on, same
 from refused import refuses
 
 import bnn_pyro as bp
+from bnn_pyro import checkpoint
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Estimate
 from bnn_pyro.inference import microcanonical, mile
@@ -18,6 +22,7 @@ from bnn_pyro.inference.microcanonical import State, direction, evaluator, integ
 from bnn_pyro.inference.mile import MILE, Kernel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed
+from bnn_pyro.zoo.auto import make_setup
 
 PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
 NET = bp.MeanField(hidden=(4,), noise="heteroscedastic")
@@ -243,3 +248,14 @@ def test_a_step_that_is_not_finite_is_taken_back_in_the_warm_up():
     with pytest.raises(bp.UserError, match="the step size fell"):
         for _ in range(200):
             nowhere.step()
+
+
+def test_minutes_given_to_auto_end_the_draws_but_not_what_comes_before(monkeypatch):
+    method = MILE(chains=2, draws=6, thin=3, warmup=20, epochs=30, cores=1)
+    setup = replace(make_setup(NET, method), auto={"minutes": 0.3})
+    looks = itertools.count()  # a second passes from one look at the clock to the next
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(time=lambda: next(looks), monotonic=time.monotonic))
+    whole = fit(setup, PROBLEM.data, None)
+    with pytest.warns(UserWarning, match="limit of 0.3 min: 2 of 2 chains with 2 of 6 draws"):
+        some = fit(replace(setup, auto={"minutes": 0.3, "limited": True}), PROBLEM.data, None)
+    assert all(torch.equal(v[:, :2], some.chains[site]) for site, v in whole.chains.items())

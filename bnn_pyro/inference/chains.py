@@ -113,7 +113,7 @@ class Chains:
     starts       (C, G, P): each of C tasks moves G chains as one
     compiled     whether each process compiles the potential's gradient first
     checkpoints  of each chain that has one in reach
-    max_minutes  of a chain
+    max_minutes  of a chain, and the share of its draws that it takes even so
     """
 
     sampler: Any
@@ -123,6 +123,7 @@ class Chains:
     compiled: bool
     checkpoints: Sequence[Checkpoint | None] = ()
     max_minutes: float | None = None
+    least: float = 0.0
 
     def numbers(self, c: int) -> range:
         """Which chains a task moves, from 0."""
@@ -152,7 +153,7 @@ class Chains:
             kernel, first = self.sampler.kernel(potential, self.starts[c], *seeds), self.numbers(c).start + 1
             chain = Chain(kernel, self.record(None), {"chain": first})
             try:
-                Run(0, checkpoint, report_progress, self.max_minutes).take(chain)
+                Run(0, checkpoint, report_progress, self.max_minutes, self.least).take(chain)
                 if checkpoint is not None:  # whatever its timer says
                     checkpoint.save(chain.state_dict())
             except KeyboardInterrupt as stop:
@@ -173,6 +174,11 @@ class Chain:
     def step(self) -> int:
         """Transitions so far."""
         return self.record.done
+
+    @property
+    def share_drawn(self) -> float:
+        """Of its draws."""
+        return self.record.kept / self.record.draws
 
     def steps(self) -> Iterator[Figures]:
         """The transitions that the record lacks."""
@@ -219,6 +225,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     transitions, done_now = plan.sampler.transitions, np.array([record.done for record in records])
     total, reported = chains * transitions, done_now.sum()
     if run.max_minutes is not None:  # an equal share for every chain
+        plan.least = run.least
         plan.max_minutes = max(0.0, run.max_minutes - run.minutes) / max(1, math.ceil(len(todo) / cores))
     died, unfinished, stopped, lost = [], [], "", {}
 

@@ -38,7 +38,7 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
     """
     checkpoint = None if run.checkpoint is None else run.checkpoint.child("members")
     job = Members(model, data, members, run.seed, **settings)
-    replace(run, checkpoint=checkpoint).take(job)
+    replace(run, checkpoint=checkpoint, max_minutes=None if run.least else run.max_minutes).take(job)
     if checkpoint is not None:  # whatever its timer says
         checkpoint.save(job.state_dict())
     if not job.finished:

@@ -20,7 +20,7 @@ from bnn_pyro.files import resolve as locate
 from bnn_pyro.progress import quiet
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO
-from bnn_pyro.zoo.auto import AUTO, MINUTES, Setup, make_setup, set_up
+from bnn_pyro.zoo.auto import AUTO, Setup, make_setup, set_up
 
 #: How data can be loaded: the keys of a recipe's ``data``, arguments of ``load_data``, and what a config file may say.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
@@ -182,7 +182,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     flags = {k: v for k, v in vars(args).items() if v is not None}
     named = flags.get("inference") or config.get("inference")
     of_config, auto = config.get("variant") or (VARIANT if named else AUTO), config.get("auto") or {}
-    variant, minutes = flags.get("variant") or of_config, flags.get("minutes", auto.get("minutes", MINUTES))
+    variant, minutes = flags.get("variant") or of_config, flags.get("minutes", auto.get("minutes"))
     if variant == AUTO and "reason" in auto and minutes == auto["minutes"]:
         variant = of_config  # chosen before
     elif variant != AUTO and "minutes" in flags:

@@ -39,6 +39,8 @@ GRADIENTS = 2
 #: Of the default length at least; and how many times that long chains of few rows are in ``MINUTES``, or in less where
 #: they fit, and in proportion in more.
 MIN_SHARE, LONGER = 0.01, 5.0
+#: Share of its draws that every chain takes even where the minutes are over: fewer tell little of how far they agree.
+MIN_DRAWN = 0.2
 
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
@@ -128,7 +130,7 @@ class Setup:
     """What is fitted and how.
 
     entry   the variant with its settings     method  the inference method with its settings
-    auto    where both were chosen by size: reason, minutes and expected_seconds
+    auto    where both were chosen by size: reason, minutes and expected_seconds; "limited" where minutes were given
     """
 
     entry: Entry
@@ -200,12 +202,12 @@ def set_up(
     settings: Mapping[str, Any] = {},
     of_variant: Mapping[str, Any] = {},
     of_method: Mapping[str, Any] = {},
-    minutes: float = MINUTES,
+    minutes: float | None = None,
 ) -> Setup:
     """A variant and a method: of ``AUTO`` those that :func:`choose` takes, of others see :func:`make_setup`.
 
     load: the data; called where a choice depends on them.   of_variant, of_method: settings over the defaults, or over
-    those of a rule.   settings: of either, over these.
+    those of a rule.   settings: of either, over these.   minutes: where not given ``MINUTES``, and no clock ends it.
 
     Raises UserError for names and settings that there are not, or values of the wrong kind.
     """
@@ -217,8 +219,10 @@ def set_up(
         # is elsewhere then costs any number of nats.
         few = data.schema.task == "regression" and len(data.y_train.unique()) ** 2 < len(data.y_train)
         every = ({"noise": "learned"} if few else {}) | every
-        setup = choose(data.schema, len(data.x_train), minutes=minutes, method=named, settings=every)
-        setup = replace(setup, method=fixed or setup.method)
+        within = MINUTES if minutes is None else minutes
+        setup = choose(data.schema, len(data.x_train), minutes=within, method=named, settings=every)
+        auto = {**setup.auto} if minutes is None else {**setup.auto, "limited": True}
+        setup = replace(setup, method=fixed or setup.method, auto=auto)
     else:
         setup = make_setup(variant, method)
     setup = setup.changed(of_variant, of_method, settings)
@@ -228,6 +232,13 @@ def set_up(
             which = f"{setup.variant} or {setup.inference}" + (", which auto chose" if setup.auto else "")
             raise unknown(f"setting of {which}", key, names)
     return setup
+
+
+def limit_of(setup: Setup, max_minutes: float | None) -> dict[str, float]:
+    """What a method is told of its time (see ``Run``): ``max_minutes``, or the minutes that ``auto`` was given."""
+    if max_minutes is None and setup.auto.get("limited"):
+        return {"max_minutes": setup.auto["minutes"], "least": MIN_DRAWN}
+    return {} if max_minutes is None else {"max_minutes": max_minutes}
 
 
 def choose(
