@@ -270,11 +270,9 @@ def intervals(
         raise UserError(f"a bootstrap interval needs at least 2 replicates, got {bootstrap}; 1000 is usual")
     if not 0 < confidence < 1:
         raise UserError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
-    blocks: dict[str, list[np.ndarray]] = {name: [] for name in reductions}
-    for counts in _resamples(sizes, bootstrap, np.random.default_rng(seed)):
-        for name, reduce in reductions.items():
-            blocks[name].append(reduce(counts))
-    evaluation = Evaluation({name: np.concatenate(parts) for name, parts in blocks.items()})
+    resamples = _resamples(sizes, bootstrap, np.random.default_rng(seed))
+    blocks = zip(*([reduce(counts) for reduce in reductions.values()] for counts in resamples), strict=True)
+    evaluation = Evaluation(dict(zip(reductions, map(np.concatenate, blocks), strict=True)))
     tail = (1 - confidence) / 2
     for name, reduce in reductions.items():
         value = float(reduce(np.ones((1, sum(sizes))))[0])
