@@ -52,9 +52,9 @@ def diabetes() -> Raw:
 
 
 def _table_set(name: str, task: str, target: str, source: str, classes: Sequence[str] = (), **how: Any) -> Raw:
-    from sklearn import datasets
+    import sklearn.datasets as bundled
 
-    bunch = getattr(datasets, f"load_{name.replace('-', '_')}")(**how)
+    bunch = getattr(bundled, f"load_{name.replace('-', '_')}")(**how)
     x, y, features = *map(torch.from_numpy, (bunch.data, bunch.target)), tuple(map(str, bunch.feature_names))
     about = dict(classes=classes, features=features, target=target, source=f"{source}, in scikit-learn")
     return Raw(name=name, task=task, x=x, y=y, **about)
