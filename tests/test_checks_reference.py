@@ -11,7 +11,7 @@ from scipy.stats import norm
 import bnn_pyro as bp
 from bnn_pyro.checks import ALPHA, Subject, reference
 from bnn_pyro.checks.reference import Reference, compared, coverage
-from bnn_pyro.checks.reference_posterior import Outputs, ReferencePosterior, bounded, load_reference, references
+from bnn_pyro.checks.reference_posterior import ReferencePosterior, bounded, load_reference, references
 from bnn_pyro.plots import reference_outputs
 from bnn_pyro.settings import build
 
@@ -123,7 +123,8 @@ def chains(rng, shape=(4, 400), num=30, rho=0.0, shift=0.0, width=1.0, markov=Tr
     values = rng.standard_normal((*shape, num, 1))
     for i in range(1, shape[1]):
         values[:, i] = rho * values[:, i - 1] + np.sqrt(1 - rho**2) * values[:, i]
-    return Outputs((shift + width * values).astype(np.float32), markov)
+    values = values if markov else values.reshape(-1, 1, num, 1)
+    return (shift + width * values).astype(np.float32)
 
 
 def test_the_test_has_its_level_for_dependent_draws_and_sees_what_is_off():

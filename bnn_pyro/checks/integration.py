@@ -29,14 +29,10 @@ LogDensity = Callable[[Tensor], Tensor]  # (S, P) -> (S,), float64
 
 @dataclass(frozen=True)
 class Nodes:
-    """w (n, P) and mass (n,), which sums to 1."""
+    """w (n, P) and mass (n,), which sums to 1: mass @ values (n, M) is their expectation, (M,)."""
 
     w: Tensor
     mass: Tensor
-
-    def expect(self, values: Tensor) -> Tensor:
-        """Expectation of (n, M) values at the nodes, (M,)."""
-        return self.mass @ values
 
 
 def grid(log_density: LogDensity, reach: float) -> Nodes:

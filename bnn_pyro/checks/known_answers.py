@@ -1,27 +1,48 @@
 """A method on problems whose posterior is known by closed forms or numerical integration.
 
-A problem (``problems``) is data and exact expectations; a claim (``claims``) is what the method must meet there, within
-the Monte-Carlo errors of its own draws. How far an approximation is off the posterior itself is said in amounts.
+A problem (``problems``) is data and exact expectations; a claim is what the draws of a method must meet there, within
+their Monte-Carlo errors, by what it says that they converge to. N(m, Λ⁻¹) being the posterior of linear regression:
+
+    exact                 the posterior
+    exact as lr → 0       on linear regression its stationary law at the finite step; elsewhere the posterior, less the
+                          bias that its step has at the largest curvature
+    best in family        the closest Normal: N(m, diag(Λ)⁻¹) of independent weights, N(m, Λ⁻¹) of any covariance
+    normal at the mode    N(mode, Λ⁻¹)
+    point                 the mode; without a prior, the most likely point
+
+How far an approximation is off the posterior itself is said in amounts.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst
-from bnn_pyro.checks.claims import claim_of, density_findings, drawn, evidence_findings
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
+from bnn_pyro.checks.integration import curvature
 from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights, softmax_regression
 from bnn_pyro.checks.user_module import linear_module
+from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
+from bnn_pyro.inference.log_joint import LogJoint, elbo_of
+from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.correlated_normal import FullNormal, LowRankNormal
+from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.local_net import WeightGuide
+from bnn_pyro.posterior import Posterior, split_frozen
+from bnn_pyro.predictive import predict
 from bnn_pyro.progress import Report
 
 #: A Monte-Carlo error that tells nothing, in posterior standard deviations.
 BLIND = 0.1
 #: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
 REFITTED = ("best in family", "point")
+#: Draws of a guide that are compared, and that estimate an ELBO.
+DRAWS, PARTICLES = 4000, 400
 
 
 @dataclass(frozen=True)
@@ -53,13 +74,14 @@ class KnownAnswers(Check):
         for k, (problem, batch_size) in enumerate(cases):
             compared.append(_compare(problem, subject, self, seed, len(cases), batch_size))
             report(k + 1, len(cases), {"problem": problem.title})
-        findings = [finding for c in compared for finding in c.findings]
+        claims, settings, parts, amounts = zip(*compared, strict=True)
+        findings, amounts = [f for part in parts for f in part], amounts[: len(problems)]
         if subject.converges_to != "exact":
-            findings += [amount for c in compared[: len(problems)] for amount in c.amounts]
-        sentence = _sentence(problems, compared, findings, subject.exact)
-        figures = {self.name.replace("-", "_"): compared[0].amounts[0].estimate}
+            findings += [amount for some in amounts for amount in some]
+        sentence = _sentence(problems, claims[-1], findings, () if subject.exact else amounts)
+        figures = {self.name.replace("-", "_"): amounts[0][0].estimate}
         level = worst(f.level for f in findings)
-        return Outcome(self.name, level, sentence, compared[0].settings, findings, figures=figures)
+        return Outcome(self.name, level, sentence, settings[0], findings, figures=figures)
 
 
 @dataclass(frozen=True)
@@ -108,15 +130,6 @@ class Logistic(KnownAnswers):
         return [six_weights(60, 5, 10) if subject.converges_to in REFITTED else softmax_regression(50, 2, 10)]
 
 
-class _Compared(NamedTuple):
-    """Draws of a method on a problem beside what is claimed, in words; how far they are off the posterior itself."""
-
-    claim: str
-    settings: dict[str, Any]
-    findings: list[Finding]
-    amounts: list[Finding]
-
-
 def problem_method(problem: Problem, subject: Subject, effort: float, **settings: Any) -> Method:
     """The subject's method with settings that suffice on a problem."""
     if problem.batches > 1 and not subject.exact:
@@ -126,8 +139,11 @@ def problem_method(problem: Problem, subject: Subject, effort: float, **settings
 
 def _compare(
     problem: Problem, subject: Subject, check: KnownAnswers, seed: int, tests: int, batch_size: int = 0
-) -> _Compared:
-    """tests: comparisons of the check.   batch_size: of stochastic gradients, which then take a smaller step."""
+) -> tuple[str, dict[str, Any], list[Finding], list[Finding]]:
+    """(the claim; settings; draws beside what is claimed; how far these are off the posterior itself).
+
+    tests: comparisons of the check.   batch_size: of stochastic gradients, which then take a smaller step.
+    """
     method, to = problem_method(problem, subject, check.effort), subject.converges_to
     if batch_size:
         smaller = {"batch_size": batch_size, "lr": method.lr / 5}
@@ -166,13 +182,13 @@ def _compare(
         Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=beside),
         Finding(apart, mean[size:].abs().mean().item(), 0.0, level=beside),
     ]
-    return _Compared(claim.name, subject.settings(method, entry), findings, amounts)
+    return claim.name, subject.settings(method, entry), findings, amounts
 
 
 def _sentence(
-    problems: Sequence[Problem], compared: Sequence[_Compared], findings: Sequence[Finding], exact: bool
+    problems: Sequence[Problem], claim: str, findings: Sequence[Finding], amounts: Sequence[list[Finding]]
 ) -> str:
-    where, claim = " and ".join(problem.title for problem in problems), compared[-1].claim
+    where = " and ".join(problem.title for problem in problems)
     if off := most_off(findings):
         return f"On {where} this is not {claim}: {off}"
     p = [f.p for f in findings if f.p is not None]
@@ -180,8 +196,105 @@ def _sentence(
     if differ := sum(f.level == "caution" for f in findings if f.p is not None):
         words = f"On {where} {differ} of {len(p)} quantities are not those of {claim}, which this may only approximate"
     words += f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})."
-    for problem, one in [] if exact else zip(problems, compared, strict=True):
-        weights, predictions, off = (f"{amount.estimate:.2f}" for amount in one.amounts)
+    for problem, some in zip(problems, amounts, strict=False):
+        weights, predictions, off = (f"{amount.estimate:.2f}" for amount in some)
         words += f" Beside the posterior of {problem.title}, standard deviations of weights are {weights} of its own, "
         words += f"those of predictions {predictions}, and mean predictions lie {off} of them off."
     return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))
+
+
+# -- what is right of the draws ----------------------------------------------------------------------------------------
+class Claim(NamedTuple):
+    """What is right of the quantities of a problem, in words and numbers.
+
+    low, high  (M,) between which each expectation lies
+    tolerance  what each may be off besides, (M,) or one for all
+    normal     mean (P,) and covariance (P, P), where it is a Normal
+    level      of a quantity that is not, (M,) or one for all
+    """
+
+    name: str
+    low: np.ndarray
+    high: np.ndarray
+    tolerance: Any = 0.0
+    normal: tuple[Tensor, Tensor] | None = None
+    level: str | np.ndarray = "bad"
+
+
+def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Posterior) -> Claim:
+    """What is right of the draws of a method on a problem.   posterior: one of those that it gave."""
+    exact = Claim("the exact posterior", problem.exact, problem.exact)
+    if converges_to == "exact":
+        return exact
+    if converges_to == "exact as lr → 0":
+        if "energy_error" in posterior.stats:
+            squared = posterior.stats["energy_error"].square().mean().item()
+            bounds = exact.low, exact.high, (16 * squared) ** (1 / 3) / 4 * np.maximum(np.abs(problem.exact), 1.0)
+        else:
+            bounds = problem.stationary(method)
+        return Claim("the posterior, but for the bias of a finite step", *bounds)
+    prior_weight = getattr(method, "prior_weight", 1.0)
+    mode = problem.mode(prior_weight)
+    if converges_to == "point":
+        name = "the most probable point" if prior_weight else "the most likely point"
+        return _normal(problem, name, mode, torch.zeros_like(mode).diag(), problem.stops)
+    if converges_to == "normal at the mode":
+        return _normal(problem, "the Normal at the mode", mode, torch.linalg.inv(curvature(problem.log_joint, mode)))
+    guide, independent = posterior.guide, isinstance(posterior.guide, MeanFieldNormal | WeightGuide)
+    rank = problem.size if isinstance(guide, FullNormal) else 0
+    rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank
+    if not (independent or rank >= problem.size - 1):  # of the best of these, linear regression alone knows the mean
+        means = np.arange(len(problem.exact)) < problem.size + len(problem.x)
+        level = np.where(means & problem.is_linear, "bad", "caution")
+        return exact._replace(tolerance=problem.stops, level=level)
+    name = "the best mean-field Normal" if independent else "the best Normal of any covariance"
+    return _normal(problem, name, *problem.best_normal(mode, not independent), problem.stops)
+
+
+def _normal(problem: Problem, name: str, mean: Tensor, covariance: Tensor, tolerance: float = 0.0) -> Claim:
+    expected = problem.expect(problem.normal(mean, covariance))
+    return Claim(name, expected, expected, tolerance, (mean, covariance))
+
+
+def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Tensor]:
+    """Weights (C, D, P) and outputs (C, D, B) of chains, or of one "chain" of independent draws; float64."""
+    lead = sized(posterior, DRAWS)
+    sites = posterior.draw(lead[0] * lead[1], seed=seed)
+    w = torch.cat([sites[site].double().flatten(1) for site in posterior.model.initial], 1)
+    f = predict(posterior, problem.new, num_draws=len(w), seed=seed).output_values()  # (S, B, K or 1)
+    inputs = torch.arange(len(problem.x))
+    return w.unflatten(0, lead), f[:, inputs, inputs % f.shape[2]].unflatten(0, lead)
+
+
+def density_findings(problem: Problem, method: Method, posterior: Posterior) -> list[Finding]:
+    """The log joint of the variant's own model beside the formula, at a few weights."""
+    model, x = split_frozen(posterior.model, problem.data.x_train)
+    joint = LogJoint(model, x, problem.data.y_train, getattr(method, "temperature", 1.0))
+    weights = torch.linspace(-2, 2, 10)[:, None] * torch.cos(torch.arange(joint.size))
+    expected = problem.log_joint(weights.double())
+    with torch.no_grad():
+        off = (joint.log_density(weights).double() - expected).abs().max().item()
+    about = f"the model's log joint less the formula's, at most (nats, {problem.title})"
+    return [close(about, off, 0.0, 1e-3 + 1e-5 * expected.abs().max().item())]
+
+
+def evidence_findings(problem: Problem, method: Method, posteriors: Sequence[Posterior], claim: Claim) -> list[Finding]:
+    """The log evidence that a fit of linear regression reports, or the ELBO of its q, lower by KL(q ‖ posterior)."""
+    if not problem.is_linear or getattr(method, "temperature", 1.0) != 1.0 or claim.normal is None:
+        return []
+    if "log_evidence" in posteriors[0].stats:
+        expected, estimate = problem.elbo(*claim.normal), posteriors[0].stats["log_evidence"].item()
+        return [close("log evidence (nats)", estimate, expected, 1e-5 * abs(expected))]
+    if not claim.normal[1].any() or len(posteriors) < 2:
+        return []
+    pairs, x, y = [], problem.data.x_train, problem.data.y_train
+    for i, posterior in enumerate(posteriors):
+        with isolated(i), torch.no_grad():
+            estimate = elbo_of(posterior.model, posterior.guide, x, y, particles=PARTICLES)[0].item()
+        q = drawn(problem, posterior, i)[0][0]  # of a Normal, whose moments tell all of it
+        pairs.append((estimate, problem.elbo(q.mean(0), q.mT.cov())))
+    estimates, expected = np.array(pairs).T
+    about = "ELBO of the fitted q (nats), beside the evidence less KL(q ‖ posterior)"
+    off = Estimate.of_independent((estimates - expected)[:, None])
+    (finding,) = judge([about], off, np.zeros(1), tests=len(claim.low))
+    return [replace(finding, estimate=float(estimates.mean()), expected=float(expected.mean()))]

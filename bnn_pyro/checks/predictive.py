@@ -119,8 +119,8 @@ def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:
         mean, sd = a @ weights, variance.sqrt()
         y = (mean + torch.linspace(-2, 2, len(x)) * sd).float()
         return y, norm.logpdf(y.double().numpy(), mean.numpy(), sd.numpy())
-    y = torch.arange(len(x)) % problem.classes
-    return y, problem.posterior.expect(problem.log_probs(problem.posterior.w, x, y).exp()).log().numpy()
+    y, nodes = torch.arange(len(x)) % problem.classes, problem.posterior
+    return y, (nodes.mass @ problem.log_probs(nodes.w, x, y).exp()).log().numpy()
 
 
 def _regression(p: Prediction, f: np.ndarray, y: Tensor, noise: float) -> tuple[Rows, np.ndarray]:

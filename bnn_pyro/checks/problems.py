@@ -147,8 +147,8 @@ class Problem:
     def moments(self) -> tuple[Tensor, Tensor]:
         """Means and standard deviations of weights and predictions under the posterior, (P + B,) each."""
         values = self._raw(self.posterior.w, self.output(self.posterior.w, self.x))
-        mean = self.posterior.expect(values)
-        return mean, self.posterior.expect((values - mean).square()).sqrt()
+        mean = self.posterior.mass @ values
+        return mean, (self.posterior.mass @ (values - mean).square()).sqrt()
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor]:
@@ -189,7 +189,7 @@ class Problem:
 
     def expect(self, nodes: integration.Nodes) -> np.ndarray:
         """Those under another distribution of the weights."""
-        return nodes.expect(self.quantities(nodes.w, self.output(nodes.w, self.x))).numpy()
+        return (nodes.mass @ self.quantities(nodes.w, self.output(nodes.w, self.x))).numpy()
 
     def normal(self, mean: Tensor, covariance: Tensor) -> integration.Nodes:
         """Of Normal(mean, covariance), or of a point, whose covariance is 0."""
@@ -217,7 +217,7 @@ class Problem:
         """log p(y) − KL(q ‖ posterior) of q = Normal(mean, covariance), nats."""
         q = self.normal(mean, covariance)
         entropy = 0.5 * torch.logdet(2 * math.pi * math.e * covariance)
-        return (q.expect(self.log_joint(q.w)) + entropy).item()
+        return (q.mass @ self.log_joint(q.w) + entropy).item()
 
 
 # -- the problems ------------------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ from scipy.stats import t
 
 import bnn_pyro.checks.reference_posterior as reference_posterior
 from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst
-from bnn_pyro.checks.reference_posterior import Outputs, ReferencePosterior
+from bnn_pyro.checks.reference_posterior import ReferencePosterior, effective_draws
 from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.diagnostics.convergence import LEAST_DRAWS
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit
 from bnn_pyro.progress import Report
@@ -71,20 +72,21 @@ class Reference(Check):
             outputs = reference_posterior.outputs_of(posterior, reference, self.draws)
         except ValueError:  # a distribution refuses parameters that are not finite
             outputs = None
-        if outputs is None or not np.isfinite(outputs.values).all():
+        if outputs is None or not np.isfinite(outputs).all():
             return Outcome("reference", "bad", f"On {reference.about['title']}: predictions are not finite.", settings)
         (p, largest, visible), exact = compared(outputs, reference), subject.converges_to == "exact"
-        point = len(outputs.flat) == 1 or subject.converges_to == "point"
+        flat = outputs.reshape(-1, *outputs.shape[2:])
+        point = len(flat) == 1 or subject.converges_to == "point"
         off = not point and p < ALPHA
         level = "bad" if off and exact else "caution" if off or point else "good"
         few = not off and visible >= BLIND
-        covered, number = coverage(outputs, reference), 1 / outputs.effective + 1 / reference.about["draws"]
+        covered, number = coverage(outputs, reference), 1 / effective_draws(outputs) + 1 / reference.about["draws"]
         evidence = {
             "unit": "log-odds" if data.schema.has_classes else f"mean of {data.schema.target}",
             "reference_mean": reference.centre,
             "reference_sd": reference.spread,
-            "mean": outputs.flat.mean(0, dtype=np.float64),
-            "sd": outputs.flat.std(0, dtype=np.float64),
+            "mean": flat.mean(0, dtype=np.float64),
+            "sd": flat.std(0, dtype=np.float64),
             "mean_floor": 2 * reference.spread * number**0.5,
             "sd_floor": 2 * reference.spread * (number / 2) ** 0.5,
         }
@@ -138,30 +140,30 @@ class Reference(Check):
         return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
 
 
-def compared(outputs: Outputs, reference: ReferencePosterior) -> tuple[float, float, float]:
-    """Every output's mean and width against the reference's, within the Monte-Carlo errors of both.
+def compared(outputs: np.ndarray, reference: ReferencePosterior) -> tuple[float, float, float]:
+    """Mean and width of every output (C, D, B, J) against the reference's, within the Monte-Carlo errors of both.
 
     (p-value of the output that is furthest off, corrected for how many there are; the largest difference in standard
     errors; the shift of a mean, in posterior standard deviations, that would have been seen at the median output.)
     """
-    values = reference_posterior.bounded(outputs.values.astype(np.float64), reference.centre, reference.spread)
-    values = np.moveaxis(values, 0, 2).reshape(*outputs.values.shape[:2], -1)  # (C, D, M)
-    of = Estimate.of_chains if outputs.markov else Estimate.of_independent
-    own = of(values if outputs.markov else values.reshape(-1, values.shape[-1]))
+    values = reference_posterior.bounded(outputs.astype(np.float64), reference.centre, reference.spread)
+    values = np.moveaxis(values, 0, 2).reshape(*outputs.shape[:2], -1)  # (C, D, M)
+    markov = outputs.shape[1] >= LEAST_DRAWS
+    own = Estimate.of_chains(values) if markov else Estimate.of_independent(values.reshape(-1, values.shape[-1]))
     estimate = Estimate(own.mean, np.hypot(own.error, reference.error.ravel()), own.freedom)
     expected = reference.expected.ravel()
     findings = judge([""] * len(expected), estimate, expected)
     shifts = t.isf(ALPHA / (2 * len(expected)), estimate.freedom) * estimate.error / SLOPE
-    visible = math.inf if len(outputs.flat) == 1 else float(np.median(shifts[: reference.centre.size]))
+    visible = math.inf if values[..., 0].size == 1 else float(np.median(shifts[: reference.centre.size]))
     return min(f.p for f in findings), float(np.abs((own.mean - expected) / estimate.error).max()), visible
 
 
-def coverage(outputs: Outputs, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
+def coverage(outputs: np.ndarray, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
     """{level: (share of the reference's draws inside the draws' central intervals, its error at one of the points)}."""
-    mine, draws = outputs.flat[:, reference.points], reference.outputs()
-    number = 1 / outputs.effective + 1 / len(draws)
+    mine, draws = outputs[:, :, reference.points], reference.outputs()
+    number = 1 / effective_draws(outputs) + 1 / len(draws)
     shares = {}
     for level in LEVELS:
-        low, high = np.quantile(mine, [(1 - level) / 2, (1 + level) / 2], axis=0)
+        low, high = np.quantile(mine, [(1 - level) / 2, (1 + level) / 2], axis=(0, 1))
         shares[level] = float(((draws >= low) & (draws <= high)).mean()), math.sqrt(level * (1 - level) * number)
     return shares

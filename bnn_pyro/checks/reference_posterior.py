@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -144,34 +143,19 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
         return potential.log_density(0.3 * torch.sin(math.sqrt(2) * place * index + place**2)).double().numpy()
 
 
-@dataclass(frozen=True)
-class Outputs:
-    """What a posterior predicts at the inputs of a reference. Shapes: C chains of D draws, B and J as there.
-
-    values    (C, D, B, J) log-odds, or means in target units
-    markov    whether draws of a chain depend on one another
-    """
-
-    values: np.ndarray
-    markov: bool
-
-    @property
-    def flat(self) -> np.ndarray:
-        """(C·D, B, J)."""
-        return self.values.reshape(-1, *self.values.shape[2:])
-
-    @cached_property
-    def effective(self) -> float:
-        """Effective number of draws for the mean, the median over the outputs; infinite for a single draw."""
-        if len(self.flat) == 1:
-            return math.inf
-        series = np.moveaxis(self.values.reshape(*self.values.shape[:2], -1), 2, 0)
-        return float(np.nanmedian(ess_mean(series))) if self.markov else float(len(self.flat))
-
-
-def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) -> Outputs:
-    """All draws of chains, or so many of a guide, at the reference's inputs."""
+def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) -> np.ndarray:
+    """(C, D, B, J) log-odds, or means in target units: all draws of chains, or so many of a guide as chains of one."""
     shape = sized(posterior, draws)
+    shape = shape[::-1] if posterior.chains is None else shape
     prediction = predict(posterior, torch.from_numpy(reference.x), num_draws=shape[0] * shape[1])
-    values = prediction.output_values().numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
-    return Outputs(values, posterior.chains is not None and shape[1] >= LEAST_DRAWS)
+    return prediction.output_values().numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
+
+
+def effective_draws(outputs: np.ndarray) -> float:
+    """What draws (C, D, B, J) are worth for the mean, the median over the outputs; infinite for a single draw."""
+    chains, draws = outputs.shape[:2]
+    if chains * draws == 1:
+        return math.inf
+    if draws < LEAST_DRAWS:
+        return float(chains * draws)
+    return float(np.nanmedian(ess_mean(np.moveaxis(outputs.reshape(chains, draws, -1), 2, 0))))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst
-from bnn_pyro.checks.claims import drawn
+from bnn_pyro.checks.known_answers import drawn
 from bnn_pyro.checks.problems import Problem, linear_regression
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import fit

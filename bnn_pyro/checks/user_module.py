@@ -5,7 +5,6 @@ f = f₀(x) + A(x) w,    y ~ Normal(f, σ²)        A: the Jacobian of the outpu
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +61,6 @@ class LinearModule(Problem):
 
     rows: Dataset | None = None
 
-    is_linear: ClassVar[bool] = True
     size = property(lambda self: self.inputs.shape[1] - 1)
     settings = property(lambda self: {"noise": self.noise})
     data = property(lambda self: self.rows)

@@ -40,25 +40,24 @@ def toy_curve() -> Raw:
 
 def breast_cancer() -> Raw:
     """569 rows, 30 columns, 2 classes: tumours by their cell nuclei, malignant (1) or benign (0)."""
-    from sklearn.datasets import load_breast_cancer
-
-    bunch, source = load_breast_cancer(), "Breast Cancer Wisconsin (Diagnostic), Wolberg et al. 1995"
-    y, classes = 1 - bunch.target.astype(np.int64), ("benign", "malignant")  # scikit-learn has benign as 1
-    return _table_set("breast-cancer", "classification", bunch, y, "diagnosis", source, classes=classes)
+    source, classes = "Breast Cancer Wisconsin (Diagnostic), Wolberg et al. 1995", ("benign", "malignant")
+    raw = _table_set("breast-cancer", "classification", "diagnosis", source, classes=classes)
+    return replace(raw, y=1 - raw.y)  # scikit-learn has benign as 1
 
 
 def diabetes() -> Raw:
     """442 rows, 10 columns, regression: patients, and how far the disease went in a year."""
-    from sklearn.datasets import load_diabetes
-
-    bunch, source = load_diabetes(scaled=False), "Diabetes, Efron, Hastie, Johnstone & Tibshirani 2004"
-    return _table_set("diabetes", "regression", bunch, bunch.target, "progression", source)
+    source = "Diabetes, Efron, Hastie, Johnstone & Tibshirani 2004"
+    return _table_set("diabetes", "regression", "progression", source, scaled=False)
 
 
-def _table_set(name: str, task: str, bunch: Any, y: np.ndarray, target: str, source: str, **classes: Any) -> Raw:
-    x, features = torch.from_numpy(bunch.data), tuple(map(str, bunch.feature_names))
-    about = dict(features=features, target=target, source=f"{source}, in scikit-learn")
-    return Raw(name=name, task=task, x=x, y=torch.from_numpy(y), **about, **classes)
+def _table_set(name: str, task: str, target: str, source: str, classes: Sequence[str] = (), **how: Any) -> Raw:
+    import sklearn.datasets as bundled
+
+    bunch = getattr(bundled, f"load_{name.replace('-', '_')}")(**how)
+    x, y, features = *map(torch.from_numpy, (bunch.data, bunch.target)), tuple(map(str, bunch.feature_names))
+    about = dict(classes=classes, features=features, target=target, source=f"{source}, in scikit-learn")
+    return Raw(name=name, task=task, x=x, y=y, **about)
 
 
 def digits() -> Raw:

@@ -247,10 +247,7 @@ def _pairs(what: str, items: Any, batches: bool) -> Iterator[tuple[np.ndarray, n
     for number, item in enumerate(map(items.__getitem__, range(len(items))) if by_number else items):
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise UserError(f"{what}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
-        x, y = map(np.asarray, item)
-        if not batches:
-            yield x, y.reshape(-1)
-        elif len(x) != len(y):
+        x, y = (np.asarray(part) if batches else np.asarray(part)[None] for part in item)
+        if len(x) != len(y):
             raise UserError(f"{what}: batch {number} has {len(x)} inputs and {len(y)} targets")
-        else:
-            yield from zip(x, y.reshape(len(y), -1), strict=True)
+        yield from zip(x, y.reshape(len(y), -1), strict=True)

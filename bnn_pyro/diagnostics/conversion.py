@@ -65,7 +65,7 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
     if len(rows) < len(data.x_train):
         left_out.append(f"{len(data.x_train) - len(rows):,} of {len(data.x_train):,} training rows (evenly chosen)")
     names, coords = _dimensions(posterior)
-    coords |= {"chain": np.arange(shape[0]), "draw": np.arange(shape[1]) * step, "observation": rows}
+    coords |= {"draw": np.arange(shape[1]) * step, "observation": rows}
     groups: dict[str, Variables] = {"posterior": _weights(posterior, shape, names, left_out, seed)}
     groups["sample_stats"] = {name: (("chain", "draw"), v) for name, v in draws.sampler_series(posterior).items()}
     groups |= _training_rows(posterior, data, rows, shape, seed)
@@ -75,7 +75,6 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
         features, sizes = posterior.schema.features, posterior.schema.input_shape
         images, some = ("channel", "height", "width"), [f"input_{i}" for i in range(len(sizes))]
         own = ("feature",) if len(sizes) == 1 else images if len(sizes) == 3 else some
-        coords |= {name: np.arange(size) for name, size in zip(own, sizes, strict=True)}
         coords |= {"feature": np.array(features)} if tuple(sizes) == (len(features),) else {}
         groups["constant_data"] = {"x": (("observation", *own), data.x_train[rows].cpu().numpy())}
     else:

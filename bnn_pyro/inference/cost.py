@@ -19,7 +19,7 @@ from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.inference.optimise import schedule
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parallel.executor import current_executor, usable_cores
+from bnn_pyro.parallel.executor import current_executor, on_cluster, usable_cores
 from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.progress import Figures, duration
 
@@ -68,8 +68,8 @@ def choose_cores(cores: int, tasks: int, device: torch.device, seconds: float, p
 
     device: where tasks compute.   seconds: of all of them.   price: seconds that a process takes to start.
     """
-    current, cpu, usable = current_executor(), device.type == "cpu", min(tasks, usable_cores())
-    if current is not None and current.kind != "dask":
+    cpu, usable = device.type == "cpu", min(tasks, usable_cores())
+    if current_executor() is not None and not on_cluster():
         return usable if cpu else 1
     if cores:
         return min(cores, tasks)

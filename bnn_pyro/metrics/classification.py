@@ -13,7 +13,7 @@ from scipy.special import entr
 from sklearn import metrics as sklearn_metrics
 
 from bnn_pyro.errors import UserError, check_known
-from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets, ties
+from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets, tied
 from bnn_pyro.predictive import Prediction
 
 #: Calibration bins, as in Guo et al. 2017; simulated test sets of the floor of the ECE.
@@ -115,9 +115,7 @@ def ece_floor(prediction: Prediction) -> Floor:
 def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """points (B, 2) = (key, value): values of each replicate in ascending order of key, (R, B); ties share the mean."""
     key, value = points.T
-    order, starts = ties(key)
-    size = np.add.reduceat(counts[:, order], starts, axis=1)
-    total = np.add.reduceat(counts[:, order] * value[order], starts, axis=1)
+    size, total = tied(key, counts, counts * value)
     shared = np.divide(total, size, out=np.zeros_like(total), where=size > 0)
     return np.repeat(shared.ravel(), size.ravel().astype(np.int64)).reshape(counts.shape)
 
@@ -125,9 +123,7 @@ def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def auroc_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """points (B, 2) = (score, 1 if positive): P(a positive scores above a negative), ties counting ½; (R,)."""
     score, positive = points.T
-    order, starts = ties(score)
-    above = np.add.reduceat((counts * positive)[:, order], starts, axis=1)
-    below = np.add.reduceat((counts * (1 - positive))[:, order], starts, axis=1)
+    above, below = tied(score, counts * positive, counts * (1 - positive))
     wins = (above * (np.cumsum(below, 1) - below / 2)).sum(1)
     pairs = above.sum(1) * below.sum(1)
     return np.divide(wins, pairs, out=np.full_like(wins, np.nan), where=pairs > 0)

@@ -132,10 +132,11 @@ def mean_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return counts @ points / len(points)
 
 
-def ties(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The ascending order of the keys, and where in it each group of equal keys begins."""
+def tied(key: np.ndarray, *values: np.ndarray) -> list[np.ndarray]:
+    """Sums of values (R, B) over each group of equal keys (B,), in the ascending order of the keys: (R, groups)."""
     order = np.argsort(key, kind="stable")
-    return order, np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
+    starts = np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
+    return [np.add.reduceat(v[:, order], starts, axis=1) for v in values]
 
 
 def share_of(points: np.ndarray, confidence: float = 0.95) -> Estimate:
@@ -187,10 +188,9 @@ def mean_average_precision(points: np.ndarray, counts: np.ndarray) -> np.ndarray
     """
     values = []
     for score, positive in np.moveaxis(points, (1, 2), (0, 1)):
-        order, starts = ties(-score)
-        hits = np.add.reduceat((counts * positive)[:, order], starts, axis=1)
-        recalled, taken = hits.cumsum(1), np.add.reduceat(counts[:, order], starts, axis=1).cumsum(1)
-        found = (hits * recalled / np.maximum(taken, 1)).sum(1)
+        hits, num = tied(-score, counts * positive, counts)
+        recalled = hits.cumsum(1)
+        found = (hits * recalled / np.maximum(num.cumsum(1), 1)).sum(1)
         values.append(np.divide(found, recalled[:, -1], out=np.full(len(counts), np.nan), where=recalled[:, -1] > 0))
     return np.mean(values, 0)
 
@@ -270,11 +270,9 @@ def intervals(
         raise UserError(f"a bootstrap interval needs at least 2 replicates, got {bootstrap}; 1000 is usual")
     if not 0 < confidence < 1:
         raise UserError(f"confidence must lie between 0 and 1, got {confidence}; 0.95 is usual")
-    blocks: dict[str, list[np.ndarray]] = {name: [] for name in reductions}
-    for counts in _resamples(sizes, bootstrap, np.random.default_rng(seed)):
-        for name, reduce in reductions.items():
-            blocks[name].append(reduce(counts))
-    evaluation = Evaluation({name: np.concatenate(parts) for name, parts in blocks.items()})
+    resamples = _resamples(sizes, bootstrap, np.random.default_rng(seed))
+    blocks = zip(*([reduce(counts) for reduce in reductions.values()] for counts in resamples), strict=True)
+    evaluation = Evaluation(dict(zip(reductions, map(np.concatenate, blocks), strict=True)))
     tail = (1 - confidence) / 2
     for name, reduce in reductions.items():
         value = float(reduce(np.ones((1, sum(sizes))))[0])

@@ -13,7 +13,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from bnn_pyro.errors import UserError
@@ -24,43 +23,28 @@ ANSWER = 10.0
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 
 
-@dataclass(frozen=True)
-class Executor:
-    """Where tasks run.
-
-    kind     here, processes or dask
-    workers  how many; 0: as many as there are cores
-    client   of dask: the address of a scheduler, a ``distributed.Client`` or a cluster
-    """
-
-    kind: str
-    workers: int = 0
-    client: Any = None
+#: Of the innermost block: how many processes (1: this one, 0: as many as there are cores), or a ``distributed.Client``.
+_CURRENT: ContextVar[Any] = ContextVar("executor", default=None)
 
 
-_CURRENT: ContextVar[Executor | None] = ContextVar("executor", default=None)
-
-
-def current_executor() -> Executor | None:
-    """That of the innermost ``with executor(…)``; None outside."""
+def current_executor() -> Any:
+    """That of the innermost ``with executor(…)``: a number of processes, or a client of Dask; None outside."""
     return _CURRENT.get()
 
 
 def on_cluster() -> bool:
     """Whether tasks go to a Dask cluster, where files of this machine may be out of reach."""
-    current = current_executor()
-    return current is not None and current.kind == "dask"
+    return not isinstance(current_executor(), int | None)
 
 
-def parse_executor(text: str) -> Executor:
-    """What an executor's text asks for; nothing is started. Raises UserError for a text that is none of them."""
-    name, _, rest = text.partition(":")
+def parse_executor(text: str) -> int | str:
+    """The number of processes, or the address of a scheduler; nothing is started. Raises UserError for another text."""
     if text == "here":
-        return Executor("here")
-    if name == "processes" and re.fullmatch(r"(:[1-9]\d*)?", text.removeprefix(name)):
-        return Executor(name, int(rest or 0))
+        return 1
+    if re.fullmatch(r"processes(:[1-9]\d*)?", text):
+        return int(text.partition(":")[2] or 0)
     if re.fullmatch(r"dask://\S+:\d+/?", text):
-        return Executor("dask", client="tcp:" + rest.rstrip("/"))
+        return text.replace("dask", "tcp", 1).rstrip("/")
     valid = "here, processes, processes:4 or dask://HOST:PORT (a scheduler)"
     raise UserError(f"unknown executor '{text}'; valid: {valid}")
 
@@ -79,20 +63,19 @@ def executor(where: Any) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if where is not None:
-            chosen = parse_executor(where) if isinstance(where, str) else Executor("dask", client=where)
-            if chosen.kind == "dask":
-                chosen = Executor("dask", client=connect(chosen.client, stack))
+            chosen = parse_executor(where) if isinstance(where, str) else where
+            if chosen is where or isinstance(chosen, str):  # an object of Dask, or an address
+                chosen = connect(chosen, stack)
             stack.callback(_CURRENT.reset, _CURRENT.set(chosen))
         yield
 
 
 def usable_cores() -> int:
     """Cores that this process may use: 1 in a task, and in a process that is itself one of several."""
-    current = current_executor()
-    if (current is not None and current.kind == "here") or multiprocessing.parent_process() is not None:
+    if multiprocessing.parent_process() is not None:
         return 1
-    if current is not None and current.kind == "processes" and current.workers:
-        return current.workers
+    if not on_cluster() and current_executor():
+        return current_executor()
     import loky
 
     return loky.cpu_count()

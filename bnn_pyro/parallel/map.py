@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parallel.executor import Executor, current_executor, usable_cores
+from bnn_pyro.parallel.executor import current_executor, on_cluster, usable_cores
 from bnn_pyro.parallel.pools import DaskPool, ProcessPool, named, one_thread
 from bnn_pyro.progress import Channel, Figures, Report
 
@@ -73,14 +73,13 @@ def map_tasks(
         names = [f"task {number} of {len(tasks)} ({_SHORT.repr(task)})" for number, task in enumerate(tasks, 1)]
     run = _Run(tasks, names, report or _nothing, progress or _nothing, done or _nothing, failed, watch or _nothing)
     where = current_executor()
-    if where is None or where.kind != "dask" or not tasks:
-        processes = min(usable_cores() if where is not None else cores or usable_cores(), len(tasks))
-        where = Executor("processes", processes) if processes > 1 else Executor("here")
-    if where.kind == "here":
+    cores = min(usable_cores() if where is not None else cores or usable_cores(), len(tasks))
+    if not tasks or (cores == 1 and not on_cluster()):
         run.in_this_process(function, all_threads)
     else:
         with contextlib.ExitStack() as stack:
-            run.within((DaskPool if where.kind == "dask" else ProcessPool)(stack, where, function), grace)
+            pool = DaskPool(stack, where, function) if on_cluster() else ProcessPool(stack, cores, function)
+            run.within(pool, grace)
     return [run.results[number] for number in range(len(tasks))]
 
 

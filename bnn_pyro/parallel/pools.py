@@ -29,7 +29,7 @@ import cloudpickle
 from loky import BrokenProcessPool, ProcessPoolExecutor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parallel.executor import Executor, executor
+from bnn_pyro.parallel.executor import executor
 from bnn_pyro.progress import Channel, Figures, should_stop
 
 PACKAGE = str(Path(__file__).parents[1])
@@ -55,12 +55,12 @@ class ProcessPool:
 
     waits, died = True, BrokenProcessPool
 
-    def __init__(self, stack: ExitStack, where: Executor, function: Callable) -> None:
+    def __init__(self, stack: ExitStack, size: int, function: Callable) -> None:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bnn-pyro-tasks-")))
         self.function = self.folder / "function"
         self.function.write_bytes(cloudpickle.dumps(function))
         (self.folder / WANTED).touch()
-        self.size, self.workers = where.workers, {}
+        self.size, self.workers = size, {}
         stack.callback(self._end)
 
     def start(self, number: int, task: Any, name: str) -> Future:
@@ -131,12 +131,12 @@ class DaskPool:
 
     size, waits = math.inf, False
 
-    def __init__(self, stack: ExitStack, where: Executor, function: Callable) -> None:
+    def __init__(self, stack: ExitStack, client: Any, function: Callable) -> None:
         import dask
         from distributed import KilledWorker
 
         self.died = KilledWorker, CancelledError, OSError  # the last two: the worker with the result in it went away
-        self.client, self.at_work, self.reports = where.client, set(), deque()
+        self.client, self.at_work, self.reports = client, set(), deque()
         # Dask takes tasks of one name to last as long as each other, and one that it knows to be short stays where
         # its data are, however long the queue there is.
         self.topic, self.keys = f"task{uuid.uuid4().hex}", itertools.count()
