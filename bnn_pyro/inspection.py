@@ -48,23 +48,20 @@ class Inspection:
     @property
     def command(self) -> str:
         """The `train` command for this table; its placeholder is a target that was not given."""
-        words, gaps = ["bnn-pyro", "train", "--data", str(self.path), "--target", self.target or "COLUMN"], []
         given = {"task": self.task} | dict(self.given) if "exposure" in self.given else self.given
-        words += [word for name, value in given.items() for word in (f"--{name}", value)]
+        options = [("data", str(self.path)), ("target", self.target or "COLUMN"), *given.items()]
         leave = [finding for finding in self.findings if finding.way == "exclude"]
         if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # something must be left
             leave = [finding for finding in leave if finding.refused]
         excluded = dict.fromkeys(finding.column for finding in leave)
-        for name in excluded:
-            words += ["--exclude", as_item(name)]
-        for sentence, refused, way, column in self.findings:
-            if way == "categorical":
-                words += ["--categorical", as_item(column)]
-            if refused and column not in excluded and "missing" in sentence:
-                gaps.append("←" in self.columns[column])  # which nothing can fill
-        if any(finding.way == "dates" for finding in self.findings):
-            words += ["--dates", "parts"]
-        return shlex.join(words + (["--missing", "drop" if any(gaps) else "indicator"] if gaps else []))
+        options += [("exclude", as_item(name)) for name in excluded]
+        coded = [finding.column for finding in self.findings if finding.way == "categorical"]
+        options += [("categorical", as_item(name)) for name in coded]
+        options += [("dates", "parts")] if any(finding.way == "dates" for finding in self.findings) else []
+        gaps = [column for sentence, refused, _, column in self.findings if refused and "missing" in sentence]
+        if gaps := [self.columns[name] for name in gaps if name not in excluded]:
+            options.append(("missing", "drop" if "←" in "".join(gaps) else "indicator"))  # which fills no target
+        return shlex.join(["bnn-pyro", "train", *(word for name, value in options for word in (f"--{name}", value))])
 
     def text(self) -> str:
         """All of it, for a terminal."""

@@ -167,8 +167,6 @@ def parse_value(name: str, value: Any, default: Any) -> Any:
             return float(value)
         except (TypeError, ValueError, OverflowError):
             raise UserError(f"{name} is a number, got '{value}'") from None
-    if isinstance(default, str) and not isinstance(value, str | int | float):
-        raise UserError(f"{name} is a text or a number, got {value!r}")
     return tuple(value) if isinstance(value, list) else value
 
 

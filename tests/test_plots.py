@@ -212,7 +212,7 @@ def test_selective_risk_lies_between_the_oracle_and_a_random_order():
 
 @pytest.mark.parametrize("numbers", [2**24, 40])
 def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypatch):
-    monkeypatch.setattr("bnn_pyro.plots.training.NUMBERS", numbers)  # 40: two rows at a time
+    monkeypatch.setattr("bnn_pyro.diagnostics.draws.BLOCK", numbers)  # 40: two rows at a time
     posterior = chains(random(2, 3, 3, 2), random(2, 3, 3, seed=1))
     x, y = random(7, 2, seed=2), torch.tensor([0, 1, 2, 0, 1, 2, 0])
     ax = plots.growing_ensemble(posterior, x, y)

@@ -1,6 +1,5 @@
 """Axes of a picture, its legends, and what several pictures do with their numbers."""
 
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
@@ -13,23 +12,16 @@ from matplotlib.transforms import ScaledTranslation
 
 from bnn_pyro.plots.style import BAYES, DASHED, tint
 from bnn_pyro.predictive import Prediction
-from bnn_pyro.progress import within
 
 #: What a picture of one panel draws on; None makes a new figure.
 Panel = Axes | None
-
-
-_outside: ContextVar[bool] = ContextVar("_outside", default=False)
-
-
-def outside_pyplot() -> AbstractContextManager[None]:
-    """A block whose figures pyplot does not know, as in reports: no window shows them, and nobody has to close them."""
-    return within(_outside, True)
+#: Whether pyplot is not to know of figures, as in reports: no window shows them, and nobody has to close them.
+OUTSIDE: ContextVar[bool] = ContextVar("outside", default=False)
 
 
 def figure(width: float, height: float) -> Figure:
     """An empty figure, inches: pyplot's current one where it is empty, else a new one, which is then the current."""
-    if _outside.get():
+    if OUTSIDE.get():
         return Figure(figsize=(width, height), layout="constrained")
     if not pyplot.get_fignums() or pyplot.gcf().axes:
         return pyplot.figure(figsize=(width, height), layout="constrained")
@@ -40,7 +32,7 @@ def figure(width: float, height: float) -> Figure:
 
 def panel(ax: Panel, width: float = 5.2, height: float = 3.6) -> Axes:
     """The axes given, else pyplot's current ones where nothing is on them, else those of a figure of so many inches."""
-    if ax is None and not _outside.get() and pyplot.get_fignums() and pyplot.gcf().axes:
+    if ax is None and not OUTSIDE.get() and pyplot.get_fignums() and pyplot.gcf().axes:
         ax = None if pyplot.gca().has_data() else pyplot.gca()
     return figure(width, height).add_subplot() if ax is None else ax
 

@@ -11,12 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from bnn_pyro.diagnostics.draws import sized, walk
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets
 from bnn_pyro.plots.layout import Panel, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, POINT, REFERENCE, drawn, look, readable, tint
 from bnn_pyro.posterior import Posterior
-from bnn_pyro.predictive import Prediction, predict
+from bnn_pyro.predictive import Prediction
 
 #: What a trace may hold, {name: label}: the objective, and the parts that it is made of.
 _OBJECTIVES = {"elbo": "ELBO", "log_joint": "log joint density"}
@@ -28,8 +29,6 @@ _SAMPLER = {
     "validation_nll": ("NLL, nats per validation row", "ensemble so far, on validation rows"),
     "log_joint": ("nats, all training rows", "log joint density"),
 }
-#: Log-likelihoods of all draws that are held at once: so many numbers, the classes counted.
-NUMBERS = 2**24
 
 
 @drawn
@@ -138,7 +137,7 @@ def growing_ensemble(
     """
     if posterior.chains is None:
         raise UserError("an ensemble grows by stored draws; this posterior is a guide, with as many as asked for")
-    chains, draws = next(iter(posterior.chains.values())).shape[:2]
+    chains, draws = sized(posterior)
     if chains * draws < 2:
         raise UserError("an ensemble of a single draw does not grow")
     if draws == 1:  # members of a deep ensemble: there is nothing to grow but their number
@@ -179,10 +178,8 @@ def _running_nll(
         raise UserError(f"y has shape {tuple(y.shape)}, but x has {len(x)} rows")
     size = torch.arange(1, draws + 1, dtype=torch.float64)
     together, single, of_chain = (torch.zeros(n, dtype=torch.float64) for n in (draws, num, (chains, draws)))
-    rows = max(1, NUMBERS // (num * max(1, len(posterior.schema.classes))))
-    for some, answers in zip(x.split(rows), y.split(rows), strict=True):
-        prediction = predict(posterior, some, num_draws=num)  # every stored draw, chain after chain
-        log_prob = prediction.log_probs(answers.cpu()).double()
+    for rows, prediction in walk(posterior, x, num):  # every stored draw, chain after chain
+        log_prob = prediction.log_probs(y[rows].cpu()).double()
         single -= log_prob.sum(1)
         grown = torch.logcumsumexp(log_prob.reshape(chains, draws, -1), 1)  # (C, D, rows)
         of_chain -= (grown - size.log()[:, None]).sum(2)

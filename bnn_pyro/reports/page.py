@@ -22,6 +22,7 @@ from markupsafe import Markup
 
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS
+from bnn_pyro.progress import within
 from bnn_pyro.reports import tables
 from bnn_pyro.reports.summary import guarantees_section, summary
 
@@ -50,10 +51,10 @@ class Picture:
     @classmethod
     def of(cls, name: str, draw: Callable[[], object], title: str, sentence: str, wide: bool = False) -> Self | None:
         """The page of the axes that ``draw`` returns, None where it returns None. A page above ``WIDE`` is wide."""
-        from bnn_pyro.plots.layout import outside_pyplot
+        from bnn_pyro.plots.layout import OUTSIDE
 
         blob = io.BytesIO()
-        with outside_pyplot():
+        with within(OUTSIDE, True):
             axes = draw()
         if axes is None:
             return None
@@ -179,17 +180,13 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
     module = {k: v for k, v in provenance.get("module", {}).items() if k != "parameters"}
     split = {k: v for k, v in provenance["split"].items() if k != "doubts"}  # the first box has them
     others = {**provenance, "module": module, "split": split, **run.environment}
-    others = {k.replace("_", " "): _text(v) for k, v in others.items() if k not in NO_FACTS and (v or v == 0)}
+    others = {k.replace("_", " "): spoken(v) for k, v in others.items() if k not in NO_FACTS and (v or v == 0)}
     return [*facts.items(), *others.items()]
 
 
-def spoken(settings: Mapping[str, Any]) -> str:
-    """ "hidden 50/50, lr 0.01", a mapping in brackets."""
-    texts = {key: f"({_text(v)})" if isinstance(v, Mapping) else _text(v) for key, v in settings.items()}
-    return ", ".join(f"{key.replace('_', ' ')} {text}" for key, text in texts.items())
-
-
-def _text(value: Any) -> str:
+def spoken(value: Any) -> str:
+    """ "hidden 50/50, lr 0.01" of settings, a mapping among them in brackets."""
     if isinstance(value, Mapping):
-        return spoken(value)
+        texts = {key: f"({spoken(v)})" if isinstance(v, Mapping) else spoken(v) for key, v in value.items()}
+        return ", ".join(f"{key.replace('_', ' ')} {text}" for key, text in texts.items())
     return "/".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)

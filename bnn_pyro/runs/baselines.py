@@ -39,10 +39,10 @@ def paired_differences(
     prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "", names: Collection[str] = ()
 ) -> dict[str, float]:
     """{metric, _low, _high}: prediction − first on the same rows, of metrics that both have; names: () for all."""
-    differences, table = {}, metrics.METRICS[prediction.task]
-    for name, metric in ((name, table[name]) for name in names or table):
+    differences = {}
+    for name in names or metrics.METRICS[prediction.task]:
         with suppress(metrics.Undefined):
-            differences |= metrics.paired(metric, prediction, first, y).flat(name + suffix)
+            differences |= metrics.paired(name, prediction, first, y).flat(name + suffix)
     return differences
 
 

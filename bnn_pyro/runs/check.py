@@ -103,13 +103,7 @@ def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
 
 
 def check_subjects(
-    specs: Sequence[SubjectSpec],
-    checks: Sequence[str],
-    place: CheckFolder,
-    *,
-    budget: str = "quick",
-    seed: int = 0,
-    facts: Mapping[str, Any] | None = None,
+    specs: Sequence[SubjectSpec], checks: Sequence[str], place: CheckFolder, budget: str, seed: int, facts: Mapping
 ) -> dict[str, Any]:
     """Make every check that applies to each subject, and write its outcome into ``place``.
 
@@ -122,7 +116,7 @@ def check_subjects(
     key = {"budget": budget, "seed": seed, "plans": [spec.key for spec in specs]}
     results = place.read(place.main)
     if not results:
-        results = {"key": key, "facts": dict(facts or {}), "subjects": [spec.results() for spec in specs]}
+        results = {"key": key, "facts": dict(facts), "subjects": [spec.results() for spec in specs]}
     elif results["key"] != key:
         other = next(name for name in key if results["key"].get(name) != key[name])
         value = f"{other} {results['key'].get(other)}"

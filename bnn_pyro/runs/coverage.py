@@ -24,11 +24,7 @@ MAPS = {"regression": "isotonic", "classification": "temperature"}
 
 
 def coverage_table(
-    predictions: Mapping[str, Prediction],
-    y: Tensor,
-    level: float,
-    groups: Mapping[str, Tensor] | None = None,
-    every: str = "all test rows",
+    predictions: Mapping[str, Prediction], y: Tensor, level: float, groups: Mapping[str, Tensor], every: str
 ) -> list[dict[str, Any]]:
     """Lines of all rows by each prediction; of thirds, by how uncertain the first one is, and of groups by two of them.
 
@@ -40,15 +36,15 @@ def coverage_table(
     total = torch.as_tensor(one_number(next(iter(predictions.values())).total))
     order, parts = total.argsort(), {}
     if len(order) >= 3:
-        parts = (dict(zip(THIRDS, order.tensor_split(3), strict=True)) if differ(total) else {}) | dict(groups or {})
+        parts = (dict(zip(THIRDS, order.tensor_split(3), strict=True)) if differ(total) else {}) | dict(groups)
     rows = []
     for part, index in {every: order, **parts}.items():
         for kind in list(scores)[: 2 if part in parts else None]:
             covered, sizes, nll = scores[kind]
             size = sizes[index].mean().item()
-            ends = dict(zip(("covered", "covered_low", "covered_high"), share_of(covered[index].numpy()), strict=True))
-            rows.append({"rows": part, "prediction": kind, **ends, "size": size if math.isfinite(size) else None,
-                         "nll": nll[index].mean().item()})  # fmt: skip
+            scored = {"size": size if math.isfinite(size) else None, "nll": nll[index].mean().item()}
+            held = share_of(covered[index].numpy()).flat("covered")
+            rows.append({"rows": part, "prediction": kind} | held | scored)
     return rows
 
 
@@ -96,4 +92,4 @@ def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor
         figure = RECALIBRATIONS[MAPS[task]][1](before, y).apply(prediction), target
         lines[f"recalibrated: {MAPS[task]}"] = figure[0]
     content = {"level": LEVEL, "method": conformal.method, "data": source, "calibration_rows": len(y), "note": note}
-    return content | {"table": coverage_table(lines, target, LEVEL, every=every)}, figure
+    return content | {"table": coverage_table(lines, target, LEVEL, {}, every)}, figure

@@ -116,7 +116,7 @@ def evaluate_run(
             calibrated = with_calibration(posterior, folder.path)
             after = (calibrated.predict(data.x_test), data.y_test) if calibrated.maps else None
         beside = beside if beside and beside.finite else None
-        figures = figures_of(scored, beside, inputs, pruning, after) if scored.finite else {}
+        figures = figures_of(scored, beside, pruning, after) if scored.finite else {}
         html, card = run_pages(run, draw_all(figures, folder))
         folder.write("report.html", html)
         folder.write("README.md", card)
@@ -170,7 +170,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
     for what, other in others.items():
         scores |= {f"ood_{what}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
         scores[f"ood_{what}_mean_entropy"] = other.total.mean().item()
-    return Scored(posterior, data, num_draws, prediction, others, scores, replicates, validation=validation)
+    return Scored(posterior, data, num_draws, prediction, outside, others, scores, replicates, validation=validation)
 
 
 def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, dict[str, str]]:

@@ -45,7 +45,7 @@ class Scored:
     """A posterior on a data set.
 
     prediction, validation  of the test and validation rows, None where there are none
-    outside     predictions of out-of-distribution inputs, by their names
+    inputs, outside  {name: standardised} out-of-distribution inputs (N, *input_shape), and their predictions
     scores      what metrics.json says                          replicates  of the metrics, on resampled test rows
     finite      whether the posterior predicts numbers at all
     """
@@ -54,6 +54,7 @@ class Scored:
     data: Dataset
     num_draws: int
     prediction: Prediction | None
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)
     outside: Mapping[str, Prediction] = field(default_factory=dict)
     scores: dict[str, Any] = field(default_factory=dict)
     replicates: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -66,16 +67,9 @@ class Scored:
 
 
 def figures_of(
-    run: Scored,
-    baseline: Scored | None = None,
-    inputs: Mapping[str, Tensor] | None = None,
-    pruning: Mapping[str, Any] | None = None,
-    recalibrated: tuple[Prediction, Tensor] | None = None,
+    run: Scored, baseline: Scored | None, pruning: Mapping[str, Any], recalibrated: tuple[Prediction, Tensor] | None
 ) -> dict[str, Callable[[], object]]:
-    """{figure: how it is drawn} of a run; inputs {name: (N, *input_shape)}, standardised, that ``outside`` is of.
-
-    recalibrated: a prediction of test rows, and their targets.
-    """
+    """{figure: how it is drawn} of a run.   recalibrated: a prediction of test rows, and their targets."""
     data, schema, prediction = run.data, run.data.schema, run.prediction
     posterior, trace, y = run.posterior, run.posterior.trace, run.data.y_test
     figures: dict[str, Callable[[], object]] = {}
@@ -127,7 +121,7 @@ def figures_of(
         figures["signal-to-noise"] = lambda: plots.signal_to_noise(signal_to_noise(posterior))
     for name in run.outside if schema.is_image and baseline is not None else ():
         both = run.outside[name], baseline.outside[name]
-        figures[f"outside-{name}"] = lambda both=both, x=inputs[name]: plots.ood_bars(*both, x, schema)
+        figures[f"outside-{name}"] = lambda both=both, x=run.inputs[name]: plots.ood_bars(*both, x, schema)
     sampled = any(trace.get(name) for name in ("kinetic_temperature", "step_size"))
     if not sampled and any(trace.get(name) for name in ("elbo", "log_joint")):
         figures["training-curves"] = lambda: plots.training_curves(trace)

@@ -74,16 +74,16 @@ def calibrate_run(
             of_class = {name: (data.y_test == k).nonzero()[:, 0] for k, name in names}
             parts = {f"{groups} {name}": rows for name, rows in of_class.items() if len(rows)}
         both = {"predictive": before, ("conformal: " if made.conformal else "recalibrated: ") + done: after}
-        rows = coverage_table(both, data.y_test, level, parts)
+        rows = coverage_table(both, data.y_test, level, parts, "all test rows")
         note = (after.set if after.has_classes else after.interval)(level).note
         if after.has_classes and (size := next(row for row in rows if row["prediction"] != "predictive")["size"]) < 1:
             note += (f"; a set has {size:.2g} classes on average, some none, as this model is right in more than "
                      f"{level:g} of the rows: take a larger --level, such as {(1 + level) / 2:g}")  # fmt: skip
     source = located({"name": name or ""})["name"]
-    content = {"level": level, "method": done, "data": source, "calibration_rows": len(x), "note": note}
+    content = {"level": level, "method": done, "data": source, "calibration_rows": len(x), "note": note, "table": rows}
     made.write(folder.path)
-    folder.write(GUARANTEES, content | {"table": rows})
-    return content | {"table": rows}
+    folder.write(GUARANTEES, content)
+    return content
 
 
 def predict_file(

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from bnn_pyro.errors import UserError
@@ -86,11 +85,6 @@ class SweepFolder(OutputFolder):
             "metrics": {k: v for k, v in facts.metrics.items() if not isinstance(v, Mapping)},
         }
 
-    def replicates(self, tasks: Sequence[RunTask]) -> dict[str, dict[str, np.ndarray]]:
-        """{name of a fit: {metric: (R,)}} on resampled test rows."""
-        paths = {task.name: self.run(task).path / REPLICATES for task in tasks}
-        return {name: read_archive(path) for name, path in paths.items() if path.is_file()}
-
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Replace sweep.json, and results.csv: a row a fit with its settings, and every number of its metrics.json."""
         self.write(self.main, results)
@@ -115,7 +109,7 @@ def run_sweep(
     Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after a signal: the rest is kept.
     """
     start, tasks = time.perf_counter(), config.tasks
-    missing = _missing(config, folder, overwrite)
+    missing = [task for task, (state, _) in _plan(config, folder, overwrite).items() if state != FINISHED]
     results = {"name": config.path.stem, "spec": config.text, "facts": facts}
     failures: dict[str, str] = {}
 
@@ -146,7 +140,9 @@ def run_sweep(
         facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
         facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
         write()
-    summaries = summarise(results["fits"], folder.replicates(tasks))
+    paths = {task.name: folder.run(task).path / REPLICATES for task in tasks}
+    replicates = {name: read_archive(path) for name, path in paths.items() if path.is_file()}
+    summaries = summarise(results["fits"], replicates)
     results["summary"] = [data.to_dict() for data in summaries]
     folder.write_results(results)
     return results, summaries
@@ -154,17 +150,14 @@ def run_sweep(
 
 def planned_text(config: SweepConfig, folder: SweepFolder) -> str:
     """What `--dry-run` prints: where every fit stands, after the checks before training. Raises as ``run_sweep``."""
-    missing = _missing(config, folder, overwrite=True)
-    planned = [(task, *folder.status(task)) for task in config.tasks]
-    stale = [task for task, state, _ in planned if state == FINISHED and task in missing]
-    planned = [(task, CHANGED, "has other rows now") if task in stale else (task, *more) for task, *more in planned]
-    table = as_text(pd.DataFrame({"": {task.name: f"{state} {reason}".strip() for task, state, reason in planned}}))
-    counts = Counter(state for _, state, _ in planned)
-    return f"{table}\n\n{len(planned):,} fits in {folder.path}: " + ", ".join(f"{n:,} {s}" for s, n in counts.items())
+    plan = _plan(config, folder, overwrite=True)
+    table = as_text(pd.DataFrame({"": {task.name: " ".join(status).strip() for task, status in plan.items()}}))
+    counts = Counter(state for state, _ in plan.values())
+    return f"{table}\n\n{len(plan):,} fits in {folder.path}: " + ", ".join(f"{n:,} {s}" for s, n in counts.items())
 
 
-def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[RunTask]:
-    """The fits to make: those not finished and, with ``overwrite``, those of settings or rows that have changed."""
+def _plan(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> dict[RunTask, tuple[str, str]]:
+    """{fit: its status, of rows too}. Raises UserError where settings or rows have changed, without ``overwrite``."""
     statuses = {task: folder.status(task) for task in config.tasks}
     changed = [(task, reason) for task, (state, reason) in statuses.items() if state == CHANGED]
     if changed and not overwrite:
@@ -182,7 +175,7 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
             f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were trained on: the "
             "file has changed; choose another --out, or add --overwrite to make them anew"
         )
-    return [task for task in config.tasks if task not in finished or task.data in stale]
+    return statuses | {task: (CHANGED, "has other rows now") for task in finished if task.data in stale}
 
 
 def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[str, int], str]:
