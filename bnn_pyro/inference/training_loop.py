@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pyro
 import torch
+from scipy.stats import linregress
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -260,9 +261,6 @@ def settled(objective: Sequence[float], rows: int) -> bool:
     y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
     if len(objective) < LINES:
         return False
-    x = np.arange(len(y)) - (len(y) - 1) / 2
-    slope = (x @ y) / (x @ x)
-    residual = y - y.mean() - slope * x
-    rise, error = slope * len(y), len(y) * math.sqrt((residual @ residual) / (len(y) - 2) / (x @ x))
-    noise = math.sqrt(rows)
+    line, noise = linregress(np.arange(len(y)), y), math.sqrt(rows)
+    rise, error = line.slope * len(y), line.stderr * len(y)
     return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MOST_RISE * noise)
