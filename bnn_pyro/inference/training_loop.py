@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pyro
 import torch
-from scipy.stats import linregress
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
@@ -261,6 +260,6 @@ def settled(objective: Sequence[float], rows: int) -> bool:
     y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
     if len(objective) < LINES:
         return False
-    line, noise = linregress(np.arange(len(y)), y), math.sqrt(rows)
-    rise, error = line.slope * len(y), line.stderr * len(y)
+    (slope, _), covariance = np.polyfit(np.arange(len(y)), y, 1, cov=True)
+    rise, error, noise = slope * len(y), len(y) * math.sqrt(covariance[0, 0]), math.sqrt(rows)
     return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MOST_RISE * noise)
