@@ -164,8 +164,7 @@ def here() -> Ranks:
 
     if not dist.is_available() or not dist.is_initialized():
         return Ranks()
-    local = os.environ.get("LOCAL_RANK", "")
-    return Ranks(dist.get_rank(), dist.get_world_size(), int(local) if local.isdigit() else dist.get_rank())
+    return Ranks(dist.get_rank(), dist.get_world_size(), dist.get_node_local_rank(dist.get_rank()))
 
 
 @contextlib.contextmanager

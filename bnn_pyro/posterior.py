@@ -112,7 +112,7 @@ class Posterior(Introduced):
         draws, priors, q = self.draw(min(200, max(20, DESCRIBED // numbers)), seed=0), model.prior(), {}
         if self.guide is not None:
             with isolated(0):
-                q = {site: node["fn"] for site, node in _drawn(self.guide).items()}
+                q = {site: node["fn"] for site, node in drawn_sites(self.guide).items()}
         known = {name for name, _ in model.net.named_parameters()} | {*model.still}
         for site, value in model.net.state_dict().items():
             if site not in known:  # a buffer, or another name of a parameter
@@ -154,7 +154,7 @@ class Posterior(Introduced):
         if self.chains is None:
             for start in range(0, num, size):
                 with pyro.plate("draws", min(size, num - start), dim=-1):
-                    sites = _drawn(self.guide, x)
+                    sites = drawn_sites(self.guide, x)
                 yield {name: node["value"] for name, node in sites.items()}
             return
         stored = next(iter(self.chains.values())).shape[:2].numel()
@@ -173,16 +173,19 @@ class Posterior(Introduced):
                 "stored draws have no mean weights: the mean of likely networks is in general no likely one"
             )
         with isolated(0):
-            sites = _drawn(self.guide)
+            sites = drawn_sites(self.guide)
         try:
             if sites.keys() != self.model.initial.keys():
                 raise NotImplementedError
             chains = {name: node["fn"].mean.clone()[None, None] for name, node in sites.items()}
         except NotImplementedError:
             raise UserError(f"{type(self.guide).__name__} has no mean of every weight; use its draws") from None
-        # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
-        provenance = {k: v for k, v in self.provenance.items() if k != "key"} | {"draws": "mean weights"}
-        return replace(self, guide=None, chains=chains, stats={}, provenance=provenance)
+        return self.derived({"draws": "mean weights"}, guide=None, chains=chains, stats={})
+
+    def derived(self, about: Mapping[str, Any], **changes: Any) -> Self:
+        """With these fields, ``about`` in its provenance, and without the key that a resumed fit knows its own by."""
+        provenance = {k: v for k, v in self.provenance.items() if k != "key"} | about
+        return replace(self, provenance=provenance, **changes)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
@@ -234,8 +237,7 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
         run = torch.arange(len(posteriors)).repeat_interleave(lengths)[:, None]
         stats["superchain"] += run * (stats["superchain"].max() + 1)
     about = {"pooled": len(posteriors), "seeds": [one.provenance.get("seed") for one in posteriors]}
-    provenance = {k: v for k, v in first.provenance.items() if k != "key"} | about
-    return Posterior(first.model, first.schema, chains=chains, stats=stats, provenance=provenance, rows=first.rows)
+    return first.derived(about, chains=chains, stats=stats, trace={})
 
 
 def _subject(posterior: Posterior) -> tuple[Any, ...]:
@@ -248,7 +250,7 @@ def _subject(posterior: Posterior) -> tuple[Any, ...]:
 
 
 @torch.no_grad()
-def _drawn(guide: nn.Module, x: Tensor | None = None) -> dict[str, dict]:
+def drawn_sites(guide: nn.Module, x: Tensor | None = None) -> dict[str, dict]:
     """The sites of a guide's call that are the model's: an auxiliary one (the whole of a joint guide) is not."""
     with poutine.trace() as trace:
         guide(x)

@@ -9,10 +9,9 @@ draw. A weight is an entry of a layer's matrix or kernels; biases and the noise 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-import pyro.poutine as poutine
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
@@ -23,8 +22,8 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.metrics.metric import Estimate, Targets
 from bnn_pyro.parts.correlated_normal import Part
 from bnn_pyro.parts.guides import PrunedGuide, PrunedWeights, weight_sites
-from bnn_pyro.parts.weights import NormalWeights
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.parts.weights import NormalWeights, cut
+from bnn_pyro.posterior import Posterior, drawn_sites
 from bnn_pyro.predictive import predict
 
 #: Shares of the weights that a curve removes: those of Blundell et al., table 2, and a few between them.
@@ -133,12 +132,9 @@ def _pruned(posterior: Posterior, shares: Sequence[float]) -> list[Posterior]:
             raise UserError(f"the share of weights to remove must lie between 0 and 1, got {share:g}")
         mask = torch.ones(len(order), dtype=torch.bool)
         mask[order[: round(share * len(order))]] = False
-        parts = mask.split([mean.numel() for mean, _ in ratios.values()])
-        masks = {site: part.view_as(mean) for part, (site, (mean, _)) in zip(parts, ratios.items(), strict=True)}
+        masks = cut(mask, {site: mean.shape for site, (mean, _) in ratios.items()})
         guide = PrunedGuide(posterior.guide, masks).to(posterior.device)
-        # Without the key that `fit(resume=True)` knows its own posterior by: this is another one.
-        provenance = {k: v for k, v in posterior.provenance.items() if k != "key"} | {"pruned": float(share)}
-        networks.append(replace(posterior, guide=guide, provenance=provenance))
+        networks.append(posterior.derived({"pruned": float(share)}, guide=guide))
     return networks
 
 
@@ -149,9 +145,8 @@ def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
             "a signal-to-noise ratio needs a mean and a standard deviation of every weight, and this posterior is "
             "a point estimate or stored draws; fit mean-field, hidden-layer or sparse-dropout by svi"
         )
-    with isolated(0), torch.no_grad(), poutine.trace() as trace:
-        posterior.guide(None)
-    nodes = trace.trace.nodes
+    with isolated(0):
+        nodes = drawn_sites(posterior.guide)
     moments = {s: _moments(nodes[s]["fn"]) if s in nodes else None for s in weight_sites(posterior.model)}
     if not moments or None in moments.values():
         why = "has no mean and standard deviation of every weight"

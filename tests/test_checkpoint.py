@@ -270,6 +270,7 @@ def test_flat_is_settled_and_a_rise_is_not():
     assert not settled(noisy(0.1, 0.05), ROWS) and not settled(noisy(0.02, 0.001), ROWS)
     assert not settled(noisy(0.0, 1.0), ROWS), "noise that would hide a rise"
     assert settled(noisy(-0.5, 0.01), ROWS), "an objective that falls has nothing to wait for"
+    assert settled([-1.0] * 60, ROWS), "one number again and again"
     assert not settled(noisy(0.008, 0.001) * 100, ROWS * 100), "more rows tell smaller rises apart"
 
 

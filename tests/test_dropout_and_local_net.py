@@ -164,7 +164,7 @@ def test_a_draw_is_one_function_of_x():
     assert len(whole[:, 0].unique()) > 1 and not any(part.training for part in posterior.model.modules())
     posterior.model.train()
     posterior.model.net.layers[1].eval()
-    with pytest.raises(KeyboardInterrupt), in_mode(posterior.model, False):
+    with pytest.raises(KeyboardInterrupt), in_mode(posterior.model, training=False):
         raise KeyboardInterrupt
     assert not posterior.model.net.layers[1].training
     posterior.model.train()

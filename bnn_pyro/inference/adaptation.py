@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from pyro.infer.mcmc.adaptation import WarmupAdapter
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.trajectories import Dynamics
 
 #: Dual averaging: γ, t₀, and how fast old step sizes are forgotten.
 SHRINKAGE, OFFSET, DECAY = 0.05, 10.0, 0.75
-#: Transitions in which the step size alone is adapted, at the start and at the end; those of the first window between.
-START, END, FIRST = 75, 50, 25
 #: Acceptance rate that the first step size is to cross; a smaller step than this is none, a larger one is not tried.
 FIRST_TARGET, SMALLEST_STEP, LARGEST_STEP = 0.8, 1e-10, 1e10
 
@@ -59,11 +58,17 @@ class DualAveraging:
 
 
 class Warmup(DualAveraging):
-    """Of one chain of HMC or NUTS.   inverse_mass: (P,) variances, the diagonal of M⁻¹."""
+    """Of one chain of HMC or NUTS.   inverse_mass: (P,) variances, the diagonal of M⁻¹.
+
+    ends: the last transition of each window, counted from 1; a step size of its own averages the last but one.
+    """
 
     def __init__(self, transitions: int, target: float, size: int) -> None:
         super().__init__(step=1.0)
-        self.ends, self.target, self.done, self.window = _windows(transitions), target, 0, 0
+        pyros = WarmupAdapter(adapt_step_size=True)
+        pyros.configure(transitions, mass_matrix_shape={})
+        self.ends = [window.end for window in pyros.adaptation_schedule]
+        self.target, self.done, self.window = target, 0, 0
         self.inverse_mass = torch.ones(size, dtype=torch.float64)
         self._forget()
 
@@ -103,21 +108,6 @@ class Warmup(DualAveraging):
         own = {name: state[name] for name in vars(self)}
         former = {k: v[0] for k, v in own.items() if k in ("inverse_mass", "squares") and isinstance(v, list)}
         vars(self).update(own | former)
-
-
-def _windows(transitions: int) -> list[int]:
-    """The last transition of each window, counted from 1; a step size of its own averages the last but one."""
-    if transitions < 20:
-        return [transitions - 1]
-    start, end, window = START, END, FIRST
-    if start + end + window > transitions:
-        start, end = int(0.15 * transitions), int(0.1 * transitions)
-        window = transitions - start - end
-    ends, last = [start - 1], transitions - end - 1
-    while ends[-1] < last:
-        ends.append(ends[-1] + window if 3 * window <= last - ends[-1] else last)
-        window *= 2
-    return [*ends, transitions - 1]
 
 
 def reasonable_step(step: float, dynamics: Dynamics, z: np.ndarray) -> float:

@@ -27,9 +27,6 @@ from bnn_pyro.isolation import generator_state, set_generator_state
 from bnn_pyro.parallel.executor import on_cluster
 from bnn_pyro.settings import setting
 
-#: A transition, and what ``stats`` has of this sampler's transitions alone.
-Moved = tuple[Transition, dict[str, float]]
-
 
 @dataclass(frozen=True)
 class SeparateChains(Sampler):
@@ -141,7 +138,7 @@ class NUTS(SeparateChains):
 
     max_tree_depth: int = setting(10, low=1)
 
-    def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> Moved:
+    def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict]:
         done = nuts(rng, point, dynamics, step, self.max_tree_depth)
         return done, {"tree_depth": float(done.depth)}
 
@@ -162,7 +159,7 @@ class HMC(SeparateChains):
     length: float = setting(3.0, above=0)
     max_steps: int = setting(1024, low=1)
 
-    def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> Moved:
+    def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict]:
         length = self.length * (0.5 + rng.random())
         steps = min(self.max_steps, max(1, int(length / step)))
         return hmc(rng, point, dynamics, step, steps), {"trajectory_length": steps * step}

@@ -17,6 +17,7 @@ the narrowest. A linear change of coordinates alters no draw's distribution, how
 """
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -64,9 +65,7 @@ def stochastic_log_joint(model: nn.Module, x: Tensor, y: Tensor, temperature: fl
 class LinearLogJoint(LogJoint):
     """Of a linear model whose priors have −(a precision)·w for a gradient: several times as fast."""
 
-    def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
-        super().__init__(model, x, y, temperature)
-        self.layer_sites = [site for site, _ in model.net.named_parameters()]
+    layer_sites = cached_property(lambda self: [site for site, _ in self.model.net.named_parameters()])
 
     def gradient(self, u: Tensor, x: Rows = None, y: Rows = None) -> Pair:
         """See :class:`LogJoint`."""

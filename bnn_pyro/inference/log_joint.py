@@ -120,11 +120,7 @@ class LogJoint:
 
     def gradient(self, u: Tensor, x: Rows = None, y: Rows = None) -> Pair:
         """(log π (C,), its gradient (C, P)); arguments as for :meth:`terms`."""
-        with torch.enable_grad():
-            leaf = u.detach().requires_grad_(True)
-            density = sum(self.terms(leaf, x, y))
-            (gradient,) = torch.autograd.grad(density.sum(), leaf)
-        return density.detach(), gradient
+        return with_gradient(lambda u: sum(self.terms(u, x, y)), u)
 
     def sites(self, u: Tensor) -> dict[str, Tensor]:
         """u (…, P) -> {site: (…, *shape)} in the model's own precision."""
@@ -143,6 +139,15 @@ class LogJoint:
                 "samplers need a proper prior, and this variant's has no samples; take another, such as fan-in:1"
             ) from None
         return [{site: draws[i] for site, draws in drawn.items()} for i in range(len(numbers))]
+
+
+def with_gradient(density: Callable[[Tensor], Tensor], u: Tensor) -> Pair:
+    """(densities (C,), their gradients (C, P)) at u (C, P)."""
+    with torch.enable_grad():
+        leaf = u.detach().requires_grad_(True)
+        value = density(leaf)
+        (gradient,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), gradient
 
 
 _IDENTITY = biject_to(constraints.real)
@@ -180,12 +185,10 @@ class _Terms(Recorder):
     def _pyro_post_sample(self, msg: dict) -> None:
         if site_is_subsample(msg):
             return
-        observed, term = msg["is_observed"], msg["fn"].log_prob(msg["value"])
-        if msg["mask"] is not None or not (isinstance(msg["scale"], float | int) and msg["scale"] == 1):
-            term = scale_and_mask(term, msg["scale"], msg["mask"])
+        term = scale_and_mask(msg["fn"].log_prob(msg["value"]), msg["scale"], msg["mask"])
         if term.dim() > 1:
             term = term.flatten(1).sum(1, dtype=torch.float64)  # thousands of rows: float32 would be noise
-        self.totals[observed] = self.totals[observed] + term
+        self.totals[msg["is_observed"]] = self.totals[msg["is_observed"]] + term
 
 
 # -- the ELBO ----------------------------------------------------------------------------------------------------------

@@ -260,9 +260,6 @@ def settled(objective: Sequence[float], rows: int) -> bool:
     y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
     if len(objective) < LINES:
         return False
-    x = np.arange(len(y)) - (len(y) - 1) / 2
-    slope = (x @ y) / (x @ x)
-    residual = y - y.mean() - slope * x
-    rise, error = slope * len(y), len(y) * math.sqrt((residual @ residual) / (len(y) - 2) / (x @ x))
-    noise = math.sqrt(rows)
+    (slope, _), covariance = np.polyfit(np.arange(len(y)), y, 1, cov=True)
+    rise, error, noise = slope * len(y), len(y) * math.sqrt(covariance[0, 0]), math.sqrt(rows)
     return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MOST_RISE * noise)

@@ -16,12 +16,8 @@ from torch import Tensor, nn
 
 from bnn_pyro.parts.weights import ArrayDistribution, FlatNormals, cut
 
-_numbers = itertools.count()
-
-
-def new_name(guide: nn.Module) -> str:
-    """A name that no other guide has: two of one name would share their parameters in a user's global store."""
-    return f"{type(guide).__name__}{next(_numbers)}"
+#: In names of guides: two of one name would share their parameters in a user's global store.
+NUMBERS = itertools.count()
 
 
 def register(guide: nn.Module) -> None:
@@ -35,7 +31,7 @@ class _Flat(nn.Module):
 
     def __init__(self, initial: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.name = new_name(self)
+        self.name = f"{type(self).__name__}{next(NUMBERS)}"
         self.shapes = {name: value.shape for name, value in initial.items()}
         self.loc = nn.Parameter(torch.cat([value.detach().flatten() for value in initial.values()]).clone())
 

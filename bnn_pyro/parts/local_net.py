@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.guides import MeanFieldNormal, new_name, register
+from bnn_pyro.parts.guides import NUMBERS, MeanFieldNormal, register
 from bnn_pyro.parts.local_layer import Conv2dLayer, LinearLayer
 from bnn_pyro.parts.nets import Stage
 from bnn_pyro.parts.priors import BayesianNet
@@ -50,11 +50,9 @@ class DropoutScale(nn.Module):
         self.loc = nn.Parameter(start)
         self.logit_alpha = nn.Parameter(start.new_full(shape, init).logit())
 
-    alpha = property(lambda self: self.logit_alpha.sigmoid())
-
     def forward(self) -> DropoutWeights:
         """q(A)."""
-        return DropoutWeights(self.loc, self.alpha)
+        return DropoutWeights(self.loc, self.logit_alpha.sigmoid())
 
 
 #: How σ depends on the mean, by name: start (D, H), initial value -> module.
@@ -158,7 +156,7 @@ class WeightGuide(nn.Module):
 
     def __init__(self, net: nn.Module, layers: list[nn.Module], noise: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.name = new_name(self)
+        self.name = f"{type(self).__name__}{next(NUMBERS)}"
         self.enter, self.stages = net.enter, net.stages()  # no submodule: its weights are no parameters of q
         self.layers = nn.ModuleList(layers)
         self.noise = MeanFieldNormal(noise, 0.01) if noise else None

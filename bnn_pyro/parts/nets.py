@@ -23,9 +23,9 @@ Stage = tuple[str, nn.Module, Callable[[Tensor], Tensor] | None]
 
 
 @contextmanager
-def in_mode(module: nn.Module, training: bool) -> Iterator[None]:
+def in_mode(*modules: nn.Module, training: bool) -> Iterator[None]:
     """Every submodule in training mode (dropout draws masks) or out of it; each one's former mode returns on exit."""
-    changed = [part for part in module.modules() if part.training != training]  # none in most training steps
+    changed = [part for module in modules for part in module.modules() if part.training != training]  # seldom any
     for part in changed:
         part.training = training
     try:
@@ -177,18 +177,17 @@ class ConvNet(_Net):
                 f"a convolutional network takes images of shape (channels, height, width), and these inputs have shape "
                 f"{tuple(input_shape)}; take a fully connected variant, such as hidden-layer"
             )
-        sizes = [tuple(input_shape[1:])]  # of the image before each convolution, and after the last pooling
+        height, width = input_shape[1:]
         for _ in channels:
-            inner = [n + 2 * padding - kernel + 1 for n in sizes[-1]]
-            sizes.append((inner[0] // 2, inner[1] // 2))
-            if min(sizes[-1]) < 1:
-                raise UserError(f"images of {sizes[0][0]} × {sizes[0][1]} pixels are too small for {len(channels)} "
-                                f"convolutions (kernel {kernel}, padding {padding}), each followed by 2 × 2 pooling; "
-                                "take fewer channels, a smaller kernel or more padding")  # fmt: skip
+            height, width = ((n + 2 * padding - kernel + 1) // 2 for n in (height, width))
+        if min(height, width) < 1:
+            raise UserError(f"images of {input_shape[1]} × {input_shape[2]} pixels are too small for {len(channels)} "
+                            f"convolutions (kernel {kernel}, padding {padding}), each followed by 2 × 2 pooling; "
+                            "take fewer channels, a smaller kernel or more padding")  # fmt: skip
         all_channels = [input_shape[0], *channels]
         pairs = pairwise(all_channels)
         self.convolutions = nn.ModuleList(nn.Conv2d(i, o, kernel, padding=padding, bias=bias) for i, o in pairs)
-        widths = [all_channels[-1] * sizes[-1][0] * sizes[-1][1], *hidden, outputs]
+        widths = [all_channels[-1] * height * width, *hidden, outputs]
         self._add_layers(widths, bias, [dropout] * (len(hidden) + 1))
 
     def enter(self, x: Tensor) -> Tensor:

@@ -100,14 +100,10 @@ class LearnedNoise(Likelihood):
         self.shift, self.scale, self.noise = shift, scale, noise
         self.add_own(**({} if noise is not None else {"log_noise": (-1.0, 1.0)}))
 
-    def loc_and_scale(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the noise, each (…, B) or a number; draws the site "log_noise"."""
-        loc = self.shift + self.scale * f.squeeze(-1)
-        return loc, self.noise if self.noise is not None else self.scale * self.own("log_noise").exp()
-
     def components(self, f: Tensor) -> dist.TorchDistribution:
-        """See ``Likelihood``: of the class's ``family``."""
-        return self.family(*self.loc_and_scale(f))
+        """See ``Likelihood``: of the class's ``family``; draws the site "log_noise"."""
+        loc = self.shift + self.scale * f.squeeze(-1)
+        return self.family(loc, self.noise if self.noise is not None else self.scale * self.own("log_noise").exp())
 
     def relative_precision(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
         """(scale/σ)², (B, 1, 1)."""

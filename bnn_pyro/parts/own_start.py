@@ -17,7 +17,6 @@ import math
 import operator
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -172,10 +171,8 @@ def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[
             variances[path] = first.double().var().item()
 
     buffers = {name: value.clone() for name, value in model.net.named_buffers()}  # running averages stay as they are
-    with ExitStack() as modes, outputs_seen(model.net, record):
-        modes.enter_context(in_mode(model.net, training=False))
-        for layer in norm_layers(model.net).values() if model.statistics is not None else ():
-            modes.enter_context(in_mode(layer, training=True))
+    norms = norm_layers(model.net).values() if model.statistics is not None else ()
+    with in_mode(model.net, training=False), in_mode(*norms, training=True), outputs_seen(model.net, record):
         functional_call(model.net, {**buffers, **w}, (x,))
     return variances
 
@@ -217,7 +214,7 @@ class BatchStatistics(nn.Module):
             layer.__class__ = _DrawnNorm  # of the copy; nothing is averaged in training
         self.register_buffer("rows", torch.empty(0))
         probe = copy.deepcopy(net).to("meta").eval()
-        self._seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self._seen: dict[str, Tensor] = {}
         for path, layer in norm_layers(probe).items():
             layer.register_forward_pre_hook(partial(self._record, path))
         self._probe = (probe,)  # no submodule: it has no tensors of its own
@@ -229,7 +226,9 @@ class BatchStatistics(nn.Module):
         # By norms: several times as fast as ``var``, without a second copy of the activations.
         variance = vector_norm(values - mean[:, None], dim=-1).square().mean(0) / values.shape[-1]
         layer.running_mean, layer.running_var = mean, variance
-        self._seen.setdefault(path, []).append((mean, variance))
+        if f"{path}.running_mean" in self._seen:
+            raise UserError(f"'{path}' normalises several times in one call; use batch_norm='frozen'")
+        self._seen |= {f"{path}.running_mean": mean, f"{path}.running_var": variance}
 
     def take(self, x: Tensor) -> None:
         """Normalise by at most ``NORM_ROWS`` of these training rows (N, *input_shape), evenly spaced."""
@@ -251,17 +250,12 @@ class BatchStatistics(nn.Module):
         flat = {name: v.expand(lead + shapes[name]).reshape(-1, *shapes[name]) for name, v in w.items()}
         buffers, pieces = dict(net.named_buffers()), []
         for draw in range(lead.numel()):
-            self._seen.clear()
+            self._seen = {}
             one = {**buffers, **{name: v[draw] for name, v in flat.items()}}
             functional_call(self._probe[0], one, (self.rows,))
-            if twice := [path for path, calls in self._seen.items() if len(calls) > 1]:
-                raise UserError(f"'{twice[0]}' normalises several times in one call; use batch_norm='frozen'")
-            pieces.append({path: calls[0] for path, calls in self._seen.items()})
-        self._seen.clear()
-        statistics = {}
-        for path in pieces[0]:
-            for i, name in enumerate(("running_mean", "running_var")):
-                statistics[f"{path}.{name}"] = torch.stack([piece[path][i] for piece in pieces]).reshape(*lead, -1)
+            pieces.append(self._seen)
+        self._seen = {}
+        statistics = {name: torch.stack([piece[name] for piece in pieces]).reshape(*lead, -1) for name in pieces[0]}
         # The same draws meet many rows, a few at a time.
         self._last = None if torch.is_grad_enabled() else (key, versions, statistics)
         return statistics

@@ -213,8 +213,7 @@ class BayesianNet(nn.Module):
         rows_of_each = y is not None and y.dim() == dims and x.shape[:2] == y.shape[:2]  # not only targets
         statistics = {} if self.statistics is None or self.net.training else self.statistics(self.net, w)
         with ExitStack() as modes:
-            for layer in norm_layers(self.net).values() if self.frozen else ():
-                modes.enter_context(in_mode(layer, training=False))
+            modes.enter_context(in_mode(*(norm_layers(self.net).values() if self.frozen else ()), training=False))
             if self.sampling and self.net.training:
                 from bnn_pyro.parts.row_noise import RowNoise  # of networks of one's own alone
 

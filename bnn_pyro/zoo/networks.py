@@ -3,20 +3,13 @@
     w ~ p(w)    f = net_w(x)    y ~ likelihood(f)          q(w) = ∏ᵢ Normal(wᵢ; μᵢ, softplus(ρᵢ))
 
 The model is an ordinary Pyro model that any method takes. With the "scale-mixture" prior the KL is estimated by Monte
-Carlo, with the others it is exact. The deterministic network, fully connected or convolutional, is the same model at
-its most probable weights: the baseline of every comparison, whose epistemic uncertainty is zero.
+Carlo, with the others it is exact. The deterministic network is the same model at its most probable weights: the
+baseline of every comparison, whose epistemic uncertainty is zero. Masks of dropout are no part of the model: map trains
+with them and predicts without, mc-dropout keeps them (``inference.svi``).
 
-With dropout it is deterministic once trained, or Bayesian by masks that go on falling at prediction:
-
-    h₀ = x    h_l = act(W_l (z_l ∘ h_{l−1}) / (1 − p_l) + b_l)    y ~ likelihood(h_L)        z_l ~ Bernoulli(1 − p_l)
-
-Method map trains with masks and predicts without them; mc-dropout keeps them, one for every draw. They are no part of
-the model p(y, w | x): out of training mode it is that of ``MLP``.
-
-By local reparametrization a Bayesian layer samples activations in training, not weights (``local_layer``): the ELBO is
-that of mean-field weights, its gradient less noisy. With p(W) ∝ ∏ 1/|W| and σ² = α μ² it is variational dropout:
-Gaussian dropout whose variance α ≤ 1 is learned for a layer, each input unit of it, or each weight (Kingma, Salimans &
-Welling 2015, section 3). With a free σ it is the sparse kind: weights that data do not need become noise around 0.
+Layers that sample activations in training (``parts.local_layer``) have the ELBO of mean-field weights. With
+p(W) ∝ ∏ 1/|W| and σ² = α μ² they are variational dropout, whose variance α ≤ 1 is learned for a layer, each input unit
+of it, or each weight; with a free σ the sparse kind: weights that data do not need become noise around 0.
 """
 
 from collections.abc import Mapping
