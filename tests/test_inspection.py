@@ -250,6 +250,11 @@ def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     ]
     assert priors == ["fan-in:2", "normal:1"] * 2
     assert [choose(TABLE, n).entry.hidden for n in (1000, 1001)] == [(16, 16), (16, 16, 16)]
+    wide = [choose(replace(TABLE, input_shape=(60,)), n).entry for n in (59, 60)]
+    assert [(e.hidden, e.prior, e.noise) for e in wide] == [
+        ((), "fan-in:1", "learned"),
+        ((16, 16), "fan-in:2", "heteroscedastic"),
+    ]
     few = bp.dataset(torch.arange(80.0).reshape(40, 2), torch.arange(40) % 4.0, task="regression")
     assert set_up("auto", None, lambda: few).entry.noise == "learned"
     refuses("auto takes mile, svi for a table, not laplace; name a variant", choose, TABLE, 300, method="laplace")

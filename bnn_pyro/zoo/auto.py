@@ -83,6 +83,7 @@ class Rule:
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
     many      likewise, where more than ``MANY`` rows train
     few       likewise, where targets are numbers, inputs ``SEVERAL`` or more, and rows fewer than ``FEW`` for each
+    scarce    likewise, where targets are numbers and rows are fewer than inputs; noise is then not by input
     noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
               these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
@@ -105,6 +106,7 @@ class Rule:
     wide: Mapping[str, Any] = field(default_factory=dict)
     many: Mapping[str, Any] = field(default_factory=dict)
     few: Mapping[str, Any] = field(default_factory=dict)
+    scarce: Mapping[str, Any] = field(default_factory=dict)
     noise: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
     longer: tuple[str, ...] = ()
@@ -115,6 +117,7 @@ RULES = (
          sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
          wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)}, few={"prior": "fan-in:2"},
+         scarce={"hidden": (), "prior": "fan-in:1"},
          noise={"noise": "heteroscedastic", "likelihood": "student-t"}, longer=("thin",)),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
          optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise={"noise": "heteroscedastic"}),
@@ -265,7 +268,8 @@ def choose(
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
         are_numbers = schema.task in ("regression", "targets")
         own |= rule.few if are_numbers and inputs >= SEVERAL and rows < FEW * inputs else {}
-        if by_input and are_numbers:
+        own |= rule.scarce if (scarce := are_numbers and rows < inputs) else {}
+        if by_input and are_numbers and not scarce:
             student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
         of_method = dict(rule.method_settings)
