@@ -20,8 +20,6 @@ from bnn_pyro.checks.problems import linear_regression
 
 
 class Linear(ClosedForm):
-    """On fewer rows and weights."""
-
     def problems(self, subject):
         return [linear_regression(60, 2, 3)]
 
@@ -40,7 +38,7 @@ def subject(variant, method, **settings):
     return Subject(bp.ZOO[variant](**own), bp.METHODS[method], correlated(20).data, settings)
 
 
-def test_errors_are_those_of_independent_numbers_and_larger_for_dependent_ones():
+def test_errors_are_larger_for_dependent_numbers_and_p_values_corrected_for_how_many_there_are():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(4, 500, 3))
     for one in (Estimate.of_chains(values), Estimate.of_independent(values.reshape(-1, 20, 3).mean(1))):
@@ -48,9 +46,6 @@ def test_errors_are_those_of_independent_numbers_and_larger_for_dependent_ones()
         assert np.abs(one.mean).max() < 4 / math.sqrt(2000)
     slow = np.repeat(rng.normal(size=(4, 200, 1)), 10, axis=1)
     assert Estimate.of_chains(slow).error[0] > 2.5 * slow.std() / math.sqrt(slow.size)
-
-
-def test_p_values_are_corrected_for_how_many_there_are():
     estimate, three = Estimate(np.array([0.0, 3.0]), np.ones(2)), Estimate(np.array([3.0]), np.ones(1))
     good, off = judge(["a", "b"], estimate, np.zeros(2))
     assert good.p == 1.0 and off.p == pytest.approx(2 * 2 * norm.sf(3))

@@ -126,7 +126,7 @@ def chains(rng, shape=(4, 400), num=30, rho=0.0, shift=0.0, width=1.0, markov=Tr
     return Outputs((shift + width * values).astype(np.float32), markov)
 
 
-def test_the_test_has_its_level_for_dependent_draws_and_sees_what_is_off():
+def test_the_test_has_its_level_for_dependent_draws_and_coverage_that_of_normals():
     """p below 5 % in some 5 % of 200 posteriors that are right (with Bonferroni, in fewer), and never below 0.1 %."""
     rng, stored = np.random.default_rng(1), normal_reference()
     for rho in (0.0, 0.7):
@@ -135,10 +135,7 @@ def test_the_test_has_its_level_for_dependent_draws_and_sees_what_is_off():
     for off in ({"shift": 0.2}, {"shift": -0.2}, {"width": 0.85}, {"width": 1.2}):
         p, _, visible = compared(chains(rng, shape=(4, 1000), rho=0.3, **off), stored)
         assert p < ALPHA and visible < 0.2
-
-
-def test_coverage_of_normals():
-    """2Φ(σ q) − 1."""
+    # 2Φ(σ q) − 1.
     stored, rng = normal_reference(num=60, draws=1000), np.random.default_rng(3)
     narrow = coverage(chains(rng, shape=(1, 4000), num=60, width=0.5, markov=False), stored)
     for level, (share, error) in narrow.items():

@@ -15,10 +15,9 @@ from run_folders import small_table
 import bnn_pyro as bp
 from bnn_pyro.diagnostics import failures
 from bnn_pyro.diagnostics.failures import MARGINS, failure, is_worse
-from bnn_pyro.run import main
 
 pytestmark = pytest.mark.usefixtures("quick", "judged")
-FEW = ["--num-draws", "20", "--device", "cpu", "--quiet", "--no-baseline"]
+FEW = ["--num-draws", "20", "--device", "cpu", "--no-baseline"]
 LINEAR = ["--set", "hidden=", "--inference", "map", "--epochs", "400", "--lr", "0.05"]
 
 
@@ -61,37 +60,34 @@ def test_a_few_rows_that_are_far_off_do_not_hide_the_others():
         assert is_worse(worse, 0.1) and not is_worse(not_worse, 0.1)
 
 
-def test_a_bad_fit_is_exit_code_3_and_said_everywhere(houses, tmp_path, capsys):
+def test_a_bad_fit_is_exit_code_3_and_said_everywhere(houses, tmp_path, command):
     out = tmp_path / "run"
-    assert main(["train", "mean-field", "--epochs", "1", *houses, *FEW, "--out", str(out)]) == 3
-    printed = capsys.readouterr().out
+    printed = command("train", "mean-field", "--epochs", 1, *houses, *FEW, "--out", out, code=3)
     sentence = json.loads((out / "metrics.json").read_text())["failed"]
     assert re.search("84 training rows the .* of the training targets; .*--epochs", sentence)
     for text in (printed, (out / "report.html").read_text(), (out / "README.md").read_text()):
         flat = " ".join(text.replace("&#39;", "'").split())
         assert sentence in flat and flat.index("Failed") < flat.rindex("nll")
-    assert main(["evaluate", str(out), "--quiet"]) == 0 and "Failed" in capsys.readouterr().out
-    assert main(["diagnose", str(out), "--quiet", "--no-netcdf"]) == 0
-    assert f"Problem The fit failed: {sentence[:40]}" in " ".join(capsys.readouterr().out.split())
+    assert "Failed" in command("evaluate", out)
+    assert f"Problem The fit failed: {sentence[:40]}" in " ".join(command("diagnose", out, "--no-netcdf").split())
 
 
-def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, capsys):
+def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, command):
     out = tmp_path / "run"
-    command = ["train", "mean-field", *houses, *FEW, *LINEAR, "--conformal", "0.8", "--out", str(out)]
-    assert main(command) == 0 and "failed" not in json.loads((out / "metrics.json").read_text())
-    assert "Failed" not in capsys.readouterr().out + (out / "report.html").read_text()
+    train = ["train", "mean-field", *houses, *FEW, *LINEAR, "--conformal", "0.8", "--out", out]
+    assert "Failed" not in command(*train) + (out / "report.html").read_text()
+    assert "failed" not in json.loads((out / "metrics.json").read_text())
     posterior = bp.load(out).posterior
     lost = {site: value.clone() for site, value in posterior.chains.items()}
     next(iter(lost.values()))[0, 0] = math.nan
     replace(posterior, chains=lost).save(out)
     (out / "calibration.json").unlink()  # of the posterior before
-    assert main([*command, "--resume"]) == 3
-    sentence = "1 of 1 draws have weights that are not finite"
-    assert sentence in (out / "report.html").read_text() and sentence in capsys.readouterr().out
+    for text in (command(*train, "--resume", code=3), (out / "report.html").read_text()):
+        assert "1 of 1 draws have weights that are not finite" in text
     assert list(json.loads((out / "metrics.json").read_text())) == ["failed"]
 
 
-def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_figures):
+def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, command, no_figures):
     spec = tmp_path / "s.toml"
     recipe = '[recipes.{}]\nvariant = "mean-field"\ninference = "{}"\nnum_draws = 5\nbaseline = false\n'
     recipe += "variant_settings = {{ hidden = [] }}\ninference_settings = {{ epochs = {}, lr = 0.05 }}\n"
@@ -99,27 +95,25 @@ def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_fig
     spec.write_text(data + recipe.format("bad", "svi", 1) + recipe.format("good", "map", 400))
     out = tmp_path / "sweep"
     for _ in range(2):  # nothing is made again
-        assert main(["sweep", str(spec), "--out", str(out), "--quiet", "--cores", "1"]) == 1
+        said = command("sweep", spec, "--out", out, "--cores", 1, code=1)
         fits = {fit["recipe"]: fit for fit in json.loads((out / "sweep.json").read_text())["fits"]}
         assert fits["bad"]["status"] == "failed" and "knowing nothing" in fits["bad"]["error"]
         assert fits["good"]["status"] == "finished" and "metrics" not in fits["bad"]
-        assert "failed: bad-houses-seed0-split0: predictions" in capsys.readouterr().out
-    runs = [str(out / fits[name]["name"]) for name in ("good", "bad")]
-    assert main(["compare", *runs, "--quiet"]) == 0
-    text, html = capsys.readouterr().out, (out / fits["good"]["name"] / "comparison.html").read_text()
+        assert "failed: bad-houses-seed0-split0: predictions" in said
+    runs = [out / fits[name]["name"] for name in ("good", "bad")]
+    text, html = command("compare", *runs), (runs[0] / "comparison.html").read_text()
     assert "its fit failed" in text and "Failed" in html
     assert text.index("Failed   bad-houses") < text.index("rmse")
-    said = out / fits["good"]["name"] / "metrics.json"
-    said.write_text(json.dumps(json.loads(said.read_text()) | {"failed": "a row is not finite"}))
+    scores = runs[0] / "metrics.json"
+    scores.write_text(json.dumps(json.loads(scores.read_text()) | {"failed": "a row is not finite"}))
     verdict = {"level": "bad", "about": "overall", "sentence": "Not converged: R-hat."}
-    (out / fits["good"]["name"] / "convergence.json").write_text(json.dumps({"statistics": {}, "verdicts": [verdict]}))
+    (runs[0] / "convergence.json").write_text(json.dumps({"statistics": {}, "verdicts": [verdict]}))
     for words in ("a row is not finite", "Not converged: R-hat."):  # which its own evaluation says
-        assert main(["compare", *runs, "--quiet"]) == 0
-        assert f"good-houses-seed0-split0: {words}" in " ".join(capsys.readouterr().out.split())
-        said.write_text(json.dumps({k: v for k, v in json.loads(said.read_text()).items() if k != "failed"}))
+        assert f"good-houses-seed0-split0: {words}" in " ".join(command("compare", *runs).split())
+        scores.write_text(json.dumps({k: v for k, v in json.loads(scores.read_text()).items() if k != "failed"}))
 
 
-def test_too_certain_predictions_of_right_means(monkeypatch):
+def test_too_certain_predictions_of_right_means_and_probabilities_of_rare_counts():
     """What validates decides where it suffices, else training rows do."""
     generator = torch.Generator().manual_seed(0)
     x, noise = (torch.randn(300, generator=generator) for _ in range(2))
@@ -136,29 +130,25 @@ def test_too_certain_predictions_of_right_means(monkeypatch):
     flags = {"diverging": torch.ones(1, failures.MIN_DRAWS)}
     assert "chain 1 of 1 diverged in every" in str(failure(replace(good, stats=flags), data))
     assert str(failure(replace(good, provenance={"failed": "chain 2 of 4 diverged"}), data)) == "chain 2 of 4 diverged"
-
-
-def test_a_density_is_no_bar_for_the_probability_of_rare_counts():
-    """A Normal of the targets' moments, 1 in 200 of which is 1, has a density of 5.6 at 0."""
+    # A Normal of the targets' moments, 1 in 200 of which is 1, has a density of 5.6 at 0.
     y = (torch.arange(400) % 200 == 0).float()
     data = bp.dataset(torch.zeros(400, 1), y, task="counts", split=0, validation=0)
     posterior = bp.fit(bp.MLP(hidden=()), data, bp.MAP(epochs=100, lr=0.05, patience=0), progress=False)
     assert failure(posterior, data) is None
 
 
-def test_an_outlier_among_the_validation_rows_is_named_and_the_run_is_kept(tmp_path):
+def test_an_outlier_among_the_validation_rows_is_named_and_the_run_is_kept(tmp_path, command):
     """On a log scale the exponential of what is predicted 300 sd away overflows: one row is no reason to lose a fit."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=200), "z": rng.normal(size=200)})
     frame["y"] = np.exp(1 + frame["x"] + 0.1 * rng.normal(size=200))
     out, file = tmp_path / "run", tmp_path / "t.csv"
-    command = ["train", "mean-field", "--data", str(file), "--target", "y", "--target-scale", "log", "--hidden", "8"]
     frame.to_csv(file, index=False)
     row = int(bp.load_data(file, target="y", target_scale="log").index_val[3])
     frame.loc[row - 2, "x"] = 1e6
     frame.to_csv(file, index=False)
-    options = ["--no-baseline", "--epochs", "60", "--num-draws", "10", "--device", "cpu", "--quiet", "--out", str(out)]
-    assert main([*command, *options]) == 3
+    data = ["--data", file, "--target", "y", "--target-scale", "log"]
+    command("train", "mean-field", *data, "--hidden", 8, "--epochs", 60, *FEW, "--out", out, code=3)
     failed = json.loads((out / "metrics.json").read_text())
     assert re.search(f"1 validation rows, such as row {row} of t, is not finite", failed["failed"])
     assert failed["nll"] < 9 and "not finite" in (out / "report.html").read_text()

@@ -41,15 +41,12 @@ def test_a_table_becomes_numbers_and_one_hot_features(tmp_path):
     torch.testing.assert_close(torch.stack([rooms.mean(), rooms.std(correction=0)]), torch.tensor([0.0, 1.0]))
 
 
-def test_the_task_is_inferred_from_the_target(tmp_path):
+def test_the_task_is_inferred_and_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
     few = [["yes", "no"] * 20, [1.0, 2.0] * 20, [True, False] * 20, [*range(5)] * 8, [0] * 20 + [1] * 18 + [2] * 2]
     many = [[*range(10)] * 4, [0] * 20 + [1] * 19 + [2], [0.5, 1.5] * 20, [*range(40)]]
     for task, targets in (("classification", few), ("regression", many)):
         for cells in targets:
             assert load_data(table(tmp_path / "t.csv", price=cells), target="price").schema.task == task, cells
-
-
-def test_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
     numbers = load_data(table(tmp_path / "a.csv", price=[10, 9, 2, 9] * 10), target="price", task="classification")
     texts = load_data(table(tmp_path / "b.csv", price=["no", "yes"] * 20), target="price")
     assert numbers.schema.classes == ("2", "9", "10") and texts.schema.classes == ("no", "yes")

@@ -142,18 +142,19 @@ def test_train_writes_the_backbone_as_the_baseline_and_a_config_that_reproduces_
     assert all(torch.equal(v, below.chains[site.removeprefix("net.")][0, 0]) for site, v in net.named_parameters())
     assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
     assert same(run, tmp_path / "again") and same(run / "baseline", tmp_path / "again" / "baseline")
-    assert (run / "metrics.json").read_bytes() == (tmp_path / "again" / "metrics.json").read_bytes()
+    for name in ("metrics.json", "config.json"):
+        assert (run / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     assert "last-layer" in (run / "README.md").read_text() and "convnet" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize("stop", [2, 4])
-def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, capsys, stop):
+def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, command, stop):
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "due", stop_at(stop, signal.SIGTERM))
-        assert main([*TRAIN, *SMALL, "--out", str(out)]) == 130
-    assert f"train --resume --out {out}" in capsys.readouterr().err and not (out / "posterior.pt").exists()
-    assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
+        said = command(*TRAIN, *SMALL, "--out", out, code=130)
+    assert f"train --resume --out {out}" in said and not (out / "posterior.pt").exists()
+    command("train", "--resume", "--out", out)
     assert same(out, run) and same(out / "baseline", run / "baseline")
 
 

@@ -55,7 +55,7 @@ def test_hand_numbers_classification():
     assert scores["mutual_information"][2] == 0.0
 
 
-def test_ece_against_brute_force():
+def test_ece_against_brute_force_and_the_ends_of_its_bins():
     prediction, y = simulated(sharpen=1.5)
     probs = prediction.probs.double().mean(0).numpy()
     confidence, gap = probs.max(1), (probs.argmax(1) == y) - probs.max(1)
@@ -69,9 +69,6 @@ def test_ece_against_brute_force():
     assert metrics.ece(prediction, y) == pytest.approx(binned(confidence, gap), abs=1e-12)
     assert metrics.adaptive_ece(prediction, y) == pytest.approx(adaptive, abs=1e-12)
     assert metrics.classwise_ece(prediction, y) == pytest.approx(by_class, abs=1e-12)
-
-
-def test_bins_are_closed_on_the_right_and_a_confidence_of_one_is_in_the_last():
     half = classes([[[0.5, 0.5], [0.51, 0.49]]])
     np.testing.assert_array_equal(metrics.reliability(half, [0, 0], bins=2).count, [1, 1])
     result = metrics.reliability(classes([[[1.0, 0.0], [1.0, 0.0], [0.97, 0.03], [0.97, 0.03]]]), [0, 1, 0, 0])
@@ -91,16 +88,13 @@ def test_a_calibrated_model_is_at_the_floor_and_an_overconfident_one_is_not():
     assert metrics.ece_floor(classes([[[0.92, 0.08]]])).quantile_95 == pytest.approx(0.92)
 
 
-def test_auroc_with_ties_and_weights_is_scikit_learns():
+def test_ties_auroc_is_scikit_learns_and_the_order_of_the_file_does_not_matter():
     rng = np.random.default_rng(0)
     score, label = rng.integers(0, 8, 200).astype(float), rng.integers(0, 2, 200)
     counts = rng.multinomial(200, np.full(200, 1 / 200), size=5).astype(float)
     ours = auroc_of(np.stack([score, label], 1), counts)
     theirs = [roc_auc_score(label, score, sample_weight=c) for c in counts]
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-
-
-def test_tied_points_do_not_depend_on_the_order_of_the_file():
     certain = classes(np.tile([[1.0, 0.0]], (1, 6, 1)))
     for y in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]):
         assert metrics.aurc(certain, y) == pytest.approx(0.5)
@@ -166,7 +160,7 @@ def test_shares_have_exact_binomial_intervals():
     assert binom.cdf(round(200 * value), 200, high) == pytest.approx(0.1)
 
 
-def test_ood_auroc_by_hand():
+def test_ood_auroc_by_hand_with_inside_and_outside_resampled_by_themselves():
     inside = classes([[[0.95, 0.05], [0.7, 0.3]], [[0.95, 0.05], [0.7, 0.3]]])  # no disagreement
     outside = classes([[[0.9, 0.1], [0.9, 0.1]], [[0.1, 0.9], [0.8, 0.2]]])  # means .5, .85
     # Entropy falls with max p: .95 < .85 < .7 < .5, so that the outside wins 2 + 1 of 4 pairs.
@@ -185,10 +179,7 @@ def test_ood_auroc_by_hand():
         assert metrics.ood_auroc(certain[:1], certain[1:], score) == 1.0
     unnormalised = classes(torch.rand(3, 50, 10, generator=torch.Generator().manual_seed(0)) + 0.1)
     np.testing.assert_allclose(mean_probs(unnormalised).sum(1), 1.0, rtol=1e-14)
-
-
-def test_inside_and_outside_are_resampled_by_themselves():
-    """Of two outside points one is above: both of a replicate are below in 1/4 (in 1/3, were all three shuffled)."""
+    # Of two outside points one is above: both of a replicate are below in 1/4 (in 1/3, were all three shuffled).
     inside, outside = classes([[[0.7, 0.3]]]), classes([[[0.9, 0.1], [0.6, 0.4]]])
     table = metrics.ood_table(inside, outside, bootstrap=4000, confidence=1 - 2 * 0.29)
     assert table["max_prob"] == (0.5, 0.5, 0.5)

@@ -124,19 +124,6 @@ def test_results_are_those_of_this_process_bit_for_bit(at, place):
     assert map_tasks(product, []) == []
 
 
-def test_a_function_of_a_notebook_travels_by_value_and_results_come_in_order():
-    base = 10
-
-    def slow_first(task):
-        time.sleep(0.4 if task == 0 else 0.0)
-        return base + task
-
-    for cores in (1, 2):
-        reports = []
-        found = map_tasks(slow_first, range(5), cores=cores, report=lambda *a: reports.append(a))  # noqa: B023
-        assert found == [10, 11, 12, 13, 14] and reports == [(i, 5, {}) for i in range(1, 6)]
-
-
 @pytest.mark.parametrize("place", PLACES)
 def test_a_task_that_ends_its_process_is_an_error_and_does_not_end_the_caller(at, place):
     with at(place), pytest.raises(RuntimeError, match="SystemExit: 3"):

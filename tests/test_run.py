@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from run_folders import MEAN_FIELD, SMALL, same, small_table
+from run_folders import MEAN_FIELD, SMALL, small_table
 
 import bnn_pyro as bp
 from bnn_pyro.listing import tables
@@ -23,7 +23,7 @@ from bnn_pyro.settings import field_docs
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def test_train_writes_the_whole_folder_with_its_baseline(runs):
+def test_train_writes_the_whole_folder_with_its_baseline_and_the_metrics_of_both(runs):
     folder = runs / "digits"
     names = {p.name for p in folder.iterdir()}
     expected = {"config.json", "metrics.json", "history.csv", "environment.json", "posterior.pt", "posterior.json"}
@@ -36,9 +36,6 @@ def test_train_writes_the_whole_folder_with_its_baseline(runs):
     config = json.loads((folder / "baseline" / "config.json").read_text())
     assert (config["variant"], config["inference"]) == ("mlp", "map")  # of the same architecture and schedule
     assert config["variant_settings"]["hidden"] == [8] and config["inference_settings"]["epochs"] == 3
-
-
-def test_metrics_are_those_of_the_saved_posterior(runs):
     data = bp.load_data("digits", limit=150)
     posteriors = (bp.load(runs / "digits"), bp.load(runs / "digits" / "baseline"))
     nll, baseline = (bp.metrics.nll(bp.predict(p, data.x_test, num_draws=5), data.y_test) for p in posteriors)
@@ -46,33 +43,23 @@ def test_metrics_are_those_of_the_saved_posterior(runs):
     assert (found["nll"], found["nll_minus_baseline"]) == pytest.approx((nll, nll - baseline), abs=1e-6)
 
 
-def test_config_reproduces_bit_for_bit(runs, tmp_path):
-    run, again = runs / "houses", tmp_path / "again"
-    assert main(["train", "--config", str(run / "config.json"), "--out", str(again), "--quiet"]) == 0
-    assert same(run, again) and same(run / "baseline", again / "baseline")
-    for name in ("metrics.json", "config.json"):
-        assert (again / name).read_bytes() == (run / name).read_bytes()
-
-
-def test_overwrite_replaces_the_run_and_nothing_else(tmp_path):
+def test_overwrite_replaces_the_run_and_nothing_else(tmp_path, command):
     out = tmp_path / "run"
-    command = [*MEAN_FIELD, "--data", "toy-curve", "--out", str(out), *SMALL]
-    assert main(command) == 0
+    train = [*MEAN_FIELD, "--data", "toy-curve", "--out", out, *SMALL]
+    command(*train)
     (out / "figures").mkdir()
     for name in ("notes.txt", "figures/mine.txt", "figures/old.png"):
         (out / name).write_text("mine")
-    assert main([*command, "--seed", "1", "--no-baseline", "--overwrite"]) == 0
+    command(*train, "--seed", 1, "--no-baseline", "--overwrite")
     assert (out / "notes.txt").read_text() == (out / "figures" / "mine.txt").read_text() == "mine"
     assert json.loads((out / "config.json").read_text())["seed"] == 1
     assert not (out / "figures" / "old.png").exists() and not (out / "baseline").exists()
 
 
-def test_a_stop_before_there_is_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_a_stop_before_there_is_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch, command):
     monkeypatch.setattr("bnn_pyro.commands.fit_run", Mock(side_effect=KeyboardInterrupt))
-    assert main(["train", "mlp", "--data", "diabetes", "--out", str(tmp_path)]) == 130
-    assert f"\nstopped; go on to the same result with: python -m bnn_pyro.run train --resume --out {tmp_path}\n" in (
-        capsys.readouterr().err
-    )
+    said = command("train", "mlp", "--data", "diabetes", "--out", tmp_path, code=130)
+    assert f"\nstopped; go on to the same result with: python -m bnn_pyro.run train --resume --out {tmp_path}\n" in said
 
 
 def test_flags_go_before_config_and_config_before_defaults(tmp_path):
@@ -101,16 +88,15 @@ def test_list_has_every_name_and_explains_every_setting(capsys):
     assert main(["list", "nutz"]) == 2 and "did you mean 'nuts'" in capsys.readouterr().err
 
 
-def test_evaluate_on_other_data(runs, tmp_path, capsys):
-    other = small_table(tmp_path / "other.csv", rows=40, shift=1000)
-    before = (runs / "houses" / "metrics.json").read_bytes()
-    assert main(["evaluate", str(runs / "houses"), "--data", str(other), "--quiet"]) == 0
-    said = capsys.readouterr().out
-    assert json.loads((runs / "houses" / "metrics-other.json").read_text())["rmse"] > 700
+def test_evaluate_on_other_data(runs, tmp_path, command):
+    other, run = small_table(tmp_path / "other.csv", rows=40, shift=1000), runs / "houses"
+    before = (run / "metrics.json").read_bytes()
+    said = command("evaluate", run, "--data", other)
+    assert json.loads((run / "metrics-other.json").read_text())["rmse"] > 700
     assert "40 rows" in said and "trained this run" not in said
-    assert (runs / "houses" / "metrics.json").read_bytes() == before
-    assert main(["evaluate", str(runs / "houses"), "--data", str(runs / "houses.csv"), "--quiet"]) == 0
-    assert f"{bp.load(runs / 'houses').provenance['rows']['train']} of these rows trained" in capsys.readouterr().out
+    assert (run / "metrics.json").read_bytes() == before
+    rows = bp.load(run).provenance["rows"]["train"]
+    assert f"{rows} of these rows trained" in command("evaluate", run, "--data", runs / "houses.csv")
 
 
 def test_labels_of_other_data_are_matched_by_name(tmp_path):
@@ -156,16 +142,14 @@ NEW = "\n".join(["street,area,town,price", *ROWS, ""])
 
 
 @pytest.fixture
-def predict(runs, tmp_path, capsys):
+def predict(runs, tmp_path, command):
     """What a run predicts of the new rows with some options: the table, and what was said."""
-    path = tmp_path / "new.csv"
+    path, out = tmp_path / "new.csv", tmp_path / "p.csv"
     path.write_text(NEW)
 
     def run(*options, run="houses", code=0, file=path):
-        files = ["--input", str(file), "--output", str(tmp_path / "p.csv"), "--overwrite", "--quiet"]
-        assert main(["predict", str(runs / run), *files, *options]) == code
-        said = capsys.readouterr()
-        return said.err if code else (pd.read_csv(tmp_path / "p.csv"), said.out)
+        said = command("predict", runs / run, "--input", file, "--output", out, "--overwrite", *options, code=code)
+        return said if code else (pd.read_csv(out), said)
 
     return run
 
@@ -217,15 +201,15 @@ def test_levels_and_the_furthest_input_of_a_row(predict, runs):
     assert "1 of 3 rows are unlike those that trained" in said and f"(row 6: area, {far[1]:.0f})" in said
 
 
-def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path):
-    table = pd.read_csv(small_table(tmp_path / "t.csv", rows=80))
+def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path, command):
+    file, out, predictions = small_table(tmp_path / "t.csv", rows=80), tmp_path / "run", tmp_path / "p.csv"
+    table = pd.read_csv(file)
     table["dear"] = np.where(table.pop("price") > 400, "yes", "no")
-    table.to_csv(tmp_path / "t.csv", index=False)
-    out, to = tmp_path / "run", ["--output", str(tmp_path / "p.csv"), "--quiet", "--threshold", "0.2"]
-    assert main(["train", "mlp", "--data", str(tmp_path / "t.csv"), "--target", "dear", "--out", str(out), *SMALL]) == 0
-    command = ["predict", str(out), "--input", str(tmp_path / "t.csv"), *to, "--keep", "dear", "--levels", "0.9"]
-    assert main(command) == 0
-    found = pd.read_csv(tmp_path / "p.csv")
+    table.to_csv(file, index=False)
+    command("train", "mlp", "--data", file, "--target", "dear", "--out", out, *SMALL)
+    more = ["--threshold", 0.2, "--keep", "dear", "--levels", 0.9]
+    command("predict", out, "--input", file, "--output", predictions, *more)
+    found = pd.read_csv(predictions)
     assert (found["dear"] == np.where(found["p(yes)"] >= 0.2, "yes", "no")).all() and (found["dear"] == "yes").any()
     assert (found["dear (input)"] == table["dear"]).all() and set(found["set_90"]) <= {"no", "yes", "no|yes", "yes|no"}
     rows = json.loads((out / "rows.json").read_text())

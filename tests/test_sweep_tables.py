@@ -48,7 +48,7 @@ def test_a_grid_is_every_combination_of_its_values():
     assert [fit.recipe.variant for fit in fits[3:5]] == ["mean-field", "mlp"], "a name is a variant"
 
 
-def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
+def test_splits_are_of_a_file_or_seeds_of_random_ones_and_all_recipes_come_before_the_next():
     text = f'splits = "all"\n[data.a]\nname = "houses.csv"\ntarget = "price"\nsplits = "given.npz"\n{RECIPES}'
     assert [fit.recipe.data["split"] for fit in plans(text)] == [0, 1, 7]
     text = f"splits = [5, 6]\n{DATA}{RECIPES}"
@@ -58,6 +58,10 @@ def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
     text = f"splits = [5]\n[data.toy-curve]\nsplits_to_run = [1, 2]\n{RECIPES}"
     assert [fit.split for fit in plans(text)] == [1, 2]
     assert [fit.split for fit in plans(f"[data.toy-curve]\nseed = 9\n{RECIPES}")] == [9]
+    fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mean-field]\n")
+    assert [fit.recipe_name for fit in fits[:2]] == ["mlp", "mean-field"]
+    assert [(fit.split, fit.seed) for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [fit.recipe.seed for fit in fits[::4]] == [0, 1000, 1, 1001], "splits do not share their starts"
 
 
 def test_a_file_is_the_same_by_whatever_path(tmp_path):
@@ -68,13 +72,6 @@ def test_a_file_is_the_same_by_whatever_path(tmp_path):
     former = replace(fit.recipe.changed({"backbone": "net"}), data=fit.recipe.data | {"name": "houses.csv"})
     assert fit.recipe.difference(former) is None
     assert fit.recipe.difference(former.changed({"backbone": "mlp"}))[0] == "backbone"
-
-
-def test_all_recipes_come_before_the_next_split():
-    fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mean-field]\n")
-    assert [fit.recipe_name for fit in fits[:2]] == ["mlp", "mean-field"]
-    assert [(fit.split, fit.seed) for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert [fit.recipe.seed for fit in fits[::4]] == [0, 1000, 1, 1001], "splits do not share their starts"
 
 
 WRONG = {
@@ -124,7 +121,7 @@ def test_means_are_over_splits_and_on_one_split_over_seeds():
     assert alone.value == 2 and math.isnan(alone.error)
 
 
-def test_differences_are_taken_in_pairs_where_both_are():
+def test_differences_are_taken_in_pairs_and_the_variance_over_test_rows_is_added_to_that_over_seeds():
     mine = by_unit({(0, 0): 11.0, (1, 0): 22.0, (2, 0): 33.0, (3, 0): 5.0})
     best = by_unit({(0, 0): 10.0, (1, 0): 20.0, (2, 0): 30.0, (4, 0): 5.0})
     found = paired(mine, best)  # differences 1, 2, 3: t = 2√3, two degrees of freedom: P = ½ − t / (2 √(2 + t²))
@@ -132,6 +129,14 @@ def test_differences_are_taken_in_pairs_where_both_are():
     assert found == pytest.approx((2.0, 1 / math.sqrt(3), 3, 3, 0.5 - t / (2 * math.sqrt(2 + t**2))))
     for other in (best, best + 1):  # equal, or apart by the same everywhere: no error
         assert not worse_than_best({"other": paired(other, best)}, lower=True)
+    mine, best = by_unit({(0, 0): 2.0, (0, 1): 3.0}), by_unit({(0, 0): 1.0, (0, 1): 1.0})
+    # Differences 1 and 2: variance of the mean 1/4.
+    assert paired(mine, best) == pytest.approx((1.5, 0.5, 2, 2, 0.5 - math.atan(3) / math.pi))
+    both = paired(mine, best, rows=0.75)  # a quarter of the variance is over seeds: 4² degrees of freedom
+    assert both == pytest.approx((1.5, 1.0, 2, 2, float(stats.t.sf(1.5, 16))))
+    assert math.isnan(paired(mine, best, rows=math.nan).p), "test rows of which nothing is known leave all open"
+    alike = paired(best + 1, best, rows=0.25)
+    assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
 
 
 def test_the_level_is_shared_by_those_that_are_compared_and_what_compare_calls_unclear_is_not_worse():
@@ -142,17 +147,6 @@ def test_the_level_is_shared_by_those_that_are_compared_and_what_compare_calls_u
     close = Mean(1.0, 0.55, 9, 9, 0.04)  # 1.8 standard errors, of many degrees of freedom
     assert not worse_than_best({"close": close}, lower=True)
     assert worse_than_best({"far": close._replace(error=0.5)}, lower=True)
-
-
-def test_the_variance_over_test_rows_is_added_to_that_over_seeds():
-    mine, best = by_unit({(0, 0): 2.0, (0, 1): 3.0}), by_unit({(0, 0): 1.0, (0, 1): 1.0})
-    # Differences 1 and 2: variance of the mean 1/4.
-    assert paired(mine, best) == pytest.approx((1.5, 0.5, 2, 2, 0.5 - math.atan(3) / math.pi))
-    both = paired(mine, best, rows=0.75)  # a quarter of the variance is over seeds: 4² degrees of freedom
-    assert both == pytest.approx((1.5, 1.0, 2, 2, float(stats.t.sf(1.5, 16))))
-    assert math.isnan(paired(mine, best, rows=math.nan).p), "test rows of which nothing is known leave all open"
-    alike = paired(best + 1, best, rows=0.25)
-    assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
 
 
 def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):

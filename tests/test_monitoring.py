@@ -1,8 +1,7 @@
-"""Coverage of conformal intervals over many data sets, beside faults planted here that must be seen; monitoring."""
+"""What changes over time: levels that adapt, and tests whether new rows are as those of calibration."""
 
 import math
 import types
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,32 +10,11 @@ from pyro.distributions import Normal
 from refused import refuses
 from scipy.stats import binom, kstest
 from test_calibration import untrained
-from test_conformal import LEVEL, SETS, in_band, limits
+from test_conformal import LEVEL
 
 import bnn_pyro as bp
-from bnn_pyro.calibration import Adaptive, Conformal, cv_plus, martingale, monitor, threshold
+from bnn_pyro.calibration import Adaptive, Conformal, martingale, monitor, threshold
 from bnn_pyro.calibration.shift import classifier_p, conformal_p, epistemic_p
-
-
-def test_local_intervals_cover_exactly(monkeypatch):
-    """Noise that grows with x, which the model does not know; the difficulty of a row must not have seen its score."""
-    for name, value in (("NEAREST", 2), ("DRAWN", 0.01)):  # where a row's own score would tell most
-        monkeypatch.setattr(f"bnn_pyro.calibration.conformal.{name}", value)
-    rng, sets, rows, new = np.random.default_rng(1), 400, 40, 20
-    x = torch.tensor(rng.uniform(size=(sets, rows + new, 1)))
-    y = torch.tensor(rng.normal(size=(sets, rows + new))) * (0.1 + 2 * x[..., 0])
-    plain = bp.Prediction(Normal(torch.zeros(1, rows + new).double(), torch.ones(1, rows + new).double()))
-    covered, seen = np.empty((2, sets, new))
-    for k in range(sets):
-        conformal = Conformal.fit("local", plain[:rows], y[k, :rows], x[k, :rows])
-        ahead = plain[rows:]
-        ahead.guarantee = conformal.at(new, x=x[k, rows:])
-        low, high, *_ = ahead.interval(LEVEL)
-        covered[k] = (low <= y[k, rows:]) & (y[k, rows:] <= high)
-        own = replace(conformal, inputs=x[k, :rows].tolist(), errors=y[k, :rows].abs().tolist())  # planted
-        scores = y[k].abs() / own.difficulty(x[k])
-        seen[k] = scores[rows:] <= threshold(scores[:rows].numpy(), LEVEL)
-    assert in_band(covered, rows // 2) and not in_band(seen, rows)
 
 
 def test_adaptive_levels_hold_under_a_drift_that_breaks_split_conformal():
@@ -67,37 +45,6 @@ def test_adaptive_levels_hold_under_a_drift_that_breaks_split_conformal():
     assert (y[100:200].abs() <= threshold(np.array(conformal.scores), LEVEL)).double().mean() < 0.5
 
 
-def test_the_jackknife_covers(num=20, sets=4000):
-    """The mean of the rows as a fit: stable, so that the coverage is the level; scores in the fit without the row."""
-    y = np.random.default_rng(1).standard_t(3, size=(sets, num + 1))
-    rest = (y[:, :num].sum(1, keepdims=True) - y[:, :num]) / (num - 1)
-    inside = np.empty((2, sets), dtype=bool)
-    for k, (row, means) in enumerate(zip(y, rest, strict=True)):
-        for wrong, used in enumerate((means, row[:num].mean())):  # planted: rows calibrate their own fit
-            low, high = cv_plus(means[:, None], np.ones((num, 1)), np.abs(row[:num] - used), np.arange(num), LEVEL)
-            inside[wrong, k] = low[0] <= row[num] <= high[0]
-    error = math.sqrt(LEVEL * (1 - LEVEL) / sets)
-    assert -4 * error < inside[0].mean() - LEVEL < 1 / (num + 1) + 4 * error
-    assert inside[1].sum() < inside[0].sum()
-
-
-def test_calibrating_on_training_rows_is_seen():
-    """Least squares with 12 inputs on 20 rows: its own residuals are far too small."""
-    rng = np.random.default_rng(3)
-    x, y = rng.normal(size=(SETS, 60, 12)), rng.normal(size=(SETS, 60))
-    w = np.linalg.solve(x[:, :20].mT @ x[:, :20], x[:, :20].mT @ y[:, :20, None])
-    residual = np.abs(y - (x @ w)[..., 0])
-    assert in_band(residual[:, 40:] <= limits(residual[:, 20:40]), 20)
-    assert not in_band(residual[:, 40:] <= limits(residual[:, :20]), 20)
-
-
-def test_ties_cover_at_least_the_level():
-    scores = np.random.default_rng(4).normal(size=(SETS, 40)).round(1)
-    new, limit = scores[:, 20:], limits(scores[:, :20])
-    assert (new <= limit).mean() > 19 / 21 > LEVEL > (new < limit).mean()  # planted: "<"
-
-
-# -- monitoring --------------------------------------------------------------------------------------------------------
 def test_p_values_of_what_is_exchangeable_and_bets_on_others():
     rng, repeats, rate = np.random.default_rng(3), 80, 0.1
     inputs = epistemic = 0
