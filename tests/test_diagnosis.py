@@ -254,17 +254,14 @@ def test_names_of_dimensions_and_of_statistics():
     assert set(found) == {"diverging", "n_steps", "tree_depth", "reached_max_treedepth", "lp", "energy"}
 
 
-def test_arviz_takes_it():
+def test_arviz_takes_it_draws_are_thinned_and_what_is_left_out_is_said(monkeypatch):
+    def found(posterior=None, **options):
+        return groups(to_arviz(posterior or exact(), DATA, **options))
+
     theirs, ours = arviz.loo(to_arviz(exact(), DATA), reff=1.0, pointwise=True), leave_one_out(exact(), DATA)
     elpd = theirs.elpd_loo if hasattr(theirs, "elpd_loo") else theirs.elpd
     assert float(elpd) == pytest.approx(ours.elpd.sum(), abs=0.02)
     assert np.asarray(theirs.pareto_k) == pytest.approx(ours.pareto_k, abs=0.1)
-
-
-def test_draws_are_thinned_and_what_is_left_out_is_said(monkeypatch):
-    def found(posterior=None, **options):
-        return groups(to_arviz(posterior or exact(), DATA, **options))
-
     whole, thin = found()["posterior"], found(num_draws=400)
     assert thin["posterior"].coords["draw"].values.tolist() == list(range(0, 500, 5))
     assert np.array_equal(thin["posterior"]["layers.0.bias"], whole["layers.0.bias"][:, ::5])

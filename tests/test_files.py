@@ -56,13 +56,17 @@ def test_the_task_is_inferred_and_classes_are_in_the_order_of_numbers_or_letters
     assert counts.tolist() == [10, 20, 10]
 
 
-def test_tabs_semicolons_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
+def test_tabs_semicolons_blank_lines_a_byte_order_mark_and_paths_under_the_data_root_are_read(tmp_path, root):
     expected = load_data(table(tmp_path / "t.csv"), target="price")
     text = (tmp_path / "t.csv").read_text()
     (tmp_path / "t.tsv").write_text(text.replace(",", "\t"))
     (tmp_path / "s.csv").write_text("\ufeff" + text.replace(",", ";").replace("\n", "\n\n"), encoding="utf-8")
     for name in ("t.tsv", "s.csv"):
         assert load_data(tmp_path / name, target="price").fingerprint == expected.fingerprint
+    (root / "uci").mkdir()
+    table(root / "uci" / "t.csv")
+    for name in ("uci/t.csv", "$BNN_PYRO_DATA/uci/t.csv"):
+        assert load_data(name, target="price").name == "t"
 
 
 def test_a_column_may_divide_the_rows_of_a_file(tmp_path):
@@ -121,13 +125,6 @@ def test_none_is_a_category_among_texts_and_a_missing_value_among_numbers(tmp_pa
     assert encode_rows("new", read_cells(path)[:1], earlier, MISSING)[0].tolist() == [[0, 0, 1]]
     classes = load_data(path, target="city", exclude=["rooms"]).schema.classes
     assert set(classes) == {"None", "gas", "none", "oil"}
-
-
-def test_paths_are_also_looked_for_under_the_data_root(root):
-    (root / "uci").mkdir()
-    table(root / "uci" / "t.csv")
-    for name in ("uci/t.csv", "$BNN_PYRO_DATA/uci/t.csv"):
-        assert load_data(name, target="price").name == "t"
 
 
 @pytest.fixture

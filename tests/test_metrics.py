@@ -102,7 +102,7 @@ def test_ties_auroc_is_scikit_learns_and_the_order_of_the_file_does_not_matter()
     np.testing.assert_allclose(ordered, [[5, 2, 2], [5 / 3] * 3, [5, 5, 5]])
 
 
-def test_interval_of_a_mean_is_the_analytic_one():
+def test_intervals_of_a_mean_are_the_analytic_ones_and_of_shares_exact_binomial_ones():
     points = np.random.default_rng(1).exponential(size=2000)
     value, low, high = intervals({"m": lambda c: mean_of(points, c)}, (2000,), bootstrap=4000)["m"]
     half = 1.959964 * points.std() / math.sqrt(2000)
@@ -111,6 +111,14 @@ def test_interval_of_a_mean_is_the_analytic_one():
     assert high - value == pytest.approx(half, rel=0.1) and value - low == pytest.approx(half, rel=0.1)
     narrow = intervals({"m": lambda c: mean_of(points, c)}, (2000,), confidence=0.5)["m"]
     assert (narrow.high - narrow.low) / (high - low) == pytest.approx(0.6745 / 1.96, rel=0.1)
+    # Of 45 rows without an error up to 7.9 % may be wrong: 1 − 0.025^(1/45), where a bootstrap says none.
+    sure = metrics.evaluate(classes(np.tile([0.9, 0.1], (1, 45, 1))), np.zeros(45), bootstrap=2)
+    assert sure["error"] == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 45)))
+    assert sure["accuracy"] == pytest.approx((1.0, 0.025 ** (1 / 45), 1.0))
+    prediction, y = simulated(num=200)
+    value, low, high = metrics.evaluate(prediction, y, bootstrap=2, confidence=0.8)["error"]
+    assert binom.sf(round(200 * value) - 1, 200, low) == pytest.approx(0.1)
+    assert binom.cdf(round(200 * value), 200, high) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("task", "name"), [(task, name) for task, table in metrics.METRICS.items() for name in table])
@@ -149,17 +157,6 @@ def test_paired_difference_is_sharper_than_two_intervals():
     assert metrics.paired("ece", a, a, y) == (0, 0, 0)
 
 
-def test_shares_have_exact_binomial_intervals():
-    """Of 45 rows without an error up to 7.9 % may be wrong: 1 − 0.025^(1/45), where a bootstrap says none."""
-    sure = metrics.evaluate(classes(np.tile([0.9, 0.1], (1, 45, 1))), np.zeros(45), bootstrap=2)
-    assert sure["error"] == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 45)))
-    assert sure["accuracy"] == pytest.approx((1.0, 0.025 ** (1 / 45), 1.0))
-    prediction, y = simulated(num=200)
-    value, low, high = metrics.evaluate(prediction, y, bootstrap=2, confidence=0.8)["error"]
-    assert binom.sf(round(200 * value) - 1, 200, low) == pytest.approx(0.1)
-    assert binom.cdf(round(200 * value), 200, high) == pytest.approx(0.1)
-
-
 def test_ood_auroc_by_hand_with_inside_and_outside_resampled_by_themselves():
     inside = classes([[[0.95, 0.05], [0.7, 0.3]], [[0.95, 0.05], [0.7, 0.3]]])  # no disagreement
     outside = classes([[[0.9, 0.1], [0.9, 0.1]], [[0.1, 0.9], [0.8, 0.2]]])  # means .5, .85
@@ -185,7 +182,7 @@ def test_ood_auroc_by_hand_with_inside_and_outside_resampled_by_themselves():
     assert table["max_prob"] == (0.5, 0.5, 0.5)
 
 
-def test_mistakes():
+def test_mistakes_and_what_has_no_value_in_any_replicate_which_is_left_out_with_a_note():
     for call, message in (
         (lambda: metrics.paired("nl", TWO_DRAWS, TWO_DRAWS, Y), "did you mean 'nll'"),
         (lambda: metrics.paired("nll", TWO_DRAWS, gaussians([[0.0]], 1.0), Y), "a classification with a regression"),
@@ -195,9 +192,6 @@ def test_mistakes():
         (lambda: metrics.ood_auroc(TWO_DRAWS, classes([[[math.nan, 0.5]]])), "outside prediction is NaN at row 0"),
     ):
         refuses(message, call)
-
-
-def test_what_has_no_value_in_any_replicate_is_left_out_with_a_note():
     once = {"once": lambda counts: np.where((counts == 1).all(1), 1.0, np.nan), "mean": partial(mean_of, np.ones(40))}
     found = intervals(once, (40,), bootstrap=5)
     assert set(found) == {"mean"} == set(found.replicates) and found.notes.keys() == {"once"}

@@ -44,7 +44,15 @@ def state(potential, z, u):
     return State(z, np.array(u), *evaluator(potential)(z))
 
 
-def test_turns_of_no_gradient_and_of_a_very_long_time_and_how_directions_are_forgotten():
+def test_a_step_is_blackjax_s_turns_are_finite_and_directions_are_forgotten_over_the_length():
+    """Its isokinetic_mclachlan, version 1.2.2, float64."""
+    begin = state(CURVED, [[0.5, -1.0, 2.0, 0.3]], [[0.1, 0.7, -0.1, 0.7]])
+    end, lost = integrate(evaluator(CURVED), begin, np.array([0.4]))
+    z = [0.5211251534810577, -0.6670037460448335, 1.8811988717255268, 0.46101932319932043]
+    u = [0.008184216312275025, 0.8879075433263721, -0.4514613638036768, 0.08795368156026623]
+    np.testing.assert_allclose(end.z[0], z, rtol=1e-12)
+    np.testing.assert_allclose(end.u[0], u, rtol=1e-12)
+    assert lost[0] == pytest.approx(0.007368920079082297, rel=1e-10)
     g, u = np.array([1.0, -2.0, 0.5]), direction(np.array([[0.3, 1.0, -0.2]]))[0]
     still, nothing = turn(u[None], 0 * g[None], np.array([1.7]))
     np.testing.assert_allclose([*still[0], *nothing], [*u, 0], atol=1e-14)
@@ -57,17 +65,6 @@ def test_turns_of_no_gradient_and_of_a_very_long_time_and_how_directions_are_for
     for _ in range(10):
         u = microcanonical.refresh(u, rng.standard_normal(u.shape), share)
     assert u[:, 0].mean() == pytest.approx(np.exp(-1), abs=0.02)
-
-
-def test_a_step_is_blackjax_s():
-    """Its isokinetic_mclachlan, version 1.2.2, float64."""
-    begin = state(CURVED, [[0.5, -1.0, 2.0, 0.3]], [[0.1, 0.7, -0.1, 0.7]])
-    end, lost = integrate(evaluator(CURVED), begin, np.array([0.4]))
-    z = [0.5211251534810577, -0.6670037460448335, 1.8811988717255268, 0.46101932319932043]
-    u = [0.008184216312275025, 0.8879075433263721, -0.4514613638036768, 0.08795368156026623]
-    np.testing.assert_allclose(end.z[0], z, rtol=1e-12)
-    np.testing.assert_allclose(end.u[0], u, rtol=1e-12)
-    assert lost[0] == pytest.approx(0.007368920079082297, rel=1e-10)
 
 
 def test_compiled_steps_are_those_of_operators():

@@ -134,7 +134,7 @@ def test_a_fit_takes_rows_and_a_prediction_a_frame():
         bp.predict(posterior, FRAME.assign(garden=1))
 
 
-def test_missing_values_become_the_training_median_and_an_indicator():
+def test_missing_values_become_the_training_median_and_an_indicator_and_unseen_categories_none_of_the_known():
     gaps = FRAME.assign(area=FRAME["area"].where(FRAME.index % 5 > 0), city=FRAME["city"].where(FRAME.index % 7 > 0))
     rows = np.arange(40), np.arange(40, NUM)
     data = bp.dataset(gaps, PRICE, missing="indicator", split=rows)
@@ -152,9 +152,6 @@ def test_missing_values_become_the_training_median_and_an_indicator():
     torch.testing.assert_close(array.x_test, data.x_test[:, :3])
     torch.testing.assert_close(bp.load_inputs(gaps[["area", "rooms"]].to_numpy()[40:], array.schema), array.x_test)
     refuses("column 'rooms', row 0: missing value", bp.load_inputs, gaps.assign(rooms=np.nan), data.schema)
-
-
-def test_unseen_categories_are_none_of_the_known_ones():
     data = bp.dataset(FRAME, PRICE, unseen="ignore", x_test=FRAME.assign(city="Paris"), y_test=PRICE)
     place = data.schema.features.index("city=Oslo")
     assert data.x_test[:, place : place + 2].abs().sum() == 0 and len(data.x_test) == NUM

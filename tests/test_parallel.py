@@ -69,19 +69,11 @@ def at(request):
         yield enter
 
 
-def test_texts():
-    assert executors.parse_executor("dask://10.0.0.1:8786/") == Executor("dask", client="tcp://10.0.0.1:8786")
-    for text in ("", "her", "processes:0", "processes:", "dask", "dask:2", "dask://host", "tcp://h:1", "dask://:"):
-        refused = pytest.raises(bp.UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
-        with refused, executor(text):
-            pass
-
-
 def whose(_):
     return os.getpid(), usable_cores(), torch.get_num_threads()
 
 
-def test_it_is_in_force_for_the_block_alone_and_decides_instead_of_cores():
+def test_an_executor_is_a_text_in_force_for_the_block_alone_and_decides_instead_of_cores():
     assert current_executor() is None and usable_cores() >= 1
     with executor("processes:3"):
         assert usable_cores() == 3
@@ -90,6 +82,11 @@ def test_it_is_in_force_for_the_block_alone_and_decides_instead_of_cores():
         with executor("here"):
             assert usable_cores() == 1 and {pid for pid, *_ in map_tasks(whose, range(3), cores=2)} == {os.getpid()}
     assert current_executor() is None
+    assert executors.parse_executor("dask://10.0.0.1:8786/") == Executor("dask", client="tcp://10.0.0.1:8786")
+    for text in ("", "her", "processes:0", "processes:", "dask", "dask:2", "dask://host", "tcp://h:1", "dask://:"):
+        refused = pytest.raises(bp.UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
+        with refused, executor(text):
+            pass
 
 
 def test_a_scheduler_is_found_by_its_address_or_that_is_told(at, cluster, capfd, monkeypatch):

@@ -154,7 +154,7 @@ def predict(runs, tmp_path, command):
     return run
 
 
-def test_bad_rows_are_refused_skipped_or_flagged(predict, tmp_path):
+def test_bad_rows_and_those_whose_prediction_is_not_finite_are_refused_skipped_or_flagged(predict, tmp_path):
     assert all(text in predict(code=2) for text in ("row 3: missing value ('')", "give --on-bad-row skip or flag"))
     table, said = predict("--on-bad-row", "skip", "--keep", "street,price")
     assert table["street"].tolist() == ["A 1", "E 5", "F 6"] and table["row"].tolist() == [2, 6, 7]
@@ -169,6 +169,11 @@ def test_bad_rows_are_refused_skipped_or_flagged(predict, tmp_path):
     np.testing.assert_allclose(predict(file=good)[0]["mean"], table["mean"])  # other rows change nothing
     good.write_text("area,town\n,north\n")
     assert "no row can be predicted; row 2: area is missing" in predict("--on-bad-row", "skip", code=2, file=good)
+    (tmp_path / "far.csv").write_text("area,town\n3e38,south\n60,north\n")
+    said = predict(code=2, file=tmp_path / "far.csv")
+    assert "row 2: its prediction is not finite: area is " in said and "--on-bad-row skip or flag" in said
+    table, said = predict("--on-bad-row", "flag", file=tmp_path / "far.csv")
+    assert table["mean"].isna().tolist() == [True, False] and "its prediction is not finite" in table["problem"][0]
 
 
 def test_categories_that_are_ignored_are_marked(predict, runs, tmp_path):
@@ -178,14 +183,6 @@ def test_categories_that_are_ignored_are_marked(predict, runs, tmp_path):
     table, said = predict("--on-bad-row", "skip", run=run)
     assert "1 rows have a category new to the model" in said and "(row 4: town: 'west' is a category new" in said
     assert table["unseen"].fillna("").str.contains("west").tolist() == [False, True, False, False]
-
-
-def test_predictions_that_are_not_finite_are_never_written(predict, tmp_path):
-    (tmp_path / "far.csv").write_text("area,town\n3e38,south\n60,north\n")
-    said = predict(code=2, file=tmp_path / "far.csv")
-    assert "row 2: its prediction is not finite: area is " in said and "--on-bad-row skip or flag" in said
-    table, said = predict("--on-bad-row", "flag", file=tmp_path / "far.csv")
-    assert table["mean"].isna().tolist() == [True, False] and "its prediction is not finite" in table["problem"][0]
 
 
 def test_levels_and_the_furthest_input_of_a_row(predict, runs):

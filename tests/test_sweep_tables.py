@@ -111,7 +111,7 @@ def by_unit(values):
     return pd.Series(list(values.values()), pd.MultiIndex.from_tuples(values, names=["split", "seed"]), dtype=float)
 
 
-def test_means_are_over_splits_and_on_one_split_over_seeds():
+def test_means_are_over_splits_or_seeds_differences_in_pairs_and_the_variance_over_test_rows_is_added():
     values = by_unit({(0, 0): 1.0, (0, 1): 3.0, (1, 0): 4.0, (1, 1): 6.0})  # split means 2 and 5: variance 4.5
     assert mean_of(values, share=0.25)[:4] == pytest.approx((3.5, math.sqrt(4.5 * (1 / 2 + 0.25)), 2, 4))
     assert mean_of(values).error == pytest.approx(math.sqrt(4.5 / 2))
@@ -119,9 +119,6 @@ def test_means_are_over_splits_and_on_one_split_over_seeds():
     assert on_one[:4] == pytest.approx((3.0, math.sqrt(7 / 3), 3, 3)), "it knows no other rows"
     alone = mean_of(by_unit({(0, 0): 2.0}))
     assert alone.value == 2 and math.isnan(alone.error)
-
-
-def test_differences_are_taken_in_pairs_and_the_variance_over_test_rows_is_added_to_that_over_seeds():
     mine = by_unit({(0, 0): 11.0, (1, 0): 22.0, (2, 0): 33.0, (3, 0): 5.0})
     best = by_unit({(0, 0): 10.0, (1, 0): 20.0, (2, 0): 30.0, (4, 0): 5.0})
     found = paired(mine, best)  # differences 1, 2, 3: t = 2√3, two degrees of freedom: P = ½ − t / (2 √(2 + t²))
@@ -157,7 +154,7 @@ def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):
     return about | {"task": "regression", "seconds": 2.0, "rows": rows, "split_kind": kind, "metrics": metrics}
 
 
-def test_a_better_recipe_is_told_and_equal_ones_are_not():
+def test_a_better_recipe_is_told_equal_ones_are_not_and_one_that_failed_on_the_hard_splits_is_not_best():
     rng, shifts = np.random.default_rng(0), {"good": -1, "as good": -1, "bad": 0, "worse": 1}
     scores = {(name, k): 3 + 2 * k + shift + rng.normal(0, 0.05) for name, shift in shifts.items() for k in range(5)}
     (found,) = summarise([fit(name, k, rmse=score, coverage_95=0.9) for (name, k), score in scores.items()], {})
@@ -167,6 +164,13 @@ def test_a_better_recipe_is_told_and_equal_ones_are_not():
     assert told == {"bad": WORSE, "worse": WORSE}
     assert found.share == 0.25 and "Nadeau" in found.error_sources
     assert contest.best and not found.metrics["coverage_95"].best
+    whole = [fit("whole", k, rmse=r) for k, r in enumerate([1.0, 2.0, 9.0])]
+    partly = [fit("partly", 0, rmse=1.1), fit("partly", 1, rmse=2.1), fit("partly", 2, status="failed")]
+    (found,) = summarise(whole + partly, {})
+    rmse = found.metrics["rmse"]
+    assert rmse.means["partly"].value < rmse.means["whole"].value
+    assert rmse.best == "whole" and rmse.differences["partly"].fits == 2
+    assert found.states["partly"] == {"finished": 2, "failed": 1}
 
 
 def replicated(kind, rows=40):
@@ -203,16 +207,6 @@ def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     (many,), (without,) = summarise(fits, replicates), summarise(fits, {})
     assert many.metrics["nll"].verdicts["b"] == WORSE
     assert without.metrics["nll"].verdicts["b"] == OPEN
-
-
-def test_one_that_failed_on_the_hard_splits_is_not_best():
-    whole = [fit("whole", k, rmse=r) for k, r in enumerate([1.0, 2.0, 9.0])]
-    partly = [fit("partly", 0, rmse=1.1), fit("partly", 1, rmse=2.1), fit("partly", 2, status="failed")]
-    (found,) = summarise(whole + partly, {})
-    rmse = found.metrics["rmse"]
-    assert rmse.means["partly"].value < rmse.means["whole"].value
-    assert rmse.best == "whole" and rmse.differences["partly"].fits == 2
-    assert found.states["partly"] == {"finished": 2, "failed": 1}
 
 
 @pytest.mark.parametrize(
