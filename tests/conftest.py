@@ -71,7 +71,7 @@ def command(capsys):
 
     def run(*argv, code=0):
         capsys.readouterr()
-        quiet = [] if argv[0] == "inspect" else ["--quiet"]
+        quiet = [] if argv[0] in ("inspect", "list") else ["--quiet"]
         ended, said = main([*map(str, argv), *quiet]), "".join(capsys.readouterr())
         assert ended in np.atleast_1d(code), said
         return said

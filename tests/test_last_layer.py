@@ -134,16 +134,17 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_train_writes_the_backbone_as_the_baseline_and_a_config_that_reproduces_both(run, tmp_path):
+def test_train_writes_the_backbone_as_the_baseline_and_a_config_that_reproduces_both(run, tmp_path, command):
     below, above = bp.load(run / "baseline"), bp.load(run)
     assert (below.provenance["entry"], above.provenance["entry"]) == ("convnet", "last-layer")
     assert below.trace["validation_nll"]
     net = above.model.backbone.net
     assert all(torch.equal(v, below.chains[site.removeprefix("net.")][0, 0]) for site, v in net.named_parameters())
-    assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
-    assert same(run, tmp_path / "again") and same(run / "baseline", tmp_path / "again" / "baseline")
+    again = tmp_path / "again"
+    command("train", "--config", run / "config.json", "--out", again)
+    assert same(run, again) and same(run / "baseline", again / "baseline")
     for name in ("metrics.json", "config.json"):
-        assert (run / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+        assert (run / name).read_bytes() == (again / name).read_bytes()
     assert "last-layer" in (run / "README.md").read_text() and "convnet" in (run / "report.html").read_text()
 
 

@@ -11,7 +11,6 @@ from run_folders import small_table
 from scipy import stats
 
 from bnn_pyro.reports.tables import NOT_CLEAR
-from bnn_pyro.run import main
 from bnn_pyro.runs.sweep_config import read_sweep_config
 from bnn_pyro.runs.sweep_report import summary_sentences
 from bnn_pyro.runs.sweep_statistics import BEST, OPEN, WORSE, Mean, mean_of, paired, summarise, worse_than_best
@@ -97,11 +96,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_errors_are_one_line_that_names_the_place_before_anything_is_written(text, tmp_path, capsys, monkeypatch):
+def test_errors_are_one_line_that_names_the_place_before_anything_is_written(text, tmp_path, command, monkeypatch):
     monkeypatch.setattr("bnn_pyro.parallel.executor.connect", None)  # no cluster is asked to find them
     (tmp_path / "s.toml").write_text(text)
-    assert main(["sweep", "s.toml", "--executor", "dask://127.0.0.1:1", "--quiet"]) == 2
-    told = capsys.readouterr().err
+    told = command("sweep", "s.toml", "--executor", "dask://127.0.0.1:1", code=2)
     assert told.startswith(("error: s.toml", "error: unknown key in s.toml")) and told.count("\n") == 1
     assert WRONG[text] in told and not (tmp_path / "runs" / "sweep-s").exists(), "something was written"
 
