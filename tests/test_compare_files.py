@@ -24,8 +24,6 @@ pytestmark = pytest.mark.usefixtures("quick", "no_figures")
 
 @pytest.fixture
 def compared(command, tmp_path):
-    """What a comparison of a run with a file says."""
-
     def compared(run, frame, *more, code=0):
         frame.to_csv(tmp_path / "mine.csv", index=False)
         return command("compare", run, tmp_path / "mine.csv", "--out", tmp_path / "c.html", *more, code=code)

@@ -120,7 +120,6 @@ SMALL = ["--num-draws", "4", "--device", "cpu", "--quiet"]
 
 @pytest.fixture(scope="module", autouse=True)
 def small_convnet(quick):
-    """A network that is trained in a moment."""
     with pytest.MonkeyPatch.context() as patch:
         method = {"epochs": 2, "batch_size": 30, "patience": 2}
         small_defaults(patch, "convnet", {"channels": (2,), "hidden": (5,)}, method)

@@ -46,8 +46,12 @@ def saved(request, trained, tmp_path):
 chains_alone = pytest.mark.parametrize("saved", ["chains"], indirect=True)
 
 
-def test_draws_of_a_guide_come_in_blocks_of_bounded_memory(trained, monkeypatch):
+def test_draws_of_a_guide_are_its_own_and_come_in_blocks_of_bounded_memory(trained, monkeypatch):
     posterior, _ = trained["guide"]
+    flat = torch.cat([value.reshape(500, -1) for value in posterior.draw(500, seed=1).values()], 1).double()
+    loc, scale = posterior.guide.loc.detach(), posterior.guide.scale.detach()
+    assert ((flat.mean(0) - loc).abs() < 5 * scale / 500**0.5).all()
+    assert ((flat.std(0) / scale - 1).abs() < 5 / 1000**0.5).all()
     monkeypatch.setattr("bnn_pyro.posterior.BLOCK_BYTES", 4 * 20 * 3)  # 20 weights: three draws a block
     with bp.isolated(3):
         blocks = [next(iter(block.values())) for block in posterior.blocks(8)]
@@ -196,7 +200,7 @@ def wide(kind):
 
 
 @pytest.mark.parametrize("kind", ["fixed noise", "learned noise", "heteroscedastic", "binary", "multiclass"])
-def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
+def test_the_memory_bound_is_kept_and_changes_nothing_nor_do_selection_and_stored_draws(kind):
     posterior, x = wide(kind)
     default, asked = bp.predict(posterior, x, num_draws=7, seed=1), []
 
@@ -213,6 +217,10 @@ def test_the_memory_bound_is_kept_and_changes_nothing_nor_does_selection(kind):
         for name in default.components.arg_constraints:
             a, b = (getattr(prediction.components, name) for prediction in (default, bounded))
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+    chains = {site: value[:, None] for site, value in posterior.draw(7, seed=1).items()}
+    stored = bp.predict(bp.Posterior(posterior.model, posterior.schema, chains=chains), x, num_draws=100)  # once each
+    for name in default.components.arg_constraints:
+        torch.testing.assert_close(getattr(stored.components, name), getattr(default.components, name))
     mask = torch.arange(12) % 3 == 0
     for index in (slice(2, 9, 2), mask, [4, 0, 4], torch.tensor([11])):
         part = default[index]
