@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import bnn_pyro as bp
+from bnn_pyro.run import main
 
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # figures are a CPU's, also where there is a GPU; =0 takes it
 matplotlib.use("Agg")
@@ -60,9 +61,22 @@ def unjudged():
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """The folder of data."""
     monkeypatch.setenv("BNN_PYRO_DATA", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def command(capsys):
+    """Runs a command, which must end with this code, or one of these: what it said."""
+
+    def run(*argv, code=0):
+        capsys.readouterr()
+        quiet = [] if argv[0] in ("inspect", "list") else ["--quiet"]
+        ended, said = main([*map(str, argv), *quiet]), "".join(capsys.readouterr())
+        assert ended in np.atleast_1d(code), said
+        return said
+
+    return run
 
 
 @pytest.fixture
@@ -102,8 +116,6 @@ def quick():
 def runs(tmp_path_factory):
     """Two small runs without figures, trained once: digits with its baseline, and a table of houses."""
     from run_folders import MEAN_FIELD, SMALL, small_table
-
-    from bnn_pyro.run import main
 
     folder = tmp_path_factory.mktemp("runs")
     table = small_table(folder / "houses.csv")

@@ -1,4 +1,4 @@
-"""What the two processes of one fit do, for tests/test_ranks.py: ``main`` in each of them writes its results to a file.
+"""What the two processes of one fit do, for tests/test_reliability.py: ``main`` writes the results of each to a file.
 
 Calling the other functions gives the results of a process that runs alone.
 """

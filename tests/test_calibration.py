@@ -192,7 +192,7 @@ def test_rows_that_trained_are_refused_and_duplicates_are_not():
         bp.calibrate(untrained()[0], new, target)
 
 
-def test_fits_remember_their_rows(tmp_path):
+def test_fits_remember_their_rows_and_exact_samplers_start_without_the_validation_rows(tmp_path):
     data = bp.load_data("diabetes")
     how = dict(seed=0, progress=False, device="cpu")
     plain, stopped = (bp.fit("mlp", data, bp.MAP(epochs=2, patience=p), **how) for p in (0, 1))
@@ -201,15 +201,11 @@ def test_fits_remember_their_rows(tmp_path):
         bp.calibrate(posterior, data.x_val, data.y_val)
         refuses("hold other rows back", bp.calibrate, posterior, data.x_train, data.y_train)
     refuses("or stopped its training", bp.calibrate, stopped, data.x_val, data.y_val)
-
-
-def test_an_exact_sampler_starts_without_the_validation_rows():
-    """Networks that chains start from are stopped early by some of the training rows."""
+    # Networks that exact samplers start from are stopped early by some of the training rows.
     data = bp.load_data("diabetes", features=["bmi"], limit=60)
     others = replace(data, x_val=data.x_val + 9, y_val=data.y_val * 9)
     method = bp.NUTS(start="members", chains=2, warmup=2, draws=1, compiled="no", max_tree_depth=2)
-    entry, how = bp.MeanField(hidden=(2,), noise=1.0), dict(seed=0, progress=False, device="cpu")
-    a, b = (bp.fit(entry, one, method, **how).chains for one in (data, others))
+    a, b = (bp.fit(bp.MeanField(hidden=(2,), noise=1.0), one, method, **how).chains for one in (data, others))
     assert all(torch.equal(a[site], b[site]) for site in a)
 
 

@@ -51,7 +51,7 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path):
         assert same(fit(entry, data, other, out=out, resume=True), whole), stops
 
 
-def test_thinning_keeps_every_third_transition():
+def test_thinning_keeps_every_third_transition_and_counts_every_divergence():
     all_of_them, thinned = (run(replace(SMALL["nuts"], draws=30 // thin, thin=thin)) for thin in (1, 3))
     assert all(torch.equal(v[:, 2::3], thinned.chains[site]) for site, v in all_of_them.chains.items())
     groups = {name: v.unflatten(1, (10, 3)) for name, v in all_of_them.stats.items()}
@@ -60,10 +60,6 @@ def test_thinning_keeps_every_third_transition():
     expected |= {name: groups[name][..., -1] for name in ("lp", "energy", "step_size")}
     assert expected.keys() == thinned.stats.keys()
     assert all(torch.allclose(v, thinned.stats[name]) for name, v in expected.items())
-
-
-def test_every_divergence_is_counted():
-    """The rarest outcome of a thinned block is the one that must not be lost."""
     record = Record(draws=2, warmup=1, thin=3)
     for t in range(7):
         record.add(np.array([float(t)]), {"diverging": float(t in (0, 2)), "acceptance_rate": t / 10})

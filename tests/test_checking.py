@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -20,7 +21,6 @@ from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.user_module import linear_module
 from bnn_pyro.parts import own_module
 from bnn_pyro.reports.page import read_texts
-from bnn_pyro.run import main
 from bnn_pyro.runs import check as bench
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -61,20 +61,20 @@ def checks(monkeypatch):
     return lambda **kinds: [monkeypatch.setattr(place, "CHECKS", kinds) for place in (registry, bench)]
 
 
-def check(*args):
-    return main(["check", *map(str, args), "--quiet"])
+@pytest.fixture
+def check(command):
+    return partial(command, "check")
 
 
 def read(out):
     return json.loads((out / "check.json").read_text())
 
 
-def test_a_check_that_holds(checks, tmp_path, capsys):
+def test_a_check_that_holds(checks, check, tmp_path):
     checks(made=Made)
     out = tmp_path / "out"
-    assert check("mean-field", "--inference", "nuts", "--hidden", 3, "--set", "chains=2", "--out", out) == 0
+    printed = check("mean-field", "--inference", "nuts", "--hidden", 3, "--set", "chains=2", "--out", out)
     assert CALLS == [("Made", "MeanField", "nuts", 3, 0)]
-    printed = capsys.readouterr().out
     assert "Good" in printed and "Two & two." in printed and "claims the exact posterior" in printed
     plan, outcome = read(out)["key"]["plans"][0], read(out)["subjects"][0]["outcomes"]["made"]
     assert plan["variant_settings"]["hidden"] == [3] and plan["given"] == {"chains": 2}
@@ -87,31 +87,28 @@ def test_a_check_that_holds(checks, tmp_path, capsys):
     assert (out / f"figures/{figure['name']}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_claim_that_does_not_hold_and_what_does_not_apply(checks, tmp_path, capsys):
+def test_a_claim_that_does_not_hold_and_what_does_not_apply(checks, check, tmp_path):
     checks(made=Made, wrong=Wrong)
-    assert check("mean-field", "--budget", "full", "--seed", 4, "--out", tmp_path / "out") == 1
+    assert "Problem" in check("mean-field", "--budget", "full", "--seed", 4, "--out", tmp_path / "out", code=1)
     assert [(kind, "MeanField", "svi", 100, 4) for kind in ("Made", "Wrong")] == CALLS
-    assert "Problem" in capsys.readouterr().out
-    assert check("mlp", "--out", tmp_path / "other") == 0 and len(CALLS) == 2
-    assert "Not checked: made: points have no spread" in capsys.readouterr().out
+    assert "Not checked: made: points have no spread" in check("mlp", "--out", tmp_path / "other") and len(CALLS) == 2
 
 
-def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, tmp_path, capsys):
+def test_finished_checks_survive_a_stop_and_failed_ones_are_made_again(checks, check, tmp_path):
     out = tmp_path / "out"
     checks(refused=Refused, made=Made, stopped=Stopped)
-    assert check("mean-field", "--out", out) == 130
-    assert f"--resume --out {out}" in capsys.readouterr().err
+    assert f"--resume --out {out}" in check("mean-field", "--out", out, code=130)
     subject = read(out)["subjects"][0]
     assert subject["failed"] == {"refused": "row 3 of x.csv is not finite"} and list(subject["outcomes"]) == ["made"]
     assert "could not be finished: row 3 of x.csv is not finite" in (out / "check.html").read_text()
     checks(refused=Made, made=Made, stopped=Wrong)
-    assert check("mean-field", "--resume", "--out", out) == 1
+    check("mean-field", "--resume", "--out", out, code=1)
     assert [name for name, *_ in CALLS] == ["Made", "Made", "Wrong"], "a finished check is not made again"
     subject = read(out)["subjects"][0]
     assert subject["failed"] == {} and set(subject["outcomes"]) == {"made", "stopped", "refused"}
 
 
-def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
+def test_a_folder_with_something_else_stays_as_it_is(checks, check, tmp_path):
     out, mine = tmp_path / "out", tmp_path / "mine.txt"
     checks(made=Made)
     mine.write_text("mine")
@@ -123,10 +120,10 @@ def test_a_folder_with_something_else_stays_as_it_is(checks, tmp_path, capsys):
         (out, ("--resume", "--budget", "full"), "are of budget quick"),
         (out, ("--resume", "--hidden", 9), "other variants, methods, data or settings"),
     ):
-        assert check("mean-field", *args, "--out", place) == 2 and said in capsys.readouterr().err
+        assert said in check("mean-field", *args, "--out", place, code=2)
     assert (out / "check.json").read_bytes() == before and {p.name for p in tmp_path.iterdir()} == {"out", "mine.txt"}
     (out / "check.json").write_text("{")
-    assert check("mean-field", "--resume", "--out", out) == 2 and "damaged" in capsys.readouterr().err
+    assert "damaged" in check("mean-field", "--resume", "--out", out, code=2)
 
 
 # -- a module of the user's own: the closed form where it is linear, and planted faults, which are named --------
@@ -207,7 +204,7 @@ def test_planted_faults_are_named():
     assert ClosedForm().refuses(random).startswith("Net gives")
 
 
-def test_python_and_the_command_line_take_a_module(tmp_path, monkeypatch, capsys):
+def test_python_and_the_command_line_take_a_module(tmp_path, monkeypatch, check):
     outcomes = bp.checks.run(nn.Linear(2, 1), DATA, "nuts", ["estimator", "quadrature"], draws=20)
     assert outcomes["estimator"].level == "good" and "it is a module" in outcomes["quadrature"]
     own = type("Own", (bp.SVI,), {})(epochs=5)
@@ -215,6 +212,5 @@ def test_python_and_the_command_line_take_a_module(tmp_path, monkeypatch, capsys
     monkeypatch.syspath_prepend(tmp_path)
     code = "from torch import nn\ndef one(s):\n    return nn.Linear(*s.input_shape, 1)\n"
     (tmp_path / "linear_nets.py").write_text(code)
-    args = ["--module", "linear_nets:one", "--inference", "nuts", "--only", "estimator", "--out", str(tmp_path / "out")]
-    assert main(["check", *args, "--quiet"]) == 0
-    assert "my-network · nuts · toy-curve" in capsys.readouterr().out
+    args = ["--module", "linear_nets:one", "--inference", "nuts", "--only", "estimator", "--out", tmp_path / "out"]
+    assert "my-network · nuts · toy-curve" in check(*args)

@@ -264,7 +264,7 @@ def noisy(rise, noise, lines=300, seed=0):
     return ROWS * (np.linspace(0, 3 * rise, lines) + np.random.default_rng(seed).normal(0, noise, lines))
 
 
-def test_flat_is_settled_and_a_rise_is_not():
+def test_flat_is_settled_a_rise_is_not_and_the_learning_rate_falls_then(monkeypatch):
     assert settled(noisy(0.0, 0.05), ROWS) and settled(noisy(0.008, 0.001), ROWS)
     assert not settled(noisy(0.0, 0.05)[:19], ROWS), "too few lines"
     assert not settled(noisy(0.1, 0.05), ROWS) and not settled(noisy(0.02, 0.001), ROWS)
@@ -272,9 +272,6 @@ def test_flat_is_settled_and_a_rise_is_not():
     assert settled(noisy(-0.5, 0.01), ROWS), "an objective that falls has nothing to wait for"
     assert settled([-1.0] * 60, ROWS), "one number again and again"
     assert not settled(noisy(0.008, 0.001) * 100, ROWS * 100), "more rows tell smaller rises apart"
-
-
-def test_the_learning_rate_falls_once_the_objective_has_settled(monkeypatch):
     posterior = timed(bp.SVI())
     chosen = posterior.provenance["schedule"]
     assert (chosen["batch_size"], chosen["lr"], chosen["epochs"]) == (0, 0.02, posterior.trace["epoch"][-1])

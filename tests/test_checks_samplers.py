@@ -174,13 +174,11 @@ def all_move(self, potential, *rest):
 
 
 def stretched(self, z, *rest):
-    """By up to a tenth."""
     density, gradient = gradient_of(self, z, *rest)
     return density, gradient * torch.linspace(1, 1.1, gradient.shape[1], dtype=gradient.dtype)
 
 
 def noisier(w, v, gradient, eta, friction):
-    """By a tenth."""
     mean = (1 - friction) * v + eta * gradient
     new = mean + 1.1 * (step(w, v, gradient, eta, friction)[1] - mean)
     return w + new, new

@@ -183,23 +183,17 @@ def test_fits_that_fail_and_too_few_effective_draws_are_told():
 
 
 # -- ranks ----------------------------------------------------------------------------------------------------
-def test_ranks_by_hand_and_ties_by_lot():
+def test_ranks_by_hand_ties_by_lot_and_the_width_of_the_draws():
     rng = np.random.default_rng(0)
     assert r.ranks(np.array([0.5, -1.0, 9.0]), np.array([[0.0, 1.0, 2.0]] * 3), rng).tolist() == [1, 0, 3]
     tied = r.ranks(np.zeros(3000), np.tile([-1.0, 0.0, 0.0, 1.0], (3000, 1)), rng)
     assert set(tied) == {1, 2, 3} and np.abs(np.bincount(tied)[1:] - 1000).max() < 4 * math.sqrt(3000 * 2 / 9)
+    for width in (0.75, 1.0, 1.3):
+        ranks = r.ranks(rng.standard_normal(4000), width * rng.standard_normal((4000, 159)), rng)
+        assert r.width(ranks, 159) == pytest.approx(width, rel=0.08)
 
 
-def test_coverage_counts_shares_of_ranks_exactly():
-    """Of all ranks once, an interval holds its level, whether or not its ends fall between two ranks."""
-    for num in (1, 7, 39, 100):
-        for level in r.LEVELS:
-            assert r.covered(np.arange(num + 1), num, level).mean() == pytest.approx(level, abs=1e-12)
-    ends = r.covered(np.array([0, 1, 38, 39]), 39, 0.95)  # 1 of 40 ranks is cut off at either end
-    assert ends.tolist() == pytest.approx([0, 1, 1, 0])
-
-
-def test_a_band_by_enumeration():
+def test_bands_p_values_and_coverage_by_enumeration():
     """Two ranks on 0 … 2, nine pairs: every p-value is a ninth or more, worked out by listing all pairs."""
     pairs = [np.array([a, b]) for a in range(3) for b in range(3)]
     share = {1: 1 / 3, 2: 2 / 3}
@@ -210,20 +204,16 @@ def test_a_band_by_enumeration():
         gamma.append(2 * min(tails))
     for pair, own in zip(pairs, gamma, strict=True):
         assert r.p_uniform(pair, 2) == pytest.approx(np.mean([g <= own + 1e-12 for g in gamma]), abs=1e-12)
-
-
-def test_p_values_of_sums_by_enumeration():
-    """Three ranks on 0 … 3: 64 triples, each as likely."""
+    # Three ranks on 0 … 3: 64 triples, each as likely.
     triples = np.stack(np.meshgrid(*[np.arange(4)] * 3), -1).reshape(-1, 3)
     for test, power in ((r.p_location, 1), (r.p_width, 2)):
         sums = (r.normal_scores(triples, 3) ** power).sum(1)
         for triple, own in zip(triples, sums, strict=True):
             two_sided = 2 * min((sums <= own + 1e-6).mean(), (sums >= own - 1e-6).mean())
             assert test(triple, 3) == pytest.approx(min(1.0, two_sided), abs=1e-9)
-
-
-def test_width_is_that_of_the_draws():
-    rng = np.random.default_rng(0)
-    for width in (0.75, 1.0, 1.3):
-        ranks = r.ranks(rng.standard_normal(4000), width * rng.standard_normal((4000, 159)), rng)
-        assert r.width(ranks, 159) == pytest.approx(width, rel=0.08)
+    # Of all ranks once, an interval holds its level, whether or not its ends fall between two ranks.
+    for num in (1, 7, 39, 100):
+        for level in r.LEVELS:
+            assert r.covered(np.arange(num + 1), num, level).mean() == pytest.approx(level, abs=1e-12)
+    ends = r.covered(np.array([0, 1, 38, 39]), 39, 0.95)  # 1 of 40 ranks is cut off at either end
+    assert ends.tolist() == pytest.approx([0, 1, 1, 0])

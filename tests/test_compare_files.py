@@ -22,43 +22,39 @@ from bnn_pyro.runs.folder import RunFolder
 pytestmark = pytest.mark.usefixtures("quick", "no_figures")
 
 
-def said(capsys, *arguments):
-    """(exit code, what was printed) of a command."""
-    code, out = main([*map(str, arguments), "--quiet"]), capsys.readouterr()
-    return code, out.out + out.err
+@pytest.fixture
+def compared(command, tmp_path):
+    def compared(run, frame, *more, code=0):
+        frame.to_csv(tmp_path / "mine.csv", index=False)
+        return command("compare", run, tmp_path / "mine.csv", "--out", tmp_path / "c.html", *more, code=code)
+
+    return compared
 
 
-def compared(run, frame, tmp_path, capsys, *more):
-    """Of a comparison with a file."""
-    frame.to_csv(tmp_path / "mine.csv", index=False)
-    return said(capsys, "compare", run, tmp_path / "mine.csv", "--out", tmp_path / "c.html", *more)
-
-
-def test_numbers_have_the_scores_of_their_normal(runs, tmp_path, capsys):
+def test_numbers_have_the_scores_of_their_normal(runs, tmp_path, compared):
     data = RunFolder(runs / "houses").recipe.load()
     y, rng = data.y_test.double().numpy(), np.random.default_rng(0)
     frame = pd.DataFrame({"row": data.index_test, "mean": y + rng.normal(0, y.std(), len(y)), "sd": y.std()})
-    shuffled = frame.sample(frac=1, random_state=0)
-    code, told = compared(runs / "houses", shuffled, tmp_path, capsys)
+    told = compared(runs / "houses", frame.sample(frac=1, random_state=0))
     nll = -stats.norm(frame["mean"], frame["sd"]).logpdf(y).mean()
-    assert code == 0 and f"{nll:.3g} [" in told.split("Metrics on the same test rows")[1].splitlines()[3]
+    assert f"{nll:.3g} [" in told.split("Metrics on the same test rows")[1].splitlines()[3]
     assert "is a file of predictions" in told and str(tmp_path / "mine.csv") in (tmp_path / "c.html").read_text()
 
 
-def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_for_a_paper(runs, tmp_path, capsys):
+def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_for_a_paper(runs, tmp_path, compared):
     data = RunFolder(runs / "digits").recipe.load()
     p = np.random.default_rng(0).uniform(0.1, 0.9, (len(data.y_test), 10))
     p /= p.sum(1, keepdims=True)
     frame = pd.DataFrame(p, columns=[f"p({name})" for name in data.schema.classes])
     value = f"{log_loss(data.y_test, p, labels=range(10)):.3g}"
     for option, cell in {"--markdown": f"| {value} [", "--latex": f"& {value} ["}.items():
-        code, told = compared(runs / "digits", frame, tmp_path, capsys, option)
-        assert code == 0 and next(line for line in told.splitlines() if line.startswith(("| nll ", "nll "))).count(cell)
+        told = compared(runs / "digits", frame, option)
+        assert next(line for line in told.splitlines() if line.startswith(("| nll ", "nll "))).count(cell)
         (tmp_path / "c.html").unlink()
     assert "\\toprule" in told and r"\%" in told
 
 
-def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, capsys):
+def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, compared, command):
     run = runs / "houses"
     frame = pd.DataFrame({"mean": np.ones(len(RunFolder(run).recipe.load().y_test)), "sd": 1.0})
     for changed, words in (
@@ -67,10 +63,10 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, capsys)
         (frame.assign(sd=0.0), "row 0 is missing, or has not a mean and an sd above 0: [1.0, 0.0]"),
         (frame.assign(row=3), "a number stands twice in the column 'row'"),
     ):
-        code, told = compared(run, changed, tmp_path, capsys)
-        assert code == 2 and words in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()
-    code, told = said(capsys, "compare", run, tmp_path / "none.csv")
-    assert code == 2 and told.startswith(f"error: {tmp_path / 'none.csv'}: no such file")
+        told = compared(run, changed, code=2)
+        assert words in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()
+    told = command("compare", run, tmp_path / "none.csv", code=2)
+    assert told.startswith(f"error: {tmp_path / 'none.csv'}: no such file")
 
 
 # -- calibration from the command line -----------------------------------------------------------------------------
@@ -84,7 +80,7 @@ def houses(tmp_path_factory, quick):
     return folder
 
 
-def test_train_sets_half_of_the_validation_rows_aside(houses, capsys):
+def test_train_sets_half_of_the_validation_rows_aside(houses):
     run = houses / "run"
     meta, done = (json.loads((run / name).read_text()) for name in ("posterior.json", "guarantees.json"))
     assert meta["provenance"]["rows"]["val"] == 15 and done["calibration_rows"] == 15 and done["level"] == 0.8
@@ -95,14 +91,14 @@ def test_train_sets_half_of_the_validation_rows_aside(houses, capsys):
 
 
 @pytest.mark.parametrize(("variant", "way"), [("mean-field", "calibrate"), ("mlp", "train … --conformal 0.9")])
-def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_path, monkeypatch):
+def test_a_run_shows_what_calibration_would_change(variant, way, command, tmp_path, monkeypatch):
     """By validation rows, or where these stopped the training by every second test row."""
     drawn = {}
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])
     monkeypatch.setattr("bnn_pyro.runs.coverage.ENOUGH", 15)
     table, run = small_table(tmp_path / "houses.csv", rows=200), tmp_path / "run"
     train = ["train", variant, "--target", "price", "--no-baseline", *SMALL]
-    code, text = said(capsys, *train, "--data", table, "--out", run)
+    text = command(*train, "--data", table, "--out", run)
     data, posterior = RunFolder(run).recipe.load(), bp.load(run)
     known, shown, other = (data.x_val, data.y_val), (data.x_test, data.y_test), ""
     if variant == "mlp":
@@ -110,7 +106,7 @@ def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_pat
         known, shown, other = (data.x_test[::2], data.y_test[::2]), (data.x_test[1::2], data.y_test[1::2]), "other "
     calibrated = [bp.calibrate(posterior, *known, method, num_draws=5) for method in ("normalised", "isotonic")]
     content = json.loads((run / "metrics.json").read_text())["if_calibrated"]
-    assert content["calibration_rows"] == len(known[1]) and (f"`{way}" in text) and code == 0
+    assert content["calibration_rows"] == len(known[1]) and f"`{way}" in text
     every = "the other test rows" if other else "all test rows"
     assert "calibration-recalibrated" in drawn and [row["rows"] for row in content["table"]].count(every) == 3
     for line, made in zip(content["table"], (posterior, *calibrated), strict=False):
@@ -121,27 +117,26 @@ def test_a_run_shows_what_calibration_would_change(variant, way, capsys, tmp_pat
     assert "<h2>What calibration would change</h2>" in page and f"Coverage on the {other}test rows" in page
     assert not (run / "calibration.json").exists()
     few = small_table(tmp_path / "few.csv", rows=50)  # 8 validation and 8 test rows, and 0.9 takes 9
-    assert said(capsys, *train, "--data", few, "--out", tmp_path / "few")[0] == 0
+    command(*train, "--data", few, "--out", tmp_path / "few")
     assert "if_calibrated" not in json.loads((tmp_path / "few" / "metrics.json").read_text())
 
 
-def test_predictions_have_intervals_and_rows_are_monitored(houses, capsys):
+def test_predictions_have_intervals_and_rows_are_monitored(houses, command):
     for name, shift in (("same", 0), ("other", 500)):
-        frame = pd.read_csv(small_table(houses / f"{name}.csv", rows=120))
-        frame.assign(area=frame.area + shift).to_csv(houses / f"{name}.csv", index=False)
-        out = houses / f"{name}-out.csv"
-        code, text = said(capsys, "predict", houses / "run", "--input", houses / f"{name}.csv", "--output", out,
-                          "--monitor", "--overwrite")  # fmt: skip
-        assert code == 0 and ("ALARM  inputs" in text) == (name == "other"), text
+        table, out = small_table(houses / f"{name}.csv", rows=120), houses / f"{name}-out.csv"
+        frame = pd.read_csv(table)
+        frame.assign(area=frame.area + shift).to_csv(table, index=False)
+        text = command("predict", houses / "run", "--input", table, "--output", out, "--monitor", "--overwrite")
+        assert ("ALARM  inputs" in text) == (name == "other"), text
         table = pd.read_csv(out)
         assert {"mean", "low", "high", "share_as_uncertain"} <= {*table} and (table.low < table.high).all()
         assert (table.share_as_uncertain.median() < 0.1) == (name == "other")
 
 
-def test_calibrate_a_run_by_other_rows(runs, houses, capsys, tmp_path):
+def test_calibrate_a_run_by_other_rows(runs, houses, command, tmp_path):
     table = small_table(tmp_path / "new.csv", rows=80, shift=1.5)
-    code, text = said(capsys, "calibrate", houses / "run", "--by-uncertainty", "--data", table)
-    assert code == 0 and "the calibration rows of its group (80 in all groups)" in text
+    text = command("calibrate", houses / "run", "--by-uncertainty", "--data", table)
+    assert "the calibration rows of its group (80 in all groups)" in text
     train = ["train", "mean-field", "--data", table, "--target", "price", "--out", tmp_path / "x", "--conformal"]
     for arguments, words in (
         (["calibrate", houses / "run", "--data", houses / "houses.csv"], "calibration rows trained"),
@@ -149,13 +144,13 @@ def test_calibrate_a_run_by_other_rows(runs, houses, capsys, tmp_path):
         ([*train, "2"], "below 1"),
         ([*train, "0.9", "--validation", "0"], "half of the validation rows"),
     ):
-        code, text = said(capsys, *arguments)
-        assert code == 2 and words in text and "Traceback" not in text, text
+        text = command(*arguments, code=2)
+        assert words in text and "Traceback" not in text, text
 
 
-def test_calibrate_for_each_value_of_a_column(houses, capsys, tmp_path):
+def test_calibrate_for_each_value_of_a_column(houses, command, tmp_path):
     run, table = houses / "run", small_table(tmp_path / "new.csv", rows=80, shift=1.5)
-    code, text = said(capsys, "calibrate", run, "--groups", "town", "--data", table)
+    text = command("calibrate", run, "--groups", "town", "--data", table)
     data, calibrated = RunFolder(run).recipe.load(), bp.load(run)
     low, high, *_ = bp.predict(calibrated, data.x_test).interval(0.8)
     inside = ((low <= data.y_test) & (data.y_test <= high)).numpy()
@@ -167,44 +162,43 @@ def test_calibrate_for_each_value_of_a_column(houses, capsys, tmp_path):
         ends = stats.beta.ppf(0.025, held, num - held + 1), stats.beta.ppf(0.975, held + 1, num - held)
         found = [done[f"town {name}"][key] for key in ("covered", "covered_low", "covered_high")]
         np.testing.assert_allclose(found, [held / num, *np.nan_to_num(ends, nan=1.0)], rtol=1e-9)
-        assert code == 0 and f"town {name}" in text and f"town {name}" in (run / "report.html").read_text()
+        assert f"town {name}" in text and f"town {name}" in (run / "report.html").read_text()
     north = pd.read_csv(table).query("town == 'north'")
     north.to_csv(table, index=False)
     before = (run / "calibration.json").read_bytes()
     for more, words in ((["--data", table], "no calibration row has 'south' in column 'town'"),
                         (["--by-uncertainty"], "give one of them")):  # fmt: skip
-        code, text = said(capsys, "calibrate", run, "--groups", "town", *more)
-        assert code == 2 and words in text and (run / "calibration.json").read_bytes() == before, text
+        text = command("calibrate", run, "--groups", "town", *more, code=2)
+        assert words in text and (run / "calibration.json").read_bytes() == before, text
 
 
-def test_recalibrated_figures_are_drawn(runs, houses, capsys, monkeypatch, tmp_path):
+def test_recalibrated_figures_are_drawn(runs, houses, command, monkeypatch, tmp_path):
     drawn = {}
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])
     ways = (runs / "digits", "temperature", "reliability"), (houses / "run", "isotonic", "calibration")
     for of, method, name in ways:
-        code, text = said(capsys, "calibrate", shutil.copytree(of, tmp_path / name), "--method", method)
-        assert code == 0 and f"recalibrated: {method}" in text and "most uncertain third" in text, text
+        text = command("calibrate", shutil.copytree(of, tmp_path / name), "--method", method)
+        assert f"recalibrated: {method}" in text and "most uncertain third" in text, text
         drawn.pop(f"{name}-recalibrated")()
 
 
 # -- the first box says what matters: of rare classes, a skewed target, few rows, many columns ------------------------
 RNG = np.random.default_rng(0)
-SHORT = ["--no-baseline", "--epochs", "30", "--hidden", "8", "--num-draws", "20", "--quiet", "--device", "cpu"]
+SHORT = ["--no-baseline", "--epochs", "30", "--hidden", "8", "--num-draws", "20", "--device", "cpu"]
 
 
 @pytest.fixture
-def box(tmp_path, quick, capsys):
+def box(tmp_path, quick, command):
     """(frame, arguments of train) -> (sentences of the first box, metrics.json); `train` prints the same sentences."""
 
     def train(frame, *arguments):
         file, run = tmp_path / "t.csv", tmp_path / "run"
         frame.to_csv(file, index=False)
-        assert main(["train", "--data", str(file), "--out", str(run), "--target", "y", *SHORT, *arguments]) in (0, 3)
+        printed = command("train", "--data", file, "--out", run, "--target", "y", *SHORT, *arguments, code=(0, 3))
         page = (run / "report.html").read_text().replace("\u00a0", " ").replace("−", "-")
         summary = page.split('class="summary">')[1].split("</div>")[0]
         sentences = [re.sub("</?code>", "`", unescape(text)) for text in re.findall("<p>(.*?)</p>", summary)]
-        printed = " ".join(capsys.readouterr().out.split())
-        assert all(sentence in printed for sentence in sentences)
+        assert all(sentence in " ".join(printed.split()) for sentence in sentences)
         return sentences, json.loads((run / "metrics.json").read_text())
 
     return train
@@ -215,7 +209,7 @@ def inputs(num, columns=3):
     return pd.DataFrame(x, columns=[f"x{k}" for k in range(columns)]), x
 
 
-def test_three_per_cent_positives(box, tmp_path, capsys):
+def test_three_per_cent_positives(box, tmp_path, command):
     """The rare class is not the second one in the alphabet, so that P(class 1) would be the wrong one."""
     (frame, x), (new, x_new) = inputs(2000), inputs(2000)
     for rows, of in ((frame, x), (new, x_new)):
@@ -234,10 +228,10 @@ def test_three_per_cent_positives(box, tmp_path, capsys):
     assert scores["average_precision"] == pytest.approx(average_precision_score(positive, score), rel=1e-5)
     assert scores["auroc"] == pytest.approx(roc_auc_score(positive, score), rel=1e-5)
     new.to_csv(tmp_path / "new.csv", index=False)
-    held, calibrated = [], ["calibrate", str(tmp_path / "run"), "--data", str(tmp_path / "new.csv"), "--quiet"]
+    held = []
     for more in ([], ["--groups", "y"]):
-        assert main([*calibrated, *more]) == 0
-        assert ("take a larger --level, such as 0.95" in capsys.readouterr().out) == (not more)
+        said = command("calibrate", tmp_path / "run", "--data", tmp_path / "new.csv", *more)
+        assert ("take a larger --level, such as 0.95" in said) == (not more)
         held.append(bp.load(tmp_path / "run").predict(data.x_test).set(0.9).members.numpy()[positive, 0].mean())
     shown = {row["rows"]: row for row in json.loads((tmp_path / "run/guarantees.json").read_text())["table"]}
     assert shown["y fraud"]["covered"] == pytest.approx(held[1]) and held[0] < 0.2 and held[1] > 0.5 and "y no" in shown

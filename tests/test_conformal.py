@@ -125,17 +125,6 @@ def test_quantiles_of_the_conformal_distribution_hold_over_a_thousand_data_sets(
     assert "to within 2 / (n + 1), if they are exchangeable" in after.interval(0.9).note
 
 
-def test_hand_numbers_of_class_scores():
-    """Probabilities are averaged, not their logarithms: of class 0 (0.8 + 0.2) / 2, not √(0.8 · 0.2)."""
-    probs = torch.tensor([[[0.8, 0.15, 0.05]], [[0.2, 0.45, 0.35]]], dtype=torch.float64)  # mean .5, .3, .2
-    prediction = bp.Prediction(Categorical(logits=probs.log()))
-    lac, aps, raps = (SCORES[method].of(prediction)[0].numpy() for method in ("lac", "aps", "raps"))
-    np.testing.assert_allclose(lac, [0.5, 0.7, 0.8])
-    share = (np.array([0.5, 0.8, 1.0]) - aps) / [0.5, 0.3, 0.2]
-    np.testing.assert_allclose(share, share[0])
-    np.testing.assert_allclose(raps - aps, [0, 0, 0.01], atol=1e-9)
-
-
 @pytest.mark.parametrize("method", ["absolute", "cqr", "normalised", "pit"])
 def test_counts_are_covered_exactly(method):
     rng, rows = np.random.default_rng(1), 20
@@ -170,7 +159,7 @@ def test_too_few_rows_exclude_nothing_and_say_so():
         refuses("strictly between 0 and 1", prediction.interval, level)
 
 
-def test_other_packages_have_the_same_thresholds():
+def test_scores_by_hand_and_other_packages_have_the_same_thresholds():
     """Figures of crepes 0.9.1 (``ConformalRegressor.fit(y − mean, sigmas=sd[, bins])``, half width / sigma) and of
     MAPIE 1.6.0 (``SplitConformalClassifier(prefit=True)``, ``quantiles_``; its aps is randomised)."""
     crepes = [2.5604698146530667 / 1.4, 2.1831057602851303 / 1.4, 5.1932744589642912 / 3]
@@ -187,6 +176,14 @@ def test_other_packages_have_the_same_thresholds():
     classes = bp.Prediction(Categorical(logits=torch.tensor(probs).log()[None]))
     scores = Conformal.fit("lac", classes, labels).scores
     assert threshold(np.array(scores), 0.8) == pytest.approx(0.8813732206105317, abs=1e-9)
+    # Probabilities are averaged, not their logarithms: of class 0 (0.8 + 0.2) / 2, not √(0.8 · 0.2).
+    probs = torch.tensor([[[0.8, 0.15, 0.05]], [[0.2, 0.45, 0.35]]], dtype=torch.float64)  # mean .5, .3, .2
+    prediction = bp.Prediction(Categorical(logits=probs.log()))
+    lac, aps, raps = (SCORES[method].of(prediction)[0].numpy() for method in ("lac", "aps", "raps"))
+    np.testing.assert_allclose(lac, [0.5, 0.7, 0.8])
+    share = (np.array([0.5, 0.8, 1.0]) - aps) / [0.5, 0.3, 0.2]
+    np.testing.assert_allclose(share, share[0])
+    np.testing.assert_allclose(raps - aps, [0, 0, 0.01], atol=1e-9)
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])

@@ -20,7 +20,6 @@ from bnn_pyro.calibration.recalibration import Affine, CdfMap
 from bnn_pyro.diagnostics.failures import _knows_nothing
 from bnn_pyro.parts.likelihoods import LogNormalMixture, make_likelihood
 from bnn_pyro.parts.several import CorrelatedNoise
-from bnn_pyro.run import main
 
 
 def visits(num=120, seed=0):
@@ -44,20 +43,6 @@ def test_the_exposure_multiplies_the_mean_and_is_no_input_of_the_network():
     check_log_joint(data, law, {}, offset=lambda x: x[:, 3:].log(), likelihood="poisson")
 
 
-def test_exposures_that_are_refused():
-    for change, options, message in (
-        ({}, {"exposure": "hours", "task": "regression"}, "exposure .--exposure. is for counts, and the task is regr"),
-        ({"hours": 0.0}, {"exposure": "hours"}, "column 'hours', row 0: '0.0' is no exposure, which is positive"),
-        (
-            {"hours": math.nan},
-            {"exposure": "hours", "missing": "indicator"},
-            "row 0.* or leave such rows out: missing='d",
-        ),
-        ({}, {"exposure": [1.0, 2.0]}, "exposure has 2 values, and X 120 rows"),
-    ):
-        refuses(message, bp.dataset, visits().assign(**change), "count", **{"task": "counts", **options})
-
-
 def mixture(num=4000, wrong=False):
     """Five draws of negative binomials, and y from the same mixture; or predicted by Poissons of the same means."""
     rng = np.random.default_rng(0)
@@ -70,17 +55,13 @@ def mixture(num=4000, wrong=False):
     return bp.Prediction(dist.NegativeBinomial(torch.full_like(logits, r), logits=logits)), y
 
 
-def test_the_randomised_pit_is_uniform_where_the_model_is_right_and_only_there():
+def test_counts_the_randomised_pit_is_uniform_and_the_rootogram_hangs_from_what_is_expected():
     prediction, y = mixture()
     pit = bp.metrics.pit(prediction, y, seed=0)  # also where the data were simulated from that seed
     assert stats.kstest(pit, "uniform").pvalue > 0.01
     assert stats.kstest(bp.metrics.pit(prediction, y), "uniform").pvalue < 1e-6  # without it there are steps
     wrong, y = mixture(wrong=True)
     assert stats.kstest(bp.metrics.pit(wrong, y, seed=1), "uniform").pvalue < 1e-6
-
-
-def test_the_rootogram_hangs_from_what_is_expected():
-    prediction, y = mixture()
     k = np.arange(int(y.max()) + 1)
     pmf = torch.stack([prediction.log_prob(torch.full((len(y),), float(value))).exp().sum() for value in k]).numpy()
     bars = np.array([(bar.get_y(), bar.get_height()) for bar in bp.plots.rootogram(prediction, y).patches])
@@ -88,25 +69,25 @@ def test_the_rootogram_hangs_from_what_is_expected():
     np.testing.assert_allclose(bars.sum(1), np.sqrt(pmf), rtol=1e-4)
 
 
-def test_commands_take_an_exposure(tmp_path, capsys):
+def test_commands_take_an_exposure(tmp_path, command):
     table = visits()
-    file, run, predictions = (str(tmp_path / name) for name in ("visits.csv", "run", "p.csv"))
+    file, run, predictions = (tmp_path / name for name in ("visits.csv", "run", "p.csv"))
     table.to_csv(file, index=False)
     data = ["--data", file, "--target", "count", "--task", "counts", "--exposure", "hours"]
-    train = ["train", "hidden-layer", *data, "--epochs", "20", "--num-draws", "20", "--device", "cpu", "--quiet"]
-    assert main([*train, "--out", run]) == 0 and (tmp_path / "run/figures/rootogram.png").is_file()
-    scores = json.loads((tmp_path / "run/metrics.json").read_text())
+    command("train", "hidden-layer", *data, "--epochs", 20, "--num-draws", 20, "--out", run)
+    scores = json.loads((run / "metrics.json").read_text())
     assert set(bp.metrics.METRICS["counts"]) <= set(scores) and scores["coverage_95"] > 0.5
-    assert "Counts · inference by svi" in (tmp_path / "run/report.html").read_text()
-    command, means = ["predict", run, "--input", file, "--output", predictions, "--quiet", "--overwrite"], []
+    assert "Counts · inference by svi" in (run / "report.html").read_text()
+    assert (run / "figures/rootogram.png").is_file()
+    predict, means = ["predict", run, "--input", file, "--output", predictions, "--overwrite"], []
     for factor in (1, 2):
         table.assign(hours=factor * table["hours"]).to_csv(file, index=False)
-        assert main(command) == 0
+        command(*predict)
         means.append((found := pd.read_csv(predictions))["mean"])
         assert set(np.mod(found["q97.5"], 1)) == {0.0}
     np.testing.assert_allclose(means[1], 2 * means[0], rtol=1e-4)
     table.assign(hours=table["hours"].where(table.index != 3, -1.0)).to_csv(file, index=False)
-    assert main(command) == 2 and "row 5: '-1.0' is no exposure" in capsys.readouterr().err
+    assert "row 5: '-1.0' is no exposure" in command(*predict, code=2)
     data = bp.dataset(table, "count", task="counts", exposure="hours")
     with bp.isolated(0):
         refuses("my-network takes no exposure", bp.fit, torch.nn.Linear(4, 1), data, progress=False)

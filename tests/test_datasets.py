@@ -39,18 +39,7 @@ def test_every_set_loads_with_the_promised_shapes_and_types(name, root):
     assert bp.Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
 
 
-def test_toy_curve_is_the_six_points_and_is_tested_on_the_truth():
-    data = bp.load_data("toy-curve")
-    x, order = (found := data.schema.unstandardise(data.x_train)[:, 0]), found.argsort()
-    torch.testing.assert_close(x[order], torch.tensor([-2.0, -1.8, -1.0, 1.0, 1.8, 2.0]))
-    torch.testing.assert_close(data.y_train[order], torch.tensor([-3.0, 0.2224, 3.0, 3.0, 0.2224, -3.0]))
-    grid = data.schema.unstandardise(data.x_test)[:, 0]
-    assert len(data.x_val) == 0 and grid.min() >= -2.001 and grid.max() <= 2.001
-    assert data.y_test[grid.abs().argmin()].item() == pytest.approx(1.0, abs=1e-4)
-    assert data.y_test.max().item() == pytest.approx(3.25, abs=2e-3)  # at x² = 3/2
-
-
-def test_breast_cancer_has_malignant_as_one_and_features_are_in_the_order_asked_for():
+def test_toy_curve_is_the_six_points_and_breast_cancer_has_malignant_as_one():
     data = bp.load_data("breast-cancer", fractions=(0.5, 0, 0.5))
     labels = torch.cat([data.y_train, data.y_test])
     assert data.schema.classes == ("benign", "malignant") and len(labels) == 569 and labels.sum() == 212
@@ -61,6 +50,14 @@ def test_breast_cancer_has_malignant_as_one_and_features_are_in_the_order_asked_
     torch.testing.assert_close(data.x_train, bp.load_data("breast-cancer").x_train[:, [1, 0]])
     assert bp.load_data("breast-cancer", features="mean radius").schema.features == ("mean radius",)
     assert bp.load_inputs("breast-cancer", data.schema).shape == (569, 2)
+    data = bp.load_data("toy-curve")
+    x, order = (found := data.schema.unstandardise(data.x_train)[:, 0]), found.argsort()
+    torch.testing.assert_close(x[order], torch.tensor([-2.0, -1.8, -1.0, 1.0, 1.8, 2.0]))
+    torch.testing.assert_close(data.y_train[order], torch.tensor([-3.0, 0.2224, 3.0, 3.0, 0.2224, -3.0]))
+    grid = data.schema.unstandardise(data.x_test)[:, 0]
+    assert len(data.x_val) == 0 and grid.min() >= -2.001 and grid.max() <= 2.001
+    assert data.y_test[grid.abs().argmin()].item() == pytest.approx(1.0, abs=1e-4)
+    assert data.y_test.max().item() == pytest.approx(3.25, abs=2e-3)  # at x² = 3/2
 
 
 def test_the_split_is_reproducible_disjoint_and_stratified():

@@ -65,16 +65,16 @@ def written(folder):
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
 
 
-def test_diagnose_writes_what_the_library_finds(runs, capsys, monkeypatch):
+def test_diagnose_writes_what_the_library_finds(runs, command, monkeypatch):
     folder = runs / "good"
     before = written(folder)
-    assert main(["diagnose", str(folder), "--quiet"]) == 0
+    text = command("diagnose", folder)
     new = written(folder) - before
     figures = {name for name in new if name.startswith("figures/diagnose-")}
     assert new - figures == {"diagnosis.json", "diagnosis.html", "posterior.nc"}
     wanted = ("convergence", "outputs", "log-joint", "pareto-k", "loo-pit", "replicated", "weights")
     assert {f"figures/diagnose-{name}.png" for name in wanted} <= figures
-    text, html = capsys.readouterr().out, (folder / "diagnosis.html").read_text()
+    html = (folder / "diagnosis.html").read_text()
     found = bp.diagnostics.diagnose(bp.load(folder), RunFolder(folder).recipe.load())
     assert found.level == "good" and text.split("draws\n\n")[1].startswith("Good")
     for verdict in found.verdicts:
@@ -86,27 +86,26 @@ def test_diagnose_writes_what_the_library_finds(runs, capsys, monkeypatch):
     assert f"{found.statistics['rhat_max']:.3f}" in text and f"{found.statistics['rhat_max']:.3f}" in html
     (folder / "figures" / "mine.png").write_bytes(b"mine")
     monkeypatch.setattr("bnn_pyro.runs.diagnose.draw_diagnosis", lambda *args: [])
-    assert main(["diagnose", str(folder), "--quiet", "--no-netcdf"]) == 0
+    command("diagnose", folder, "--no-netcdf")
     assert [p.name for p in (folder / "figures").iterdir()] == ["mine.png"], "figures that no longer apply are removed"
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_out_leaves_the_run_as_it_was_and_a_missing_netcdf_file_costs_nothing_else(runs, tmp_path, capsys):
+def test_out_leaves_the_run_as_it_was_and_a_missing_netcdf_file_costs_nothing_else(runs, tmp_path, command):
     before, out = written(runs), tmp_path / "elsewhere" / "diagnosis"
-    command = ["diagnose", str(runs / "good"), "--quiet"]
-    assert main([*command, "--out", str(out)]) == 0 and written(runs) == before
+    command("diagnose", runs / "good", "--out", out)
+    assert written(runs) == before
     assert written(out) == {"diagnosis.json", "diagnosis.html", "posterior.nc"}
     (runs / "good" / "posterior.nc").mkdir()
-    assert main(command) == 2 and "everything else was written: " in capsys.readouterr().err
+    assert "everything else was written: " in command("diagnose", runs / "good", code=2)
     assert "R-hat" in (runs / "good" / "diagnosis.html").read_text()
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_evaluate_says_whether_the_chains_have_converged(runs, capsys):
+def test_evaluate_says_whether_the_chains_have_converged(runs, command):
     (runs / "svi" / "convergence.json").write_text("{}")
     for name in ("good", "bad", "svi"):
-        assert main(["evaluate", str(runs / name), "--quiet"]) == 0
-        text, html = capsys.readouterr().out, (runs / name / "report.html").read_text()
+        text, html = command("evaluate", runs / name), (runs / name / "report.html").read_text()
         assert (runs / name / "convergence.json").exists() == (name != "svi")
         for page in (text, html, (runs / name / "README.md").read_text()):
             assert ("Not converged" in page) == (name == "bad")
@@ -161,7 +160,6 @@ GROUPS = {"posterior", "log_likelihood", "posterior_predictive", "observed_data"
 
 
 def groups(tree):
-    """{name: xarray.Dataset}."""
     if isinstance(tree, xarray.DataTree):
         return {name: node.to_dataset() for name, node in tree.children.items()}
     return {name: tree[name] for name in tree.groups()}
@@ -256,17 +254,14 @@ def test_names_of_dimensions_and_of_statistics():
     assert set(found) == {"diverging", "n_steps", "tree_depth", "reached_max_treedepth", "lp", "energy"}
 
 
-def test_arviz_takes_it():
+def test_arviz_takes_it_draws_are_thinned_and_what_is_left_out_is_said(monkeypatch):
+    def found(posterior=None, **options):
+        return groups(to_arviz(posterior or exact(), DATA, **options))
+
     theirs, ours = arviz.loo(to_arviz(exact(), DATA), reff=1.0, pointwise=True), leave_one_out(exact(), DATA)
     elpd = theirs.elpd_loo if hasattr(theirs, "elpd_loo") else theirs.elpd
     assert float(elpd) == pytest.approx(ours.elpd.sum(), abs=0.02)
     assert np.asarray(theirs.pareto_k) == pytest.approx(ours.pareto_k, abs=0.1)
-
-
-def test_draws_are_thinned_and_what_is_left_out_is_said(monkeypatch):
-    def found(posterior=None, **options):
-        return groups(to_arviz(posterior or exact(), DATA, **options))
-
     whole, thin = found()["posterior"], found(num_draws=400)
     assert thin["posterior"].coords["draw"].values.tolist() == list(range(0, 500, 5))
     assert np.array_equal(thin["posterior"]["layers.0.bias"], whole["layers.0.bias"][:, ::5])

@@ -63,7 +63,7 @@ def test_effective_draws_of_short_chains(draws, phi):
         assert found.ess_tail.mean() == pytest.approx(exact, rel=0.2)
 
 
-def test_nested_rhat_by_hand():
+def test_nested_rhat_and_bfmi_by_hand_and_what_has_no_number():
     """Chain means 2, 4 | 6, 8, variance 2 in each: W = 2 + 2, superchain means 3 and 7: B = 8."""
     values = np.array([[[1.0, 3], [3, 5], [5, 7], [7, 9]]])
     groups = np.array([5, 5, 2, 2])
@@ -73,9 +73,6 @@ def test_nested_rhat_by_hand():
     assert nested_rhat(values, np.arange(4))[0] == pytest.approx(math.sqrt(1 + (20 / 3) / 2))
     # Superchains of different sizes weigh the same: means 2 and 6, W = (2 + 0)/2 + (2 + 4)/2.
     assert nested_rhat(values, np.array([0, 1, 1, 1]))[0] == pytest.approx(math.sqrt(1 + 8 / 4))
-
-
-def test_bfmi_by_hand_and_what_has_no_number():
     energy = np.array([[1.0, 2, 4, 1], [1, 1, 1, 1]])
     # Differences 1, 2, −3: mean square 14/3; variance of (1, 2, 4, 1) is 6/3.
     assert bfmi(energy)[0] == pytest.approx((14 / 3) / 2) and np.isnan(bfmi(energy)[1])

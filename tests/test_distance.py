@@ -26,14 +26,7 @@ A = classes([[[0.5, 0.3, 0.2], [0.9, 0.05, 0.05]], [[0.7, 0.1, 0.2], [0.1, 0.85,
 B = classes([[[0.2, 0.5, 0.3], [0.6, 0.3, 0.1]]])
 
 
-def test_classification_by_hand():
-    """Total variation: ½(0.4 + 0.3 + 0.1) = 0.4 and ½(0.1 + 0.15 + 0.05) = 0.15; the labels agree at one of two."""
-    values = {name: estimate.value for name, estimate in distances(A, B).items()}
-    assert values == {"agreement": 0.5, "total_variation": pytest.approx(0.275)}
-    assert distances(A, A) == {"agreement": (1.0, 1.0, 1.0), "total_variation": (0.0, 0.0, 0.0)}
-
-
-def test_wasserstein_by_hand():
+def test_distances_by_hand():
     """Shifted Normals: the shift. Normals of one mean: |σ − σ'| √(2/π). Mixtures: by their quantile functions."""
     apart = lambda p, q: distances(p, q)["wasserstein"].value  # noqa: E731
     a = gaussians([[0.0, 1.0, -2.0]], 0.5)
@@ -44,6 +37,10 @@ def test_wasserstein_by_hand():
     p, q = gaussians([[0.0], [2.0], [2.5]], [[0.3], [0.1], [1.0]]), gaussians([[0.5], [1.0]], [[0.4], [2.0]])
     exact = (p.quantile(levels) - q.quantile(levels)).abs().mean().item()
     assert apart(p, q) == pytest.approx(exact, rel=5e-3)
+    # Total variation: ½(0.4 + 0.3 + 0.1) = 0.4 and ½(0.1 + 0.15 + 0.05) = 0.15; the labels agree at one of two.
+    values = {name: estimate.value for name, estimate in distances(A, B).items()}
+    assert values == {"agreement": 0.5, "total_variation": pytest.approx(0.275)}
+    assert distances(A, A) == {"agreement": (1.0, 1.0, 1.0), "total_variation": (0.0, 0.0, 0.0)}
 
 
 def test_the_floor_of_independent_draws_and_of_chains():
@@ -149,7 +146,7 @@ def linear():
     return SimpleNamespace(posterior=as_chain(fitted, draws), data=problem.data, weight=weight[:, 0].double())
 
 
-def test_importance_of_a_linear_network_is_its_formula(linear):
+def test_importance_of_a_linear_network_is_its_formula_and_dependence_its_weights(linear):
     """E over permutations of (r + w (x − x'))² − r² is 2 w cov(r, x) + 2 w² var(x), of each draw."""
     x, y = linear.data.x_train.double(), linear.data.y_train.double()
     residual = y[:, None] - x @ linear.weight.mT  # (N, S)
@@ -162,9 +159,6 @@ def test_importance_of_a_linear_network_is_its_formula(linear):
     mean, error = tables.mean(0), tables.std(0, ddof=1) / 2
     assert (np.abs(mean - right) < 4 * error.mean() + 1e-6).all(), (mean, right, error)
     assert found[0].rows == "60 training rows" and np.abs(tables[:, 2]).max() < 1e-6
-
-
-def test_dependence_of_a_linear_network_is_its_weights(linear):
     found = bp.explain(linear.posterior, linear.data, num_draws=DRAWS, num=2)
     assert list(found.dependence) == list(found.importance.index[:2]) and found.outputs == ["mean of y"]
     for name, (values, outputs) in found.dependence.items():

@@ -34,7 +34,7 @@ def fit(method, entry=None, **settings):
     return bp.fit(entry, DATA, method, seed=0, progress=False, device="cpu")
 
 
-def test_archives_of_images_that_hold_no_rates_have_those_of_then(tmp_path):
+def test_archives_of_earlier_versions_that_hold_no_rates_have_those_of_then(tmp_path):
     """Of earlier versions, which left None out and took 0.2 and 0.5."""
     x = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(5))
     data = dataset(x, torch.tensor([0, 1, 0, 1]), bp.Schema("classification", (1, 2, 2), ("a", "b")), x)
@@ -45,10 +45,7 @@ def test_archives_of_images_that_hold_no_rates_have_those_of_then(tmp_path):
     settings = {k: v for k, v in made.provenance["entry_settings"].items() if k not in rates}
     reseal(tmp_path, provenance={**made.provenance, "entry_settings": settings})
     assert list(bp.load(tmp_path).guide.rates.values()) == [0.2, 0.5]
-
-
-def test_tables_without_rates_resume_fits_of_earlier_versions(tmp_path):
-    """Their rates are the same, and their keys held none."""
+    # Of tables the rates are the same, and keys held none.
     how = dict(seed=0, progress=False, device="cpu", out=tmp_path)
     made = bp.fit(bp.DropoutMLP(hidden=(3,)), DATA, bp.MCDropout(epochs=1), **how)
     variant, settings, *rest = made.provenance["key"]

@@ -1,8 +1,9 @@
-"""A bad fit is called failed, everywhere and by the exit code; a good one, and noise, are not."""
+"""A bad fit is called failed, by the exit code too; a good one, and noise, are not. Rows that have changed are seen."""
 
 import json
 import math
 import re
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +11,21 @@ import pandas as pd
 import pytest
 import torch
 from conftest import JUDGES
+from pyro.distributions import Normal
+from refused import refuses
 from run_folders import small_table
+from scipy.stats import binom, kstest
+from test_calibration import untrained
+from test_conformal import LEVEL
 
 import bnn_pyro as bp
+from bnn_pyro.calibration import Adaptive, Conformal, martingale, monitor, threshold
+from bnn_pyro.calibration.shift import classifier_p, conformal_p, epistemic_p
 from bnn_pyro.diagnostics import failures
 from bnn_pyro.diagnostics.failures import MARGINS, failure, is_worse
-from bnn_pyro.run import main
 
 pytestmark = pytest.mark.usefixtures("quick", "judged")
-FEW = ["--num-draws", "20", "--device", "cpu", "--quiet", "--no-baseline"]
+FEW = ["--num-draws", "20", "--device", "cpu", "--no-baseline"]
 LINEAR = ["--set", "hidden=", "--inference", "map", "--epochs", "400", "--lr", "0.05"]
 
 
@@ -61,37 +68,34 @@ def test_a_few_rows_that_are_far_off_do_not_hide_the_others():
         assert is_worse(worse, 0.1) and not is_worse(not_worse, 0.1)
 
 
-def test_a_bad_fit_is_exit_code_3_and_said_everywhere(houses, tmp_path, capsys):
+def test_a_bad_fit_is_exit_code_3_and_said_everywhere(houses, tmp_path, command):
     out = tmp_path / "run"
-    assert main(["train", "mean-field", "--epochs", "1", *houses, *FEW, "--out", str(out)]) == 3
-    printed = capsys.readouterr().out
+    printed = command("train", "mean-field", "--epochs", 1, *houses, *FEW, "--out", out, code=3)
     sentence = json.loads((out / "metrics.json").read_text())["failed"]
     assert re.search("84 training rows the .* of the training targets; .*--epochs", sentence)
     for text in (printed, (out / "report.html").read_text(), (out / "README.md").read_text()):
         flat = " ".join(text.replace("&#39;", "'").split())
         assert sentence in flat and flat.index("Failed") < flat.rindex("nll")
-    assert main(["evaluate", str(out), "--quiet"]) == 0 and "Failed" in capsys.readouterr().out
-    assert main(["diagnose", str(out), "--quiet", "--no-netcdf"]) == 0
-    assert f"Problem The fit failed: {sentence[:40]}" in " ".join(capsys.readouterr().out.split())
+    assert "Failed" in command("evaluate", out)
+    assert f"Problem The fit failed: {sentence[:40]}" in " ".join(command("diagnose", out, "--no-netcdf").split())
 
 
-def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, capsys):
+def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, command):
     out = tmp_path / "run"
-    command = ["train", "mean-field", *houses, *FEW, *LINEAR, "--conformal", "0.8", "--out", str(out)]
-    assert main(command) == 0 and "failed" not in json.loads((out / "metrics.json").read_text())
-    assert "Failed" not in capsys.readouterr().out + (out / "report.html").read_text()
+    train = ["train", "mean-field", *houses, *FEW, *LINEAR, "--conformal", "0.8", "--out", out]
+    assert "Failed" not in command(*train) + (out / "report.html").read_text()
+    assert "failed" not in json.loads((out / "metrics.json").read_text())
     posterior = bp.load(out).posterior
     lost = {site: value.clone() for site, value in posterior.chains.items()}
     next(iter(lost.values()))[0, 0] = math.nan
     replace(posterior, chains=lost).save(out)
     (out / "calibration.json").unlink()  # of the posterior before
-    assert main([*command, "--resume"]) == 3
-    sentence = "1 of 1 draws have weights that are not finite"
-    assert sentence in (out / "report.html").read_text() and sentence in capsys.readouterr().out
+    for text in (command(*train, "--resume", code=3), (out / "report.html").read_text()):
+        assert "1 of 1 draws have weights that are not finite" in text
     assert list(json.loads((out / "metrics.json").read_text())) == ["failed"]
 
 
-def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_figures):
+def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, command, no_figures):
     spec = tmp_path / "s.toml"
     recipe = '[recipes.{}]\nvariant = "mean-field"\ninference = "{}"\nnum_draws = 5\nbaseline = false\n'
     recipe += "variant_settings = {{ hidden = [] }}\ninference_settings = {{ epochs = {}, lr = 0.05 }}\n"
@@ -99,27 +103,25 @@ def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, capsys, no_fig
     spec.write_text(data + recipe.format("bad", "svi", 1) + recipe.format("good", "map", 400))
     out = tmp_path / "sweep"
     for _ in range(2):  # nothing is made again
-        assert main(["sweep", str(spec), "--out", str(out), "--quiet", "--cores", "1"]) == 1
+        said = command("sweep", spec, "--out", out, "--cores", 1, code=1)
         fits = {fit["recipe"]: fit for fit in json.loads((out / "sweep.json").read_text())["fits"]}
         assert fits["bad"]["status"] == "failed" and "knowing nothing" in fits["bad"]["error"]
         assert fits["good"]["status"] == "finished" and "metrics" not in fits["bad"]
-        assert "failed: bad-houses-seed0-split0: predictions" in capsys.readouterr().out
-    runs = [str(out / fits[name]["name"]) for name in ("good", "bad")]
-    assert main(["compare", *runs, "--quiet"]) == 0
-    text, html = capsys.readouterr().out, (out / fits["good"]["name"] / "comparison.html").read_text()
+        assert "failed: bad-houses-seed0-split0: predictions" in said
+    runs = [out / fits[name]["name"] for name in ("good", "bad")]
+    text, html = command("compare", *runs), (runs[0] / "comparison.html").read_text()
     assert "its fit failed" in text and "Failed" in html
     assert text.index("Failed   bad-houses") < text.index("rmse")
-    said = out / fits["good"]["name"] / "metrics.json"
-    said.write_text(json.dumps(json.loads(said.read_text()) | {"failed": "a row is not finite"}))
+    scores = runs[0] / "metrics.json"
+    scores.write_text(json.dumps(json.loads(scores.read_text()) | {"failed": "a row is not finite"}))
     verdict = {"level": "bad", "about": "overall", "sentence": "Not converged: R-hat."}
-    (out / fits["good"]["name"] / "convergence.json").write_text(json.dumps({"statistics": {}, "verdicts": [verdict]}))
+    (runs[0] / "convergence.json").write_text(json.dumps({"statistics": {}, "verdicts": [verdict]}))
     for words in ("a row is not finite", "Not converged: R-hat."):  # which its own evaluation says
-        assert main(["compare", *runs, "--quiet"]) == 0
-        assert f"good-houses-seed0-split0: {words}" in " ".join(capsys.readouterr().out.split())
-        said.write_text(json.dumps({k: v for k, v in json.loads(said.read_text()).items() if k != "failed"}))
+        assert f"good-houses-seed0-split0: {words}" in " ".join(command("compare", *runs).split())
+        scores.write_text(json.dumps({k: v for k, v in json.loads(scores.read_text()).items() if k != "failed"}))
 
 
-def test_too_certain_predictions_of_right_means(monkeypatch):
+def test_too_certain_predictions_of_right_means_and_probabilities_of_rare_counts():
     """What validates decides where it suffices, else training rows do."""
     generator = torch.Generator().manual_seed(0)
     x, noise = (torch.randn(300, generator=generator) for _ in range(2))
@@ -136,29 +138,87 @@ def test_too_certain_predictions_of_right_means(monkeypatch):
     flags = {"diverging": torch.ones(1, failures.MIN_DRAWS)}
     assert "chain 1 of 1 diverged in every" in str(failure(replace(good, stats=flags), data))
     assert str(failure(replace(good, provenance={"failed": "chain 2 of 4 diverged"}), data)) == "chain 2 of 4 diverged"
-
-
-def test_a_density_is_no_bar_for_the_probability_of_rare_counts():
-    """A Normal of the targets' moments, 1 in 200 of which is 1, has a density of 5.6 at 0."""
+    # A Normal of the targets' moments, 1 in 200 of which is 1, has a density of 5.6 at 0.
     y = (torch.arange(400) % 200 == 0).float()
     data = bp.dataset(torch.zeros(400, 1), y, task="counts", split=0, validation=0)
     posterior = bp.fit(bp.MLP(hidden=()), data, bp.MAP(epochs=100, lr=0.05, patience=0), progress=False)
     assert failure(posterior, data) is None
 
 
-def test_an_outlier_among_the_validation_rows_is_named_and_the_run_is_kept(tmp_path):
+def test_an_outlier_among_the_validation_rows_is_named_and_the_run_is_kept(tmp_path, command):
     """On a log scale the exponential of what is predicted 300 sd away overflows: one row is no reason to lose a fit."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=200), "z": rng.normal(size=200)})
     frame["y"] = np.exp(1 + frame["x"] + 0.1 * rng.normal(size=200))
     out, file = tmp_path / "run", tmp_path / "t.csv"
-    command = ["train", "mean-field", "--data", str(file), "--target", "y", "--target-scale", "log", "--hidden", "8"]
     frame.to_csv(file, index=False)
     row = int(bp.load_data(file, target="y", target_scale="log").index_val[3])
     frame.loc[row - 2, "x"] = 1e6
     frame.to_csv(file, index=False)
-    options = ["--no-baseline", "--epochs", "60", "--num-draws", "10", "--device", "cpu", "--quiet", "--out", str(out)]
-    assert main([*command, *options]) == 3
+    data = ["--data", file, "--target", "y", "--target-scale", "log"]
+    command("train", "mean-field", *data, "--hidden", 8, "--epochs", 60, *FEW, "--out", out, code=3)
     failed = json.loads((out / "metrics.json").read_text())
     assert re.search(f"1 validation rows, such as row {row} of t, is not finite", failed["failed"])
     assert failed["nll"] < 9 and "not finite" in (out / "report.html").read_text()
+
+
+# -- rows over time: levels that adapt, and whether new rows are as those of calibration -------------------------------
+def test_adaptive_levels_hold_under_a_drift_that_breaks_split_conformal():
+    rng, rounds, batch, rate = np.random.default_rng(10), 300, 10, 0.02
+    scale = np.repeat([1.0, 3.0, 0.5], rounds * batch // 3)
+    y = torch.tensor((rng.normal(size=rounds * batch) * scale).reshape(rounds, batch))
+    prediction = bp.Prediction(Normal(torch.zeros(1, batch), torch.ones(1, batch)))
+    conformal, level = Conformal("normalised", np.abs(rng.normal(size=200)).tolist()), LEVEL
+
+    def predict(x, level=None):
+        prediction.guarantee = conformal.at(len(x), level=level)
+        return prediction
+
+    adaptive, covered = Adaptive(types.SimpleNamespace(conformal=conformal, predict=predict), LEVEL, rate=rate), []
+    for targets in y:
+        low, high, *_ = adaptive.predict(targets).interval(0.5)  # the level of time, whatever is asked for
+        limit = threshold(np.array(conformal.scores), level) if 0 < level < 1 else math.inf * (level - 0.5)
+        covered.append(adaptive.update(targets).double())
+        assert torch.equal(covered[-1] == 1, targets.abs() <= limit)
+        assert torch.equal(covered[-1] == 1, (low <= targets) & (targets <= high))
+        level += rate * (LEVEL - covered[-1]).sum().item()
+        assert adaptive.now == pytest.approx(level)
+    with pytest.raises(bp.UserError, match="once"):
+        adaptive.update(targets)
+    # Gibbs & Candès 2021, proposition 4.1, with steps of a batch: the level stays within one step of [0, 1].
+    assert abs(torch.stack(covered).mean() - LEVEL) < (1 + 2 * rate * batch) / (rate * rounds * batch) < 0.03
+    assert torch.stack(covered[110:200]).mean() > 0.85
+    assert (y[100:200].abs() <= threshold(np.array(conformal.scores), LEVEL)).double().mean() < 0.5
+
+
+def test_p_values_of_what_is_exchangeable_and_bets_on_others():
+    rng, repeats, rate = np.random.default_rng(3), 80, 0.1
+    inputs = epistemic = 0
+    for k in range(repeats):
+        inputs += classifier_p(*(torch.tensor(rng.normal(size=(60, 3))) for _ in range(2)), k)[0] <= rate
+        epistemic += epistemic_p(rng.exponential(size=60).tolist(), rng.exponential(size=60))[0] <= rate
+    most = binom.ppf(1 - 1e-4, repeats, rate)
+    assert epistemic <= most and binom.ppf(1e-4, repeats, rate) < inputs <= most  # an exact test, not a timid one
+    p, _ = epistemic_p(range(19), np.array([30.0, 1, 2, 3]))
+    assert p == pytest.approx(4 / 23)  # that a new row is the largest of 23
+    ranks = conformal_p(rng.normal(size=50).round().tolist(), rng.normal(size=3000).round())
+    assert kstest(ranks, "uniform").pvalue > 1e-3 and abs(np.corrcoef(ranks[1:], ranks[:-1])[0, 1]) < 0.08
+    # E of the capital is 1: exactly, over all p-values of a step.
+    mean = np.mean([np.exp(martingale(np.array([0.01, p])))[1] for p in (np.arange(2000) + 0.5) / 2000])
+    assert mean == pytest.approx(np.exp(martingale(np.array([0.01])))[0])
+    shifted = conformal_p(rng.normal(size=200).tolist(), rng.normal(2, 1, size=60))
+    assert martingale(shifted).max() > math.log(100)
+
+
+def test_monitor_speaks_of_what_changed():
+    posterior, x, y = untrained(rows=torch.zeros(1, dtype=torch.int64))
+    calibrated = bp.calibrate(posterior, x[:100], y[:100], num_draws=20)
+    for shift, alarm in ((0.0, False), (8.0, True)):
+        found = monitor(calibrated, x[:100], x[100:] + torch.tensor([shift / 2, 0, 0]), y[100:] + shift)
+        assert [(v.test, v.alarm) for v in found] == [(name, alarm) for name in ("inputs", "epistemic", "targets")]
+    assert "a chance of 0.01 if nothing changed" in found[2].sentence
+    refuses("the 100 calibration rows", monitor, calibrated, x, x)
+    refuses("y is nan at row 0", monitor, calibrated, x[:100], x[100:], y[100:] * math.nan)
+    labelled = bp.calibrate(posterior, x[:100], y[:100], groups=["a"] * 100, num_draws=20)  # its scores have no groups
+    found = [monitor(one, x[:100], x[100:], y[100:]) for one in (calibrated, labelled)]
+    assert found[0] == found[1]

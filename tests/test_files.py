@@ -41,15 +41,12 @@ def test_a_table_becomes_numbers_and_one_hot_features(tmp_path):
     torch.testing.assert_close(torch.stack([rooms.mean(), rooms.std(correction=0)]), torch.tensor([0.0, 1.0]))
 
 
-def test_the_task_is_inferred_from_the_target(tmp_path):
+def test_the_task_is_inferred_and_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
     few = [["yes", "no"] * 20, [1.0, 2.0] * 20, [True, False] * 20, [*range(5)] * 8, [0] * 20 + [1] * 18 + [2] * 2]
     many = [[*range(10)] * 4, [0] * 20 + [1] * 19 + [2], [0.5, 1.5] * 20, [*range(40)]]
     for task, targets in (("classification", few), ("regression", many)):
         for cells in targets:
             assert load_data(table(tmp_path / "t.csv", price=cells), target="price").schema.task == task, cells
-
-
-def test_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
     numbers = load_data(table(tmp_path / "a.csv", price=[10, 9, 2, 9] * 10), target="price", task="classification")
     texts = load_data(table(tmp_path / "b.csv", price=["no", "yes"] * 20), target="price")
     assert numbers.schema.classes == ("2", "9", "10") and texts.schema.classes == ("no", "yes")
@@ -59,13 +56,17 @@ def test_classes_are_in_the_order_of_numbers_or_letters(tmp_path):
     assert counts.tolist() == [10, 20, 10]
 
 
-def test_tabs_semicolons_blank_lines_and_a_byte_order_mark_are_read(tmp_path):
+def test_tabs_semicolons_blank_lines_a_byte_order_mark_and_paths_under_the_data_root_are_read(tmp_path, root):
     expected = load_data(table(tmp_path / "t.csv"), target="price")
     text = (tmp_path / "t.csv").read_text()
     (tmp_path / "t.tsv").write_text(text.replace(",", "\t"))
     (tmp_path / "s.csv").write_text("\ufeff" + text.replace(",", ";").replace("\n", "\n\n"), encoding="utf-8")
     for name in ("t.tsv", "s.csv"):
         assert load_data(tmp_path / name, target="price").fingerprint == expected.fingerprint
+    (root / "uci").mkdir()
+    table(root / "uci" / "t.csv")
+    for name in ("uci/t.csv", "$BNN_PYRO_DATA/uci/t.csv"):
+        assert load_data(name, target="price").name == "t"
 
 
 def test_a_column_may_divide_the_rows_of_a_file(tmp_path):
@@ -124,13 +125,6 @@ def test_none_is_a_category_among_texts_and_a_missing_value_among_numbers(tmp_pa
     assert encode_rows("new", read_cells(path)[:1], earlier, MISSING)[0].tolist() == [[0, 0, 1]]
     classes = load_data(path, target="city", exclude=["rooms"]).schema.classes
     assert set(classes) == {"None", "gas", "none", "oil"}
-
-
-def test_paths_are_also_looked_for_under_the_data_root(root):
-    (root / "uci").mkdir()
-    table(root / "uci" / "t.csv")
-    for name in ("uci/t.csv", "$BNN_PYRO_DATA/uci/t.csv"):
-        assert load_data(name, target="price").name == "t"
 
 
 @pytest.fixture

@@ -173,13 +173,12 @@ def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target
     refuses(r"unknown target column .* 'd'", inspect_table, path, "d")
 
 
-def test_the_command_has_columns_to_leave_out_as_a_list_with_quotes_around_a_comma(tmp_path, capsys):
+def test_the_command_has_columns_to_leave_out_as_a_list_with_quotes_around_a_comma(tmp_path, command):
     k, path = np.arange(60), tmp_path / "t.csv"
     pd.DataFrame({"id, own": 100 + k, "a": k % 7, "b": k**2, "y": np.sqrt(k)}).to_csv(path, index=False)
-    assert main(["inspect", str(path), "--target", "y"]) == 0
-    command = capsys.readouterr().out.split("train with: ")[1].strip()
-    assert command == inspect_table(path, "y").command and command.endswith("""--exclude '"id, own"'""")
-    assert main(["inspect", str(tmp_path / "none.csv")]) == 2
+    proposed = command("inspect", path, "--target", "y").split("train with: ")[1].strip()
+    assert proposed == inspect_table(path, "y").command and proposed.endswith("""--exclude '"id, own"'""")
+    command("inspect", tmp_path / "none.csv", code=2)
     flags = Namespace(data=str(path), target="y", exclude=['"id, own",b'], task="regression")
     assert resolve(flags, {}).load().schema.features == ("a",)
 

@@ -120,7 +120,6 @@ SMALL = ["--num-draws", "4", "--device", "cpu", "--quiet"]
 
 @pytest.fixture(scope="module", autouse=True)
 def small_convnet(quick):
-    """A network that is trained in a moment."""
     with pytest.MonkeyPatch.context() as patch:
         method = {"epochs": 2, "batch_size": 30, "patience": 2}
         small_defaults(patch, "convnet", {"channels": (2,), "hidden": (5,)}, method)
@@ -134,26 +133,28 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_train_writes_the_backbone_as_the_baseline_and_a_config_that_reproduces_both(run, tmp_path):
+def test_train_writes_the_backbone_as_the_baseline_and_a_config_that_reproduces_both(run, tmp_path, command):
     below, above = bp.load(run / "baseline"), bp.load(run)
     assert (below.provenance["entry"], above.provenance["entry"]) == ("convnet", "last-layer")
     assert below.trace["validation_nll"]
     net = above.model.backbone.net
     assert all(torch.equal(v, below.chains[site.removeprefix("net.")][0, 0]) for site, v in net.named_parameters())
-    assert main(["train", "--config", str(run / "config.json"), "--out", str(tmp_path / "again"), "--quiet"]) == 0
-    assert same(run, tmp_path / "again") and same(run / "baseline", tmp_path / "again" / "baseline")
-    assert (run / "metrics.json").read_bytes() == (tmp_path / "again" / "metrics.json").read_bytes()
+    again = tmp_path / "again"
+    command("train", "--config", run / "config.json", "--out", again)
+    assert same(run, again) and same(run / "baseline", again / "baseline")
+    for name in ("metrics.json", "config.json"):
+        assert (run / name).read_bytes() == (again / name).read_bytes()
     assert "last-layer" in (run / "README.md").read_text() and "convnet" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize("stop", [2, 4])
-def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, capsys, stop):
+def test_resume_goes_on_in_either_part(run, tmp_path, monkeypatch, command, stop):
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "due", stop_at(stop, signal.SIGTERM))
-        assert main([*TRAIN, *SMALL, "--out", str(out)]) == 130
-    assert f"train --resume --out {out}" in capsys.readouterr().err and not (out / "posterior.pt").exists()
-    assert main(["train", "--resume", "--out", str(out), "--quiet"]) == 0
+        said = command(*TRAIN, *SMALL, "--out", out, code=130)
+    assert f"train --resume --out {out}" in said and not (out / "posterior.pt").exists()
+    command("train", "--resume", "--out", out)
     assert same(out, run) and same(out / "baseline", run / "baseline")
 
 

@@ -19,7 +19,6 @@ from bnn_pyro.parts import mixtures
 from bnn_pyro.parts.components import CDFS, HeavyTailed
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, LogNormalMixture, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
-from bnn_pyro.run import main
 
 NUMBERS, COUNTS = (bp.Schema(task, (1,), y_shift=5.0, y_scale=2.0) for task in ("regression", "counts"))
 F = torch.tensor([[-0.3], [0.0], [0.8]])
@@ -179,20 +178,19 @@ def test_log_joints_have_the_priors_of_own_sites(name):
     check_log_joint(data, lambda f, w: law(f[:, 0], w), priors, likelihood=name)
 
 
-def test_commands_take_ordered_classes(tmp_path, capsys):
+def test_commands_take_ordered_classes(tmp_path, command):
     x, sizes = np.random.default_rng(0).uniform(-1, 1, 120), ["low", "middle", "high", "top"]
     y = np.random.default_rng(1).negative_binomial(3, 3 / (3 + 4 * np.exp(x)))
     pd.DataFrame({"x": x, "y": np.array(sizes)[np.searchsorted([1, 3, 6], y)]}).to_csv(tmp_path / "t.csv", index=False)
-    file, run, predictions = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
-    train = ["train", "hidden-layer", "--data", file, "--target", "y", "--task", "ordinal", "--epochs", "20"]
-    train += ["--num-draws", "20", "--device", "cpu", "--quiet"]
-    assert main([*train, "--classes", ",".join(sizes), "--out", run]) == 0
-    assert main(["evaluate", run, "--data", file, "--quiet"]) == 0
-    assert main(["predict", run, "--input", file, "--output", predictions, "--quiet"]) == 0
-    table, report = pd.read_csv(predictions), (tmp_path / "run/report.html").read_text()
-    scores, boosted = (json.loads((tmp_path / "run" / name).read_text()) for name in ("metrics.json", "boosting.json"))
+    file, run, predictions = (tmp_path / name for name in ("t.csv", "run", "p.csv"))
+    train = ["train", "hidden-layer", "--data", file, "--target", "y", "--task", "ordinal", "--epochs", 20]
+    assert "--classes" in command(*train, "--out", run, code=2)
+    command(*train, "--classes", ",".join(sizes), "--num-draws", 20, "--out", run)
+    command("evaluate", run, "--data", file)
+    command("predict", run, "--input", file, "--output", predictions)
+    table, report = pd.read_csv(predictions), (run / "report.html").read_text()
+    scores, boosted = (json.loads((run / name).read_text()) for name in ("metrics.json", "boosting.json"))
     assert "Ordinal · inference by svi" in report
     assert set(table["y"]) <= set(sizes) and [*table.filter(like="p(")] == [f"p({name})" for name in sizes]
     assert "rps" in boosted["differences"] and "rps_minus_baseline" in scores
-    assert (tmp_path / "run/figures/confusion-matrix.png").is_file()
-    assert main([*train, "--out", str(tmp_path / "new")]) == 2 and "--classes" in capsys.readouterr().err
+    assert (run / "figures/confusion-matrix.png").is_file()

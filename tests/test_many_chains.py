@@ -43,11 +43,7 @@ def check_gaussian(posterior, mean, covariance):
     assert error.max() < 0.025, f"too noisy to tell: {error.max():.3f}"
 
 
-def test_linear_regression_on_mini_batches():
-    check_gaussian(sample(PROBLEM, MINI), PROBLEM.mean, torch.linalg.inv(PROBLEM.precision))
-
-
-def test_the_bias_is_the_one_that_theory_tells():
+def test_the_bias_is_the_one_that_theory_tells_and_none_of_small_steps_on_mini_batches():
     """Stationary covariance of the recursion, and the kinetic temperature: the same factor in every direction."""
     values, vectors = torch.linalg.eigh(PROBLEM.precision)
     factor = 1 / (1 - LARGE.lr / 60 * values / (4 - 2 * FRICTION))
@@ -56,6 +52,7 @@ def test_the_bias_is_the_one_that_theory_tells():
     check_gaussian(posterior, PROBLEM.mean, vectors @ torch.diag(factor / values) @ vectors.T)
     temperature = torch.tensor(posterior.trace["kinetic_temperature"][200:]).mean().item()
     assert temperature == pytest.approx(factor.mean().item(), rel=0.01) and temperature > 1.05
+    check_gaussian(sample(PROBLEM, MINI), PROBLEM.mean, torch.linalg.inv(PROBLEM.precision))
 
 
 PRIORS = {
@@ -220,32 +217,26 @@ def test_a_transition_leaves_exact_draws_exact():
     assert chains.z.var().item() == pytest.approx(1, abs=0.06)  # 4 standard errors
 
 
-def test_shares_of_a_trajectory():
-    assert [chees._van_der_corput(i) for i in range(1, 8)] == [0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875]
-
-
 def adapt(learned, z, share=1.0):
     """One iteration whose trajectories grow by a half."""
     rate = torch.ones(len(z), dtype=torch.float64)
     learned.learn(Transition(z, 1.5 * z, z, z, rate, rate, rate), share, 0.65, 10.0)
 
 
-def test_the_gradient_of_chees_is_with_respect_to_the_whole_length():
+def test_what_chees_learns_shares_of_a_trajectory_its_length_and_the_mass():
     """Of a trajectory of the share h of T, d/dT is h times that of its own length (equation 9)."""
     z = torch.randn(8, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     states = [Adaptation.begin(torch.ones(8).double(), z, torch.ones(2).double()) for _ in range(2)]
     for state, share in zip(states, (1.0, 0.5), strict=True):
         adapt(state, z, share)
     assert states[1].square == pytest.approx(states[0].square / 4)
-
-
-def test_the_mass_forgets_the_first_iterations():
-    """70 % of the weight is that of the last third of the iterations."""
+    # 70 % of the weight is that of the last third of the iterations.
     z = torch.tensor([[-1.0], [1.0]], dtype=torch.float64)
     learned = Adaptation.begin(torch.ones(2).double(), z, torch.ones(1).double())
     for iteration in range(300):
         adapt(learned, z if iteration < 200 else 2 * z)
     assert learned.variance.item() == pytest.approx(0.3 * 1 + 0.7 * 4, abs=0.1)
+    assert [chees._van_der_corput(i) for i in range(1, 8)] == [0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875]
 
 
 def test_not_a_number_is_a_divergence(monkeypatch):

@@ -55,7 +55,7 @@ def test_hand_numbers_classification():
     assert scores["mutual_information"][2] == 0.0
 
 
-def test_ece_against_brute_force():
+def test_ece_against_brute_force_and_the_ends_of_its_bins():
     prediction, y = simulated(sharpen=1.5)
     probs = prediction.probs.double().mean(0).numpy()
     confidence, gap = probs.max(1), (probs.argmax(1) == y) - probs.max(1)
@@ -69,9 +69,6 @@ def test_ece_against_brute_force():
     assert metrics.ece(prediction, y) == pytest.approx(binned(confidence, gap), abs=1e-12)
     assert metrics.adaptive_ece(prediction, y) == pytest.approx(adaptive, abs=1e-12)
     assert metrics.classwise_ece(prediction, y) == pytest.approx(by_class, abs=1e-12)
-
-
-def test_bins_are_closed_on_the_right_and_a_confidence_of_one_is_in_the_last():
     half = classes([[[0.5, 0.5], [0.51, 0.49]]])
     np.testing.assert_array_equal(metrics.reliability(half, [0, 0], bins=2).count, [1, 1])
     result = metrics.reliability(classes([[[1.0, 0.0], [1.0, 0.0], [0.97, 0.03], [0.97, 0.03]]]), [0, 1, 0, 0])
@@ -91,16 +88,13 @@ def test_a_calibrated_model_is_at_the_floor_and_an_overconfident_one_is_not():
     assert metrics.ece_floor(classes([[[0.92, 0.08]]])).quantile_95 == pytest.approx(0.92)
 
 
-def test_auroc_with_ties_and_weights_is_scikit_learns():
+def test_ties_auroc_is_scikit_learns_and_the_order_of_the_file_does_not_matter():
     rng = np.random.default_rng(0)
     score, label = rng.integers(0, 8, 200).astype(float), rng.integers(0, 2, 200)
     counts = rng.multinomial(200, np.full(200, 1 / 200), size=5).astype(float)
     ours = auroc_of(np.stack([score, label], 1), counts)
     theirs = [roc_auc_score(label, score, sample_weight=c) for c in counts]
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-
-
-def test_tied_points_do_not_depend_on_the_order_of_the_file():
     certain = classes(np.tile([[1.0, 0.0]], (1, 6, 1)))
     for y in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]):
         assert metrics.aurc(certain, y) == pytest.approx(0.5)
@@ -108,7 +102,7 @@ def test_tied_points_do_not_depend_on_the_order_of_the_file():
     np.testing.assert_allclose(ordered, [[5, 2, 2], [5 / 3] * 3, [5, 5, 5]])
 
 
-def test_interval_of_a_mean_is_the_analytic_one():
+def test_intervals_of_a_mean_are_the_analytic_ones_and_of_shares_exact_binomial_ones():
     points = np.random.default_rng(1).exponential(size=2000)
     value, low, high = intervals({"m": lambda c: mean_of(points, c)}, (2000,), bootstrap=4000)["m"]
     half = 1.959964 * points.std() / math.sqrt(2000)
@@ -117,6 +111,14 @@ def test_interval_of_a_mean_is_the_analytic_one():
     assert high - value == pytest.approx(half, rel=0.1) and value - low == pytest.approx(half, rel=0.1)
     narrow = intervals({"m": lambda c: mean_of(points, c)}, (2000,), confidence=0.5)["m"]
     assert (narrow.high - narrow.low) / (high - low) == pytest.approx(0.6745 / 1.96, rel=0.1)
+    # Of 45 rows without an error up to 7.9 % may be wrong: 1 − 0.025^(1/45), where a bootstrap says none.
+    sure = metrics.evaluate(classes(np.tile([0.9, 0.1], (1, 45, 1))), np.zeros(45), bootstrap=2)
+    assert sure["error"] == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 45)))
+    assert sure["accuracy"] == pytest.approx((1.0, 0.025 ** (1 / 45), 1.0))
+    prediction, y = simulated(num=200)
+    value, low, high = metrics.evaluate(prediction, y, bootstrap=2, confidence=0.8)["error"]
+    assert binom.sf(round(200 * value) - 1, 200, low) == pytest.approx(0.1)
+    assert binom.cdf(round(200 * value), 200, high) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(("task", "name"), [(task, name) for task, table in metrics.METRICS.items() for name in table])
@@ -155,18 +157,7 @@ def test_paired_difference_is_sharper_than_two_intervals():
     assert metrics.paired("ece", a, a, y) == (0, 0, 0)
 
 
-def test_shares_have_exact_binomial_intervals():
-    """Of 45 rows without an error up to 7.9 % may be wrong: 1 − 0.025^(1/45), where a bootstrap says none."""
-    sure = metrics.evaluate(classes(np.tile([0.9, 0.1], (1, 45, 1))), np.zeros(45), bootstrap=2)
-    assert sure["error"] == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 45)))
-    assert sure["accuracy"] == pytest.approx((1.0, 0.025 ** (1 / 45), 1.0))
-    prediction, y = simulated(num=200)
-    value, low, high = metrics.evaluate(prediction, y, bootstrap=2, confidence=0.8)["error"]
-    assert binom.sf(round(200 * value) - 1, 200, low) == pytest.approx(0.1)
-    assert binom.cdf(round(200 * value), 200, high) == pytest.approx(0.1)
-
-
-def test_ood_auroc_by_hand():
+def test_ood_auroc_by_hand_with_inside_and_outside_resampled_by_themselves():
     inside = classes([[[0.95, 0.05], [0.7, 0.3]], [[0.95, 0.05], [0.7, 0.3]]])  # no disagreement
     outside = classes([[[0.9, 0.1], [0.9, 0.1]], [[0.1, 0.9], [0.8, 0.2]]])  # means .5, .85
     # Entropy falls with max p: .95 < .85 < .7 < .5, so that the outside wins 2 + 1 of 4 pairs.
@@ -185,16 +176,13 @@ def test_ood_auroc_by_hand():
         assert metrics.ood_auroc(certain[:1], certain[1:], score) == 1.0
     unnormalised = classes(torch.rand(3, 50, 10, generator=torch.Generator().manual_seed(0)) + 0.1)
     np.testing.assert_allclose(mean_probs(unnormalised).sum(1), 1.0, rtol=1e-14)
-
-
-def test_inside_and_outside_are_resampled_by_themselves():
-    """Of two outside points one is above: both of a replicate are below in 1/4 (in 1/3, were all three shuffled)."""
+    # Of two outside points one is above: both of a replicate are below in 1/4 (in 1/3, were all three shuffled).
     inside, outside = classes([[[0.7, 0.3]]]), classes([[[0.9, 0.1], [0.6, 0.4]]])
     table = metrics.ood_table(inside, outside, bootstrap=4000, confidence=1 - 2 * 0.29)
     assert table["max_prob"] == (0.5, 0.5, 0.5)
 
 
-def test_mistakes():
+def test_mistakes_and_what_has_no_value_in_any_replicate_which_is_left_out_with_a_note():
     for call, message in (
         (lambda: metrics.paired("nl", TWO_DRAWS, TWO_DRAWS, Y), "did you mean 'nll'"),
         (lambda: metrics.paired("nll", TWO_DRAWS, gaussians([[0.0]], 1.0), Y), "a classification with a regression"),
@@ -204,9 +192,6 @@ def test_mistakes():
         (lambda: metrics.ood_auroc(TWO_DRAWS, classes([[[math.nan, 0.5]]])), "outside prediction is NaN at row 0"),
     ):
         refuses(message, call)
-
-
-def test_what_has_no_value_in_any_replicate_is_left_out_with_a_note():
     once = {"once": lambda counts: np.where((counts == 1).all(1), 1.0, np.nan), "mean": partial(mean_of, np.ones(40))}
     found = intervals(once, (40,), bootstrap=5)
     assert set(found) == {"mean"} == set(found.replicates) and found.notes.keys() == {"once"}

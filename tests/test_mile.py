@@ -49,16 +49,7 @@ def state(potential, z, u):
     return State(z, np.array(u), *evaluator(potential)(z))
 
 
-def test_turns_of_no_gradient_and_of_a_very_long_time():
-    g, u = np.array([1.0, -2.0, 0.5]), direction(np.array([[0.3, 1.0, -0.2]]))[0]
-    still, nothing = turn(u[None], 0 * g[None], np.array([1.7]))
-    np.testing.assert_allclose([*still[0], *nothing], [*u, 0], atol=1e-14)
-    along, kinetic = turn(u[None], g[None], np.array([1e4]))  # sinh and cosh of its time are beyond float64
-    np.testing.assert_allclose(along[0], g / np.linalg.norm(g), atol=1e-9)
-    assert np.isfinite(kinetic).all()
-
-
-def test_a_step_is_blackjax_s():
+def test_a_step_is_blackjax_s_turns_are_finite_and_directions_are_forgotten_over_the_length():
     """Its isokinetic_mclachlan, version 1.2.2, float64."""
     begin = state(CURVED, [[0.5, -1.0, 2.0, 0.3]], [[0.1, 0.7, -0.1, 0.7]])
     end, lost = integrate(evaluator(CURVED), begin, np.array([0.4]))
@@ -67,6 +58,18 @@ def test_a_step_is_blackjax_s():
     np.testing.assert_allclose(end.z[0], z, rtol=1e-12)
     np.testing.assert_allclose(end.u[0], u, rtol=1e-12)
     assert lost[0] == pytest.approx(0.007368920079082297, rel=1e-10)
+    g, u = np.array([1.0, -2.0, 0.5]), direction(np.array([[0.3, 1.0, -0.2]]))[0]
+    still, nothing = turn(u[None], 0 * g[None], np.array([1.7]))
+    np.testing.assert_allclose([*still[0], *nothing], [*u, 0], atol=1e-14)
+    along, kinetic = turn(u[None], g[None], np.array([1e4]))  # sinh and cosh of its time are beyond float64
+    np.testing.assert_allclose(along[0], g / np.linalg.norm(g), atol=1e-9)
+    assert np.isfinite(kinetic).all()
+    rng, share, chains = np.random.default_rng(0), np.array([0.1]), 20_000
+    u = np.zeros((chains, 50))
+    u[:, 0] = 1
+    for _ in range(10):
+        u = microcanonical.refresh(u, rng.standard_normal(u.shape), share)
+    assert u[:, 0].mean() == pytest.approx(np.exp(-1), abs=0.02)
 
 
 def test_compiled_steps_are_those_of_operators():
@@ -80,15 +83,6 @@ def test_compiled_steps_are_those_of_operators():
         quick = travel(potential, begin, *how)
     for one, other in zip((*slow[0], slow[1]), (*quick[0], quick[1]), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
-
-
-def test_directions_are_forgotten_over_the_length():
-    rng, share, chains = np.random.default_rng(0), np.array([0.1]), 20_000
-    u = np.zeros((chains, 50))
-    u[:, 0] = 1
-    for _ in range(10):
-        u = microcanonical.refresh(u, rng.standard_normal(u.shape), share)
-    assert u[:, 0].mean() == pytest.approx(np.exp(-1), abs=0.02)
 
 
 def test_the_step_meets_its_energy_error():

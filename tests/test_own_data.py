@@ -134,7 +134,7 @@ def test_a_fit_takes_rows_and_a_prediction_a_frame():
         bp.predict(posterior, FRAME.assign(garden=1))
 
 
-def test_missing_values_become_the_training_median_and_an_indicator():
+def test_missing_values_become_the_training_median_and_an_indicator_and_unseen_categories_none_of_the_known():
     gaps = FRAME.assign(area=FRAME["area"].where(FRAME.index % 5 > 0), city=FRAME["city"].where(FRAME.index % 7 > 0))
     rows = np.arange(40), np.arange(40, NUM)
     data = bp.dataset(gaps, PRICE, missing="indicator", split=rows)
@@ -152,9 +152,6 @@ def test_missing_values_become_the_training_median_and_an_indicator():
     torch.testing.assert_close(array.x_test, data.x_test[:, :3])
     torch.testing.assert_close(bp.load_inputs(gaps[["area", "rooms"]].to_numpy()[40:], array.schema), array.x_test)
     refuses("column 'rooms', row 0: missing value", bp.load_inputs, gaps.assign(rooms=np.nan), data.schema)
-
-
-def test_unseen_categories_are_none_of_the_known_ones():
     data = bp.dataset(FRAME, PRICE, unseen="ignore", x_test=FRAME.assign(city="Paris"), y_test=PRICE)
     place = data.schema.features.index("city=Oslo")
     assert data.x_test[:, place : place + 2].abs().sum() == 0 and len(data.x_test) == NUM
@@ -197,12 +194,15 @@ def test_given_rows_are_the_test_part():
     assert shares.split["rows"] == [20, 10, 30] and shares.y_test.sum() == 15, "stratified"
 
 
+COUNTS = dict(y=FRAME["rooms"].to_numpy(), task="counts", exposure="area")
+ORDINAL = dict(y=LABELS, task="ordinal")
+ZERO, GAP = (FRAME.assign(area=FRAME["area"].where(FRAME.index != row, cell)) for row, cell in ((7, 0.0), (0, np.nan)))
 BAD = {
     "lengths": (dict(y=PRICE[:9]), "X has 60 rows and y 9"),
     "no target": (dict(y=None), "y is missing"),
     "no such column": (dict(y="prize"), r"unknown column of X \(y=\) 'prize'"),
     "mixed": (dict(x=FRAME.assign(a=[1, "a"] * 30)), r"'a' holds mixed-integer values \(row 0: int, row 1: str\)"),
-    "gap": (dict(x=FRAME.assign(area=[np.nan, *FRAME["area"][1:]])), r"'area', row 0: missing value.*missing='drop'"),
+    "gap": (dict(x=GAP), r"'area', row 0: missing value.*missing='drop'"),
     "gap in array": (dict(x=np.where(np.arange(NUM)[:, None] == 7, np.nan, ARRAY)), r"x\[7, 0\] is nan.*row 7"),
     "gap in labels": (dict(x=ARRAY, y=[None, *LABELS[1:]]), "'y', row 0: missing value"),
     "gap in target": (dict(y=PRICE.where(PRICE.index > 0)), "'price', row 0: missing value .*rows out: missing='drop'"),
@@ -234,6 +234,22 @@ BAD = {
     "test alone": (dict(x_test=FRAME), "x_test and y_test are the test part together"),
     "test and split": (dict(x_test=FRAME, y_test=PRICE, split=0.2), "leave split= out"),
     "choice": (dict(missing="median"), "unknown missing 'median'"),
+    "no order": (ORDINAL, "target 'y': the order of the classes u, v is not known; give classes= .--classes."),
+    "class not named": (dict(**ORDINAL, classes=("u",)), "unknown class 'v'"),
+    "class of no row": (dict(**ORDINAL, classes=("v", "u", "w")), "no row of class 'w'"),
+    "class twice": (dict(**ORDINAL, classes=("u", "v", "u")), "names it twice"),
+    "classes": (dict(task="counts", classes=["u"]), "classes= .--classes. names classes, and the task is counts"),
+    "exposure of a price": (dict(exposure="area"), "exposure .--exposure. is for counts, and the task is regr"),
+    "no exposure": (dict(**COUNTS, x=ZERO), "column 'area', row 7: '0.0' is no exposure, which is positive"),
+    "exposure gap": (dict(**COUNTS, x=GAP, missing="indicator"), "row 0.* or leave such rows out: missing='d"),
+    "exposures": (dict(**COUNTS | {"exposure": [1.0, 2.0]}), "exposure has 2 values, and X 60 rows"),
+    "no time": (dict(x=ZERO, y="area", event="flat"), "'area', row 7: '0.0' is no time, which is positive"),
+    "no event": (dict(y="area", event="rooms"), r"event 'rooms' holds 1, 2, 3, 4, 5; give 1 .* event='rooms=VALUE'"),
+    "no events": (dict(y="area", event="rooms=9"),
+                  "training times of 'area' are censored: .* is 'rooms' right, and 9 an event"),
+    "event": (dict(event="flat", task="regression"), "event= .--event. is for task='survival', and the task is"),
+    "time alone": (dict(y="area", task="survival"), "takes a time and an event, and there are 1 columns; give event="),
+    "events": (dict(y="area", event=np.ones(3)), "event 'event' has 3 values, and the times area 60"),
 }  # fmt: skip
 
 

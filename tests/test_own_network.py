@@ -232,11 +232,3 @@ def test_outputs_that_are_probabilities_are_noticed(classes):
     with pytest.warns(UserWarning, match="look like probabilities, and are taken for logits"):
         fit(nn.DataParallel(net), data=rows(classes=classes))
     fit(net[:2], data=rows(classes=classes))  # a warning would be an error
-
-
-def test_two_classes_take_one_output_or_two():
-    data = rows(classes=2)
-    for width, kind in ((1, "Bernoulli"), (2, "Categorical")):
-        net = nn.Sequential(nn.Flatten(), nn.Linear(24, width))
-        assert type(bp.Bayesian(net).model(data.schema).likelihood).__name__ == kind
-        assert bp.predict(fit(net, data=data), data.x_test, num_draws=2).mean.shape == (10, 2)

@@ -22,7 +22,6 @@ from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import make_likelihood
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import read_archive
-from bnn_pyro.run import main
 from bnn_pyro.settings import plain
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -126,34 +125,25 @@ def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path):
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
 
 
-def test_raw_inputs_are_those_in_their_own_units():
-    data, net, seen = bp.load_data("breast-cancer", features=["mean radius", "mean texture"]), nn.Linear(2, 1), []
-    net.register_forward_hook(lambda layer, inputs, _: seen.append(inputs[0].detach()))
-    bp.Bayesian(net, inputs="raw").model(data.schema)(data.x_train[:5])
-    torch.testing.assert_close(seen[-1], data.schema.unstandardise(data.x_train[:5]))
-
-
-def test_a_run_of_ones_own_module(tmp_path, monkeypatch, capsys, no_figures):
+def test_a_run_of_ones_own_module(tmp_path, monkeypatch, command, no_figures):
     monkeypatch.syspath_prepend(tmp_path)
     code = "from torch import nn\ndef small(schema):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
     (tmp_path / "mynets.py").write_text(code)
-    out, own = str(tmp_path / "run"), ["--module", "mynets:small"]
-    short = ["--data", "digits", "--limit", "120", "--epochs", "2", "--num-draws", "3", "--quiet", "--out", out]
-    assert main(["train", "my-network", *own, "--prior", "fan-in:2", *short]) == 0
-    config = json.loads((tmp_path / "run/config.json").read_text())
+    out, own = tmp_path / "run", ["--module", "mynets:small"]
+    train = ["train", "my-network", "--data", "digits", "--limit", 120, "--epochs", 2, "--num-draws", 3, "--out", out]
+    command(*train, *own, "--prior", "fan-in:2")
+    config = json.loads((out / "config.json").read_text())
     assert config["variant_settings"]["module"] == "mynets:small" and config["variant_settings"]["prior"] == "fan-in:2"
-    report, sites = ((tmp_path / "run" / name).read_text() for name in ("report.html", "sites.json"))
+    report, sites = ((out / name).read_text() for name in ("report.html", "sites.json"))
     shares = [int(site["KL, nats"].split("(")[1].rstrip("%)")) for site in json.loads(sites)["sites"]]
     assert "variance ratio" in report and "<td>10×64</td>" in report and len(shares) == 2 and abs(sum(shares) - 100) < 2
-    capsys.readouterr()
-    assert main(["evaluate", out, "--quiet"]) == 2  # nothing is imported that was not asked for
-    assert "--module package.module:function" in capsys.readouterr().err
-    assert main(["evaluate", out, "--quiet", *own]) == 0
-    assert main(["train", "my-network", *short, "--overwrite"]) == 2
-    assert "there is no module: give bp.Bayesian(module)" in capsys.readouterr().err
+    # Nothing is imported that was not asked for.
+    assert "--module package.module:function" in command("evaluate", out, code=2)
+    command("evaluate", out, *own)
+    assert "there is no module: give bp.Bayesian(module)" in command(*train, "--overwrite", code=2)
 
 
-def test_an_exported_module_is_fitted_and_loaded_without_its_code(tmp_path, capsys, no_figures):
+def test_an_exported_module_is_fitted_and_loaded_without_its_code(tmp_path, command, no_figures):
     data, file = bp.load_data("digits", limit=60), str(tmp_path / "net.pt2")
     with bp.isolated(1):
         net = nn.Sequential(nn.Conv2d(1, 2, 5), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(32, 10)).eval()
@@ -165,11 +155,10 @@ def test_an_exported_module_is_fitted_and_loaded_without_its_code(tmp_path, caps
     for module in (file, net):
         again = bp.load(tmp_path / "own", module=module)
         torch.testing.assert_close(bp.predict(again, data.x_test, num_draws=2, seed=1).mean, mean)
-    out, own = str(tmp_path / "run"), ["--module", file, "--quiet"]
-    short = ["--data", "digits", "--limit", "60", "--epochs", "1", "--num-draws", "2", "--out", out]
-    assert main(["train", "my-network", *own, *short]) == 0 == main(["evaluate", out, *own])
-    assert main(["evaluate", out, "--module", str(tmp_path / "no.pt2"), "--quiet"]) == 2
-    assert "no.pt2" in capsys.readouterr().err.splitlines()[-1]
+    train, out = ["train", "my-network", "--data", "digits", "--limit", 60, "--epochs", 1], tmp_path / "run"
+    command(*train, "--num-draws", 2, "--out", out, "--module", file)
+    command("evaluate", out, "--module", file)
+    assert "no.pt2" in command("evaluate", out, "--module", tmp_path / "no.pt2", code=2).splitlines()[-1]
 
 
 # -- several inputs -------------------------------------------------------------------------------------------------

@@ -124,7 +124,6 @@ def made(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_density_that_samplers_follow_and_its_gradient_are_the_equations(name):
-    """Of several chains at once."""
     one, model, _ = made(name)
     potential = Potential(model, one.data.x_train, one.data.y_train)
     w = torch.linspace(-2, 2, 5 * one.size).double().view(5, -1).requires_grad_()

@@ -69,19 +69,11 @@ def at(request):
         yield enter
 
 
-def test_texts():
-    assert executors.parse_executor("dask://10.0.0.1:8786/") == "tcp://10.0.0.1:8786"
-    for text in ("", "her", "processes:0", "processes:", "dask", "dask:2", "dask://host", "tcp://h:1", "dask://:"):
-        refused = pytest.raises(bp.UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
-        with refused, executor(text):
-            pass
-
-
 def whose(_):
     return os.getpid(), usable_cores(), torch.get_num_threads()
 
 
-def test_it_is_in_force_for_the_block_alone_and_decides_instead_of_cores():
+def test_an_executor_is_a_text_in_force_for_the_block_alone_and_decides_instead_of_cores():
     assert current_executor() is None and usable_cores() >= 1
     with executor("processes:3"):
         assert usable_cores() == 3
@@ -90,6 +82,11 @@ def test_it_is_in_force_for_the_block_alone_and_decides_instead_of_cores():
         with executor("here"):
             assert usable_cores() == 1 and {pid for pid, *_ in map_tasks(whose, range(3), cores=2)} == {os.getpid()}
     assert current_executor() is None
+    assert executors.parse_executor("dask://10.0.0.1:8786/") == "tcp://10.0.0.1:8786"
+    for text in ("", "her", "processes:0", "processes:", "dask", "dask:2", "dask://host", "tcp://h:1", "dask://:"):
+        refused = pytest.raises(bp.UserError, match=r"unknown executor .*; valid: here, processes, .*dask://HOST:PORT")
+        with refused, executor(text):
+            pass
 
 
 def test_a_scheduler_is_found_by_its_address_or_that_is_told(at, cluster, capfd, monkeypatch):
@@ -122,19 +119,6 @@ def test_results_are_those_of_this_process_bit_for_bit(at, place):
     assert {(cores, threads) for _, (_, cores, threads) in there} == {(1, 1)}
     assert reports[-1] == (6, 6, {}) and [r[0] for r in reports] == sorted(r[0] for r in reports)
     assert map_tasks(product, []) == []
-
-
-def test_a_function_of_a_notebook_travels_by_value_and_results_come_in_order():
-    base = 10
-
-    def slow_first(task):
-        time.sleep(0.4 if task == 0 else 0.0)
-        return base + task
-
-    for cores in (1, 2):
-        reports = []
-        found = map_tasks(slow_first, range(5), cores=cores, report=lambda *a: reports.append(a))  # noqa: B023
-        assert found == [10, 11, 12, 13, 14] and reports == [(i, 5, {}) for i in range(1, 6)]
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -208,7 +208,7 @@ def test_the_log_uniform_kl_against_its_integral(alpha):
     assert gradients.kl_log_uniform(torch.tensor(alpha).log()).item() == pytest.approx(exact, abs=0.008)
 
 
-def test_the_log_uniform_kl_knows_only_alpha():
+def test_the_log_uniform_prior_is_improper_and_its_kl_knows_only_alpha():
     a = torch.linspace(-9, 9, 13, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(gradients.kl_log_uniform, a)
     p = LogUniform(LOC.shape)
@@ -218,9 +218,6 @@ def test_the_log_uniform_kl_knows_only_alpha():
         torch.testing.assert_close(weights.log_alpha(free), alpha.log().expand(3, 5))
         for one in (q, DropoutWeights(-7 * LOC, alpha), free):
             torch.testing.assert_close(kl_divergence(one, p), gradients.kl_log_uniform(alpha.log()).expand(3, 5).sum())
-
-
-def test_the_log_uniform_prior_is_improper():
     p = LogUniform(torch.Size((2,)))
     with pytest.raises(NotImplementedError, match="improper"):
         p.sample()

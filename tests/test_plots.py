@@ -86,16 +86,13 @@ def test_band_edges_are_the_quantiles_of_the_mixture_and_of_the_mean_curves():
     refuses("x has 3 points", plots.predictive_band, NORMAL, torch.zeros(3))
 
 
-def test_predicted_observed_counts_the_hits_of_all_points(monkeypatch):
+def test_hits_coverage_and_pit_are_those_of_the_metrics_and_of_all_points(monkeypatch):
     prediction = bp.Prediction(Normal(torch.zeros(1, 10), torch.ones(1, 10)))
     y = torch.tensor([0.0] * 8 + [1.95, 1.97])  # the interval ends at 1.96
     misses = next(c for c in plots.predicted_observed(prediction, y).containers if "outside" in c.get_label())
     assert misses[0].get_xdata().tolist() == pytest.approx([1.97])
     monkeypatch.setattr("bnn_pyro.plots.regression.MOST_POINTS", 5)
     assert "90.0% of 10 targets" in plots.predicted_observed(prediction, y).get_title(), "of all, not of those drawn"
-
-
-def test_coverage_and_pit_are_those_of_the_metrics():
     refuses("classes have no order", plots.regression_calibration, CATEGORICAL, LABELS)
     y = NORMAL.mean + 0.8 * random(POINTS, seed=9)
     coverage, pit = plots.regression_calibration(NORMAL, y)
@@ -192,22 +189,19 @@ def test_reliability_bars_are_the_accuracies_and_counts_of_the_metric():
     assert heights(plots.reliability(second, y)[0].containers[0]) == pytest.approx([0.25, 0.6])
 
 
-def test_confusion_matrix_has_the_counts():
-    ax = plots.confusion_matrix(CATEGORICAL, LABELS, bp.Schema("classification", (2,), ("a", "b", "c", "d")))
-    shown = [int(t.get_text() or 0) for t in ax.texts]
-    expected = metrics.confusion_matrix(CATEGORICAL, LABELS)
-    assert shown == expected.ravel().tolist()
-    shares = expected / expected.sum(1, keepdims=True) * (2 * np.eye(4) - 1)  # of the true class; wrong ones negative
-    np.testing.assert_allclose(np.ravel(ax.collections[0].get_array()), shares.ravel())
-
-
-def test_selective_risk_lies_between_the_oracle_and_a_random_order():
+def test_confusion_matrix_has_the_counts_and_selective_risk_lies_between_oracle_and_random_order():
     ax = plots.selective_risk(CATEGORICAL, LABELS)
     coverage, risk = metrics.selective_risk(CATEGORICAL, LABELS)
     assert np.allclose(line_of(ax, "least entropy").get_xydata(), np.stack([coverage, risk], 1))
     oracle = line_of(ax, "oracle").get_ydata()
     assert oracle[47] == 0 and oracle[48] == pytest.approx(1 / 49) and oracle[-1] == pytest.approx(0.2)
     assert line_of(ax, "random").get_ydata() == [pytest.approx(0.2)] * 2
+    ax = plots.confusion_matrix(CATEGORICAL, LABELS, bp.Schema("classification", (2,), ("a", "b", "c", "d")))
+    shown = [int(t.get_text() or 0) for t in ax.texts]
+    expected = metrics.confusion_matrix(CATEGORICAL, LABELS)
+    assert shown == expected.ravel().tolist()
+    shares = expected / expected.sum(1, keepdims=True) * (2 * np.eye(4) - 1)  # of the true class; wrong ones negative
+    np.testing.assert_allclose(np.ravel(ax.collections[0].get_array()), shares.ravel())
 
 
 @pytest.mark.parametrize("numbers", [2**24, 40])

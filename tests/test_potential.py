@@ -39,7 +39,6 @@ def draws(target, num=5):
 
 
 def by_pyro(target, z):
-    """The log joint of one z by a trace of the model."""
     w = {site: value[0] for site, value in target.weights(z[None]).items()}
     return traced_log_joint(target.model, w, target.x, target.y, target.temperature)
 
@@ -73,7 +72,7 @@ def test_compiled(task):
     assert torch.equal(torch.cat([density for density, _ in alone]), target(z)[0])
 
 
-def test_elementwise_functions():
+def test_elementwise_functions_and_numbers_too_small_to_be_normal_which_are_zero():
     """In single precision, over their whole range, with what is not finite as torch has it."""
     functions = {name: getattr(torch, name) for name in ("tanh", "sigmoid", "exp", "log1p", "expm1", "erf")}
     functions["softplus"] = torch.nn.functional.softplus
@@ -91,10 +90,7 @@ def test_elementwise_functions():
     z = torch.linspace(-8, 8, 20_001).double()[None]
     erf = compiled.compile_gradient(lambda z, y: (z.sum(1), torch.erf(z.float()).double()), z, z)(z)[1]
     assert (erf.abs() <= 1).all() and (erf - torch.erf(z)).abs().max() < 6e-7
-
-
-def test_numbers_too_small_to_be_normal_are_zero_and_only_there():
-    """As torch.set_flush_denormal has it: gradients of gelu would take several times as long."""
+    # As torch.set_flush_denormal has it: gradients of gelu would take several times as long.
     z = torch.full((2, 3), 1e-20, dtype=torch.float64)
     made = compiled.compile_gradient(lambda z, y: (z.sum(1), z.float().square().double()), z, z)
     assert (made(z)[1] == 0).all() == (platform.machine() in ("x86_64", "AMD64"))

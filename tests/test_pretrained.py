@@ -208,7 +208,17 @@ def weights(tmp_path_factory):
 IMAGES = rows((1, 32, 32), num=6)
 
 
-def test_a_torchvision_backbone_has_imagenets_inputs_and_no_last_layer(weights):
+def test_a_torchvision_posterior_outlives_its_weights_file_and_has_imagenets_inputs_and_no_last_layer(
+    tmp_path, weights
+):
+    file = shutil.copy(weights, tmp_path / "w.pt")
+    posterior = fit(f"shufflenet_v2_x0_5:{file}", tmp_path / "run", IMAGES)
+    file.unlink()
+    assert torch.equal(logits(bp.load(tmp_path / "run"), IMAGES), logits(posterior, IMAGES))
+    tensors = torch.load(tmp_path / "run" / "posterior.pt", weights_only=True)
+    assert tensors["backbone"]["scale"] == posterior.model.backbone.scale
+    about = posterior.provenance["entry_settings"]["backbone"]
+    assert (about["kind"], about["name"]) == ("torchvision", "shufflenet_v2_x0_5")
     with bp.isolated(0):
         net = models.shufflenet_v2_x0_5(weights=None)
         model = bp.LastLayer(backbone=f"shufflenet_v2_x0_5:{weights}").model(IMAGES.schema)
@@ -218,14 +228,3 @@ def test_a_torchvision_backbone_has_imagenets_inputs_and_no_last_layer(weights):
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     own = net.eval()((pixels - mean) / std).detach()
     torch.testing.assert_close(model.backbone(IMAGES.x_test), own)
-
-
-def test_a_torchvision_posterior_outlives_its_weights_file_and_holds_tensors_only(tmp_path, weights):
-    file = shutil.copy(weights, tmp_path / "w.pt")
-    posterior = fit(f"shufflenet_v2_x0_5:{file}", tmp_path / "run", IMAGES)
-    file.unlink()
-    assert torch.equal(logits(bp.load(tmp_path / "run"), IMAGES), logits(posterior, IMAGES))
-    tensors = torch.load(tmp_path / "run" / "posterior.pt", weights_only=True)
-    assert tensors["backbone"]["scale"] == posterior.model.backbone.scale
-    about = posterior.provenance["entry_settings"]["backbone"]
-    assert (about["kind"], about["name"]) == ("torchvision", "shufflenet_v2_x0_5")

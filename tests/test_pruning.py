@@ -14,7 +14,6 @@ from run_folders import SMALL, small_table
 
 import bnn_pyro as bp
 from bnn_pyro import plots, pruning
-from bnn_pyro.run import main
 from bnn_pyro.runs.baselines import against_mean_weights
 from bnn_pyro.runs.folder import RunFolder
 
@@ -154,43 +153,39 @@ def test_picture_of_the_ratios():
     assert threshold == pytest.approx(20 * math.log10(math.exp(-1.5)))
 
 
-def test_command_that_prunes(tmp_path, capsys):
+def test_command_that_prunes(tmp_path, command):
     out = tmp_path / "run"
-    assert main(["train", "sparse-dropout", "--data", "toy-curve", "--no-baseline", *SMALL, "--out", str(out)]) == 0
-    assert main(["evaluate", str(out), "--prune", "--quiet"]) == 0
+    command("train", "sparse-dropout", "--data", "toy-curve", "--no-baseline", *SMALL, "--out", out)
+    said = command("evaluate", out, "--prune")
     held, scores = json.loads((out / "pruning.json").read_text()), json.loads((out / "metrics.json").read_text())
     assert held["curve"][0]["rmse"] == scores["rmse"] and held["curve"][0]["nll_high"] == scores["nll_high"]
     assert (held["share_removed"], held["share_removed_by_site"]) == pruning.share_removed(bp.load(out))
-    assert f"{held['curve'][2]['rmse']:.3g}" in capsys.readouterr().out
     report = (out / "report.html").read_text()
+    assert f"{held['curve'][2]['rmse']:.3g}" in said
     assert "With weights removed" in report and "Which weights it is sure of" in report
-    assert main(["evaluate", str(out), "--quiet"]) == 0  # what was found stays in the report
+    command("evaluate", out)  # what was found stays in the report
     assert (out / "report.html").read_text() == report
     (out / "pruning.json").write_text('{"measure": "rmse"}')
-    assert main(["evaluate", str(out), "--quiet"]) == 2
-    assert "pruning.json is damaged; remove it, and write it again" in capsys.readouterr().err
+    assert "pruning.json is damaged; remove it, and write it again" in command("evaluate", out, code=2)
 
 
-def test_command_at_the_mean_weights(runs, tmp_path, capsys, no_figures):
-    run = tmp_path / "run"
-    shutil.copytree(runs / "digits", run)
+def test_command_at_the_mean_weights(runs, tmp_path, command, no_figures):
+    run = shutil.copytree(runs / "digits", tmp_path / "run")
     before = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
-    assert main(["evaluate", str(run), "--mean-weights", "--quiet"]) == 0
-    assert "metrics-mean-weights.json" in capsys.readouterr().out
+    assert "metrics-mean-weights.json" in command("evaluate", run, "--mean-weights")
     found = json.loads((run / "metrics-mean-weights.json").read_text())
     digits = bp.load_data("digits", limit=150)
     exact = bp.metrics.nll(bp.predict(bp.load(run).at_mean_weights(), digits.x_test), digits.y_test)
     assert found["nll"] == pytest.approx(exact, abs=1e-6) != json.loads(before["metrics.json"])["nll"]
-    # Other rows get a file of their own as well.
-    assert main(["evaluate", str(run), "--mean-weights", "--data", "digits", "--quiet"]) == 0
+    command("evaluate", run, "--mean-weights", "--data", "digits")  # other rows get a file of their own as well
     assert (run / "metrics-digits-mean-weights.json").is_file() and not (run / "metrics-digits.json").exists()
     assert {name: (run / name).read_bytes() for name in before} == before
 
 
-def test_a_report_says_where_the_mean_weights_predict_better_than_the_draws(tmp_path):
+def test_a_report_says_where_the_mean_weights_predict_better_than_the_draws(tmp_path, command):
     table, run = small_table(tmp_path / "houses.csv"), tmp_path / "run"
-    words = ["train", "mean-field", "--data", str(table), "--target", "price", "--out", str(run), *SMALL]
-    assert main([*words, "--epochs", "200", "--lr", "0.02", "--no-baseline"]) == 0
+    train = ["train", "mean-field", "--data", table, "--target", "price", "--out", run, "--no-baseline"]
+    command(*train, *SMALL, "--epochs", 200, "--lr", 0.02)
     posterior, data = bp.load(run), bp.load_data(str(table), target="price")
     scores = against_mean_weights(posterior, bp.predict(posterior, data.x_test), data)
     assert scores["nll_over_mean_weights_low"] < 0.01 and "mean weights" not in (run / "report.html").read_text()

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from run_folders import MEAN_FIELD, SMALL, same, small_table
+from run_folders import MEAN_FIELD, SMALL, small_table
 
 import bnn_pyro as bp
 from bnn_pyro.listing import tables
 from bnn_pyro.metrics import METRICS
-from bnn_pyro.run import main, parse
+from bnn_pyro.run import parse
 from bnn_pyro.runs.evaluate import labelled
 from bnn_pyro.runs.recipe import Recipe, read_config, resolve
 from bnn_pyro.settings import field_docs
@@ -23,7 +23,7 @@ from bnn_pyro.settings import field_docs
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def test_train_writes_the_whole_folder_with_its_baseline(runs):
+def test_train_writes_the_whole_folder_with_its_baseline_and_the_metrics_of_both(runs):
     folder = runs / "digits"
     names = {p.name for p in folder.iterdir()}
     expected = {"config.json", "metrics.json", "history.csv", "environment.json", "posterior.pt", "posterior.json"}
@@ -36,9 +36,6 @@ def test_train_writes_the_whole_folder_with_its_baseline(runs):
     config = json.loads((folder / "baseline" / "config.json").read_text())
     assert (config["variant"], config["inference"]) == ("mlp", "map")  # of the same architecture and schedule
     assert config["variant_settings"]["hidden"] == [8] and config["inference_settings"]["epochs"] == 3
-
-
-def test_metrics_are_those_of_the_saved_posterior(runs):
     data = bp.load_data("digits", limit=150)
     posteriors = (bp.load(runs / "digits"), bp.load(runs / "digits" / "baseline"))
     nll, baseline = (bp.metrics.nll(bp.predict(p, data.x_test, num_draws=5), data.y_test) for p in posteriors)
@@ -46,33 +43,23 @@ def test_metrics_are_those_of_the_saved_posterior(runs):
     assert (found["nll"], found["nll_minus_baseline"]) == pytest.approx((nll, nll - baseline), abs=1e-6)
 
 
-def test_config_reproduces_bit_for_bit(runs, tmp_path):
-    run, again = runs / "houses", tmp_path / "again"
-    assert main(["train", "--config", str(run / "config.json"), "--out", str(again), "--quiet"]) == 0
-    assert same(run, again) and same(run / "baseline", again / "baseline")
-    for name in ("metrics.json", "config.json"):
-        assert (again / name).read_bytes() == (run / name).read_bytes()
-
-
-def test_overwrite_replaces_the_run_and_nothing_else(tmp_path):
+def test_overwrite_replaces_the_run_and_nothing_else(tmp_path, command):
     out = tmp_path / "run"
-    command = [*MEAN_FIELD, "--data", "toy-curve", "--out", str(out), *SMALL]
-    assert main(command) == 0
+    train = [*MEAN_FIELD, "--data", "toy-curve", "--out", out, *SMALL]
+    command(*train)
     (out / "figures").mkdir()
     for name in ("notes.txt", "figures/mine.txt", "figures/old.png"):
         (out / name).write_text("mine")
-    assert main([*command, "--seed", "1", "--no-baseline", "--overwrite"]) == 0
+    command(*train, "--seed", 1, "--no-baseline", "--overwrite")
     assert (out / "notes.txt").read_text() == (out / "figures" / "mine.txt").read_text() == "mine"
     assert json.loads((out / "config.json").read_text())["seed"] == 1
     assert not (out / "figures" / "old.png").exists() and not (out / "baseline").exists()
 
 
-def test_a_stop_before_there_is_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_a_stop_before_there_is_a_checkpoint_says_how_to_go_on(tmp_path, monkeypatch, command):
     monkeypatch.setattr("bnn_pyro.commands.fit_run", Mock(side_effect=KeyboardInterrupt))
-    assert main(["train", "mlp", "--data", "diabetes", "--out", str(tmp_path)]) == 130
-    assert f"\nstopped; go on to the same result with: python -m bnn_pyro.run train --resume --out {tmp_path}\n" in (
-        capsys.readouterr().err
-    )
+    said = command("train", "mlp", "--data", "diabetes", "--out", tmp_path, code=130)
+    assert f"\nstopped; go on to the same result with: python -m bnn_pyro.run train --resume --out {tmp_path}\n" in said
 
 
 def test_flags_go_before_config_and_config_before_defaults(tmp_path):
@@ -88,29 +75,26 @@ def test_flags_go_before_config_and_config_before_defaults(tmp_path):
     assert flagged.variant_settings.items() >= {"hidden": [7], "prior": "normal:0.1", "bias": False}.items()
 
 
-def test_list_has_every_name_and_explains_every_setting(capsys):
-    assert main(["list", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == tables()  # which test_imports.py holds to the tables themselves
+def test_list_has_every_name_and_explains_every_setting(command):
+    assert json.loads(command("list", "--json")) == tables()  # which test_imports.py holds to the tables themselves
     for name, kind in {**bp.ZOO, **bp.METHODS}.items():
         fields = [field.name for field in dataclasses.fields(kind)]
         assert set(fields) <= set(field_docs(kind.__doc__)), f"help({kind.__name__}) leaves settings out"
-        assert main(["list", name]) == 0
-        text = capsys.readouterr().out
+        text = command("list", name)
         assert all(f"\n  {field} = " in text for field in fields) and "–\n" not in text
         assert max(map(len, text.splitlines())) <= 80
-    assert main(["list", "nutz"]) == 2 and "did you mean 'nuts'" in capsys.readouterr().err
+    assert "did you mean 'nuts'" in command("list", "nutz", code=2)
 
 
-def test_evaluate_on_other_data(runs, tmp_path, capsys):
-    other = small_table(tmp_path / "other.csv", rows=40, shift=1000)
-    before = (runs / "houses" / "metrics.json").read_bytes()
-    assert main(["evaluate", str(runs / "houses"), "--data", str(other), "--quiet"]) == 0
-    said = capsys.readouterr().out
-    assert json.loads((runs / "houses" / "metrics-other.json").read_text())["rmse"] > 700
+def test_evaluate_on_other_data(runs, tmp_path, command):
+    other, run = small_table(tmp_path / "other.csv", rows=40, shift=1000), runs / "houses"
+    before = (run / "metrics.json").read_bytes()
+    said = command("evaluate", run, "--data", other)
+    assert json.loads((run / "metrics-other.json").read_text())["rmse"] > 700
     assert "40 rows" in said and "trained this run" not in said
-    assert (runs / "houses" / "metrics.json").read_bytes() == before
-    assert main(["evaluate", str(runs / "houses"), "--data", str(runs / "houses.csv"), "--quiet"]) == 0
-    assert f"{bp.load(runs / 'houses').provenance['rows']['train']} of these rows trained" in capsys.readouterr().out
+    assert (run / "metrics.json").read_bytes() == before
+    rows = bp.load(run).provenance["rows"]["train"]
+    assert f"{rows} of these rows trained" in command("evaluate", run, "--data", runs / "houses.csv")
 
 
 def test_labels_of_other_data_are_matched_by_name(tmp_path):
@@ -156,21 +140,19 @@ NEW = "\n".join(["street,area,town,price", *ROWS, ""])
 
 
 @pytest.fixture
-def predict(runs, tmp_path, capsys):
+def predict(runs, tmp_path, command):
     """What a run predicts of the new rows with some options: the table, and what was said."""
-    path = tmp_path / "new.csv"
+    path, out = tmp_path / "new.csv", tmp_path / "p.csv"
     path.write_text(NEW)
 
     def run(*options, run="houses", code=0, file=path):
-        files = ["--input", str(file), "--output", str(tmp_path / "p.csv"), "--overwrite", "--quiet"]
-        assert main(["predict", str(runs / run), *files, *options]) == code
-        said = capsys.readouterr()
-        return said.err if code else (pd.read_csv(tmp_path / "p.csv"), said.out)
+        said = command("predict", runs / run, "--input", file, "--output", out, "--overwrite", *options, code=code)
+        return said if code else (pd.read_csv(out), said)
 
     return run
 
 
-def test_bad_rows_are_refused_skipped_or_flagged(predict, tmp_path):
+def test_bad_rows_and_those_whose_prediction_is_not_finite_are_refused_skipped_or_flagged(predict, tmp_path):
     assert all(text in predict(code=2) for text in ("row 3: missing value ('')", "give --on-bad-row skip or flag"))
     table, said = predict("--on-bad-row", "skip", "--keep", "street,price")
     assert table["street"].tolist() == ["A 1", "E 5", "F 6"] and table["row"].tolist() == [2, 6, 7]
@@ -185,6 +167,11 @@ def test_bad_rows_are_refused_skipped_or_flagged(predict, tmp_path):
     np.testing.assert_allclose(predict(file=good)[0]["mean"], table["mean"])  # other rows change nothing
     good.write_text("area,town\n,north\n")
     assert "no row can be predicted; row 2: area is missing" in predict("--on-bad-row", "skip", code=2, file=good)
+    (tmp_path / "far.csv").write_text("area,town\n3e38,south\n60,north\n")
+    said = predict(code=2, file=tmp_path / "far.csv")
+    assert "row 2: its prediction is not finite: area is " in said and "--on-bad-row skip or flag" in said
+    table, said = predict("--on-bad-row", "flag", file=tmp_path / "far.csv")
+    assert table["mean"].isna().tolist() == [True, False] and "its prediction is not finite" in table["problem"][0]
 
 
 def test_categories_that_are_ignored_are_marked(predict, runs, tmp_path):
@@ -194,14 +181,6 @@ def test_categories_that_are_ignored_are_marked(predict, runs, tmp_path):
     table, said = predict("--on-bad-row", "skip", run=run)
     assert "1 rows have a category new to the model" in said and "(row 4: town: 'west' is a category new" in said
     assert table["unseen"].fillna("").str.contains("west").tolist() == [False, True, False, False]
-
-
-def test_predictions_that_are_not_finite_are_never_written(predict, tmp_path):
-    (tmp_path / "far.csv").write_text("area,town\n3e38,south\n60,north\n")
-    said = predict(code=2, file=tmp_path / "far.csv")
-    assert "row 2: its prediction is not finite: area is " in said and "--on-bad-row skip or flag" in said
-    table, said = predict("--on-bad-row", "flag", file=tmp_path / "far.csv")
-    assert table["mean"].isna().tolist() == [True, False] and "its prediction is not finite" in table["problem"][0]
 
 
 def test_levels_and_the_furthest_input_of_a_row(predict, runs):
@@ -217,15 +196,15 @@ def test_levels_and_the_furthest_input_of_a_row(predict, runs):
     assert "1 of 3 rows are unlike those that trained" in said and f"(row 6: area, {far[1]:.0f})" in said
 
 
-def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path):
-    table = pd.read_csv(small_table(tmp_path / "t.csv", rows=80))
+def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path, command):
+    file, out, predictions = small_table(tmp_path / "t.csv", rows=80), tmp_path / "run", tmp_path / "p.csv"
+    table = pd.read_csv(file)
     table["dear"] = np.where(table.pop("price") > 400, "yes", "no")
-    table.to_csv(tmp_path / "t.csv", index=False)
-    out, to = tmp_path / "run", ["--output", str(tmp_path / "p.csv"), "--quiet", "--threshold", "0.2"]
-    assert main(["train", "mlp", "--data", str(tmp_path / "t.csv"), "--target", "dear", "--out", str(out), *SMALL]) == 0
-    command = ["predict", str(out), "--input", str(tmp_path / "t.csv"), *to, "--keep", "dear", "--levels", "0.9"]
-    assert main(command) == 0
-    found = pd.read_csv(tmp_path / "p.csv")
+    table.to_csv(file, index=False)
+    command("train", "mlp", "--data", file, "--target", "dear", "--out", out, *SMALL)
+    more = ["--threshold", 0.2, "--keep", "dear", "--levels", 0.9]
+    command("predict", out, "--input", file, "--output", predictions, *more)
+    found = pd.read_csv(predictions)
     assert (found["dear"] == np.where(found["p(yes)"] >= 0.2, "yes", "no")).all() and (found["dear"] == "yes").any()
     assert (found["dear (input)"] == table["dear"]).all() and set(found["set_90"]) <= {"no", "yes", "no|yes", "yes|no"}
     rows = json.loads((out / "rows.json").read_text())

@@ -16,7 +16,6 @@ from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bnn_pyro as bp
-from bnn_pyro.run import main
 from bnn_pyro.runs.baselines import boosted
 from bnn_pyro.sklearn import BayesianClassifier, BayesianRegressor
 
@@ -53,8 +52,8 @@ def test_a_regressor_says_what_predict_says_and_so_does_its_pickle(regressor):
     np.testing.assert_array_equal(regressor.predict_interval(X, 0.8), prediction.quantile([0.1, 0.9]).mT)
     np.testing.assert_allclose(regressor.log_prob(X, Y), prediction.log_prob(torch.tensor(Y)), rtol=1e-6)
     assert regressor.score(X, Y) > 0.8
-    direct = bp.fit(bp.MeanField(hidden=(8,)), (X, Y), bp.SVI(epochs=50, lr=0.05, batch_size=0), seed=3, device="cpu",
-                    progress=False)  # fmt: skip
+    svi = bp.SVI(epochs=50, lr=0.05, batch_size=0)
+    direct = bp.fit(bp.MeanField(hidden=(8,)), (X, Y), svi, seed=3, progress=False)
     assert torch.equal(bp.predict(direct, X, num_draws=50).mean, prediction.mean), "the names of the command line"
     again = pickle.loads(pickle.dumps(regressor))
     np.testing.assert_array_equal(again.predict(X), mean)
@@ -100,7 +99,6 @@ SMOOTH, PLAIN = INPUTS[:, 0] + INPUTS[:, 1].abs(), INPUTS.double().numpy()
 
 
 def boosted_by(y, **schema):
-    """By 150 rows, of 400 others."""
     schema = bp.Schema(**{"task": "regression", "input_shape": (3,), **schema})
     return boosted(dataset(INPUTS[:150], y[:150], schema, INPUTS[150:], y[150:]))
 
@@ -128,15 +126,15 @@ def test_classes_have_scikit_learns_probabilities_and_a_missing_one_is_not_impos
     assert (prediction.log_prob(torch.full((400,), 3)) > -20).all()
 
 
-def test_a_run_says_how_it_compares_with_it(tmp_path, capsys, no_figures):
+def test_a_run_says_how_it_compares_with_it(tmp_path, command, no_figures):
     file, run = small_table(tmp_path / "houses.csv", rows=90), tmp_path / "a"
-    train = [*MEAN_FIELD, "--data", str(file), "--target", "price", *SMALL]
-    assert main([*train, "--baseline", "boosting", "--out", str(run)]) == 0
-    assert "beside gradient boosting, paired differences: rmse" in capsys.readouterr().out
+    train = [*MEAN_FIELD, "--data", file, "--target", "price", *SMALL, "--baseline", "boosting", "--out", run]
+    assert "beside gradient boosting, paired differences: rmse" in command(*train)
     found, own = (json.loads((run / name).read_text()) for name in ("boosting.json", "metrics.json"))
     assert found["differences"]["nll"] == pytest.approx(own["nll"] - found["metrics"]["nll"], abs=1e-5)
     assert "gradient boosting" in (run / "report.html").read_text() and not (run / "baseline").exists()
     old = json.loads((run / "config.json").read_text())
     del old["boosting"]  # a run of an earlier version, which had none
     (run / "config.json").write_text(json.dumps(old))
-    assert main(["evaluate", str(run)]) == 0 and not (run / "boosting.json").exists()
+    command("evaluate", run)
+    assert not (run / "boosting.json").exists()

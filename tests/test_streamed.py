@@ -157,7 +157,7 @@ def table(tmp_path):
     return tmp_path / "houses.parquet", frame
 
 
-def test_a_file_is_the_frame_and_the_csv(table):
+def test_a_parquet_file_is_the_frame_and_the_csv_and_what_is_wrong_with_it_names_the_way_out(table, monkeypatch):
     path, frame = table
     data = bp.load_data(path, target="price", categorical=["zone"])
     for other in (bp.load_data(path.with_suffix(".csv"), target="price", categorical=["zone"]),
@@ -166,6 +166,12 @@ def test_a_file_is_the_frame_and_the_csv(table):
         torch.testing.assert_close(data.x_test, other.x_test)
         torch.testing.assert_close(data.y_train, other.y_train)
     torch.testing.assert_close(bp.load_inputs(path, data.schema), bp.load_inputs(path.with_suffix(".csv"), data.schema))
+    refuses(r"column of .*did you mean 'price'", bp.load_data, path, target="prize")
+    path.write_bytes(b"PAR1 nothing")
+    refuses("is no Parquet file, or damaged", bp.load_data, path, target="price")
+    for name in ("pyarrow", "fastparquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    refuses(r'pip install "bnn_pyro\[parquet\]"', bp.load_data, path, target="price")
 
 
 def test_a_large_parquet_file_of_numbers_stays_on_disk(table, both, tmp_path, monkeypatch):
@@ -178,16 +184,6 @@ def test_a_large_parquet_file_of_numbers_stays_on_disk(table, both, tmp_path, mo
     refuses(r"n.parquet: x\[40, 0\] is nan; correct or remove row 40", bp.load_data, path, target="price")
 
 
-def test_what_is_wrong_with_parquet_names_the_way_out(table, monkeypatch):
-    path, _ = table
-    refuses(r"column of .*did you mean 'price'", bp.load_data, path, target="prize")
-    path.write_bytes(b"PAR1 nothing")
-    refuses("is no Parquet file, or damaged", bp.load_data, path, target="price")
-    for name in ("pyarrow", "fastparquet"):
-        monkeypatch.setitem(sys.modules, name, None)
-    refuses(r'pip install "bnn_pyro\[parquet\]"', bp.load_data, path, target="price")
-
-
 # -- augmentation drawn anew in every step, and processes that read ahead ------------------------------------------
 RNG = np.random.default_rng(0)
 DATA = bp.dataset(RNG.integers(0, 255, (60, 6, 6), dtype=np.uint8), np.arange(60) % 2, split=0, validation=12)
@@ -196,7 +192,6 @@ KILL = {"process": 0}
 
 
 def noisy(x):
-    """Draws from two generators; of pixels between 0 and 1, of one image."""
     assert x.shape == (1, 6, 6) and x.min() >= 0 and x.max() <= 1
     return x + 0.3 * torch.rand(()) + 0.1 * np.random.rand()  # noqa: NPY002 (the generator that Pyro seeds)
 

@@ -95,7 +95,6 @@ def test_scales_have_a_learning_rate_of_their_own():
 
 
 def test_mini_batches_take_every_row_once_an_epoch(monkeypatch):
-    """Batches are made up afresh in each epoch."""
     batches = []
 
     def noted(model, guide, x, y, **how):

@@ -42,22 +42,22 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(made, tmp_path, monkeypatch):
-    """(what runs another SPEC, that SPEC, a copy of the folder); reports have no figures, which take most time."""
+def copied(made, tmp_path, monkeypatch, command):
+    """(what runs another SPEC, a copy of the folder); reports have no figures, which take most time."""
     monkeypatch.setattr("bnn_pyro.runs.sweep_report.LABELS", {})
     shutil.copytree(made[1], tmp_path / "out")
     spec = tmp_path / "s.toml"
 
-    def write(*recipes, table=made[0].with_name("houses.csv"), before="", splits=(0, 1), out=tmp_path / "out", more=()):
-        data = DATA.format(table=table).replace("[0, 1]", str([*splits]))
+    def write(*recipes, table=None, before="", splits=(0, 1), out=tmp_path / "out", more=(), code=0):
+        data = DATA.format(table=table or made[0].with_name("houses.csv")).replace("[0, 1]", str([*splits]))
         spec.write_text(before + data + "".join(recipes))
-        return sweep(spec, out, *more)
+        return command("sweep", spec, "--out", out, "--cores", 1, *more, code=code)
 
-    return write, spec, tmp_path / "out"
+    return write, tmp_path / "out"
 
 
-def sweep(spec, out, *more):
-    return main(["sweep", str(spec), "--out", str(out), "--cores", "1", "--quiet", *more])
+def sweep(spec, out):
+    return main(["sweep", str(spec), "--out", str(out), "--cores", "1", "--quiet"])
 
 
 def times(folder):
@@ -91,8 +91,8 @@ def test_a_fit_that_fails_is_told_and_the_others_are_made(made):
 
 
 def test_errors_over_seeds_include_the_test_rows_that_all_share(copied):
-    write, _, out = copied
-    assert write(MEAN_FIELD, MLP, before="seeds = [0, 1]\n", splits=[1]) == 0
+    write, out = copied
+    write(MEAN_FIELD, MLP, before="seeds = [0, 1]\n", splits=[1])
     values, resampled = [], []
     for name in ("mean-field", "mlp"):
         runs = [out / f"{name}-houses-seed{seed}-split1" for seed in (0, 1)]
@@ -103,71 +103,70 @@ def test_errors_over_seeds_include_the_test_rows_that_all_share(copied):
     assert found["error"] == pytest.approx(math.sqrt(of_seeds.var(ddof=1) / 2 + of_rows.var(ddof=1)))
 
 
-def test_the_same_command_again_makes_only_what_is_missing(copied, capsys):
-    write, _, out = copied
+def test_the_same_command_again_makes_only_what_is_missing(copied):
+    write, out = copied
     first, second = (out / f"mean-field-houses-seed0-split{k}" for k in (0, 1))
     before, scored = (times(first), times(second)), scores(out)
-    assert write(MEAN_FIELD) == 0 and (times(first), times(second)) == before
+    write(MEAN_FIELD)
+    assert (times(first), times(second)) == before
     (second / "test-replicates.npz").unlink()  # as if it had been killed before it was scored
-    capsys.readouterr()
-    assert write(MEAN_FIELD, before="seeds = [0, 1]\n", more=["--dry-run"]) == 0
-    told = capsys.readouterr().out
+    told = write(MEAN_FIELD, before="seeds = [0, 1]\n", more=["--dry-run"])
     assert all(words in told for words in ("4 fits", "1 finished", "1 begun", "2 missing"))
-    assert write(MEAN_FIELD, before="seeds = [0, 1]\n") == 0
+    write(MEAN_FIELD, before="seeds = [0, 1]\n")
     assert times(first) == before[0] and times(second)["posterior.pt"] == before[1]["posterior.pt"]
     assert scores(out).items() > scored.items() and len(scores(out)) == len(scored) + 2
-    assert write(MEAN_FIELD.replace("num_draws = 5", "num_draws = 7")) == 0  # scored again without training
+    write(MEAN_FIELD.replace("num_draws = 5", "num_draws = 7"))  # scored again without training
     assert json.loads((first / "metrics.json").read_text())["num_draws"] == 7
     assert times(first)["posterior.pt"] == before[0]["posterior.pt"]
 
 
-def test_other_settings_under_the_same_name_are_refused_or_replaced(copied, capsys):
-    write, _, out = copied
+def test_other_settings_under_the_same_name_are_refused_or_replaced(copied):
+    write, out = copied
     kept, before = out / "mlp-houses-seed0-split0", scores(out)
     untouched, other = times(kept), (MEAN_FIELD.replace("epochs = 4", "epochs = 5"), MLP)
-    assert write(*other) == 2 and scores(out) == before
-    told = capsys.readouterr().err
+    told = write(*other, code=2)
+    assert scores(out) == before
     assert "split0 (and 1 more) was fitted with epochs 4, not 5" in told and "--overwrite" in told
-    assert write(*other, more=["--overwrite"]) == 0 and times(kept) == untouched
+    write(*other, more=["--overwrite"])
+    assert times(kept) == untouched
     changed = [name for name, score in scores(out).items() if score != before[name]]
     assert changed == [f"mean-field-houses-seed0-split{k}" for k in (0, 1)]
 
 
-def test_changed_data_are_noticed(copied, tmp_path, capsys):
-    write, _, _ = copied
-    own = {"table": small_table(tmp_path / "own.csv"), "out": tmp_path / "own"}
-    assert write(MLP, **own) == 0
+def test_changed_data_are_noticed(copied, tmp_path):
+    write, own = copied[0], {"table": small_table(tmp_path / "own.csv"), "out": tmp_path / "own"}
+    write(MLP, **own)
     before = scores(own["out"])
     small_table(own["table"], rows=64)
     for recipes in ([MLP, MEAN_FIELD], [MLP]):  # also where all are finished
-        assert write(*recipes, **own) == 2
-        assert "the rows of data 'houses' are not those" in capsys.readouterr().err
-        assert write(*recipes, **own, more=["--dry-run"]) == 0
-        assert "2 changed" in capsys.readouterr().out
+        assert "the rows of data 'houses' are not those" in write(*recipes, **own, code=2)
+        assert "2 changed" in write(*recipes, **own, more=["--dry-run"])
     gone = own["table"].rename(tmp_path / "gone.csv")  # what is finished may outlive its data
-    assert write(MLP, **own) == 0 and write(MLP, MEAN_FIELD, **own) == 2
+    write(MLP, **own)
+    write(MLP, MEAN_FIELD, **own, code=2)
     gone.rename(own["table"])
-    assert write(MLP, **own, splits=[0, 1, 2]) == 2  # the split that is loaded for the new fits has none finished
-    assert write(MLP, MEAN_FIELD, **own, more=["--overwrite"]) == 0
+    write(MLP, **own, splits=[0, 1, 2], code=2)  # the split that is loaded for the new fits has none finished
+    write(MLP, MEAN_FIELD, **own, more=["--overwrite"])
     after = scores(own["out"])
     assert len(after) == 4 and all(after[name] != before[name] for name in before)
     for name in after:
         (own["out"] / name / "metrics.json").unlink()  # cut off, and the rows then changed
     small_table(own["table"], rows=68)
-    assert write(MLP, **own) == 1 and "other settings, seed or data" in results(own["out"])["fits"][0]["error"]
+    write(MLP, **own, code=1)
+    assert "other settings, seed or data" in results(own["out"])["fits"][0]["error"]
 
 
-def test_a_signal_stops_with_the_command_that_goes_on_to_the_very_same_results(copied, tmp_path, monkeypatch, capsys):
-    write, _, whole = copied
+def test_a_signal_stops_with_the_command_that_goes_on_to_the_very_same_results(copied, tmp_path, monkeypatch):
+    write, whole = copied
     out = tmp_path / "new"
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "due", stop_at(18))  # in the second fit
-        assert write(MLP, MEAN_FIELD, out=out) == 130
-    told = capsys.readouterr().err
+        told = write(MLP, MEAN_FIELD, out=out, code=130)
     assert "finished fits are kept, the same command goes on: " in told and "Traceback" not in told
     states = [fit["status"] for fit in results(out)["fits"]]
     assert states[0] == "finished" and "begun" in states and states[-1] == "missing"
-    assert write(MLP, MEAN_FIELD, out=out) == 0 and len(scores(out)) == 4 and scores(out) == scores(whole)
+    write(MLP, MEAN_FIELD, out=out)
+    assert len(scores(out)) == 4 and scores(out) == scores(whole)
 
 
 def test_folders_in_use_are_refused(made, tmp_path, capsys):

@@ -11,7 +11,6 @@ from run_folders import small_table
 from scipy import stats
 
 from bnn_pyro.reports.tables import NOT_CLEAR
-from bnn_pyro.run import main
 from bnn_pyro.runs.sweep_config import read_sweep_config
 from bnn_pyro.runs.sweep_report import summary_sentences
 from bnn_pyro.runs.sweep_statistics import BEST, OPEN, WORSE, Mean, mean_of, paired, summarise, worse_than_best
@@ -48,7 +47,7 @@ def test_a_grid_is_every_combination_of_its_values():
     assert [fit.recipe.variant for fit in fits[3:5]] == ["mean-field", "mlp"], "a name is a variant"
 
 
-def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
+def test_splits_are_of_a_file_or_seeds_of_random_ones_and_all_recipes_come_before_the_next():
     text = f'splits = "all"\n[data.a]\nname = "houses.csv"\ntarget = "price"\nsplits = "given.npz"\n{RECIPES}'
     assert [fit.recipe.data["split"] for fit in plans(text)] == [0, 1, 7]
     text = f"splits = [5, 6]\n{DATA}{RECIPES}"
@@ -58,6 +57,10 @@ def test_splits_are_those_of_a_file_or_seeds_of_random_ones():
     text = f"splits = [5]\n[data.toy-curve]\nsplits_to_run = [1, 2]\n{RECIPES}"
     assert [fit.split for fit in plans(text)] == [1, 2]
     assert [fit.split for fit in plans(f"[data.toy-curve]\nseed = 9\n{RECIPES}")] == [9]
+    fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mean-field]\n")
+    assert [fit.recipe_name for fit in fits[:2]] == ["mlp", "mean-field"]
+    assert [(fit.split, fit.seed) for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert [fit.recipe.seed for fit in fits[::4]] == [0, 1000, 1, 1001], "splits do not share their starts"
 
 
 def test_a_file_is_the_same_by_whatever_path(tmp_path):
@@ -68,13 +71,6 @@ def test_a_file_is_the_same_by_whatever_path(tmp_path):
     former = replace(fit.recipe.changed({"backbone": "net"}), data=fit.recipe.data | {"name": "houses.csv"})
     assert fit.recipe.difference(former) is None
     assert fit.recipe.difference(former.changed({"backbone": "mlp"}))[0] == "backbone"
-
-
-def test_all_recipes_come_before_the_next_split():
-    fits = plans(f"seeds = [0, 1]\nsplits = [0, 1]\n{DATA}{RECIPES}[recipes.mean-field]\n")
-    assert [fit.recipe_name for fit in fits[:2]] == ["mlp", "mean-field"]
-    assert [(fit.split, fit.seed) for fit in fits[::4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
-    assert [fit.recipe.seed for fit in fits[::4]] == [0, 1000, 1, 1001], "splits do not share their starts"
 
 
 WRONG = {
@@ -100,11 +96,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_errors_are_one_line_that_names_the_place_before_anything_is_written(text, tmp_path, capsys, monkeypatch):
+def test_errors_are_one_line_that_names_the_place_before_anything_is_written(text, tmp_path, command, monkeypatch):
     monkeypatch.setattr("bnn_pyro.parallel.executor.connect", None)  # no cluster is asked to find them
     (tmp_path / "s.toml").write_text(text)
-    assert main(["sweep", "s.toml", "--executor", "dask://127.0.0.1:1", "--quiet"]) == 2
-    told = capsys.readouterr().err
+    told = command("sweep", "s.toml", "--executor", "dask://127.0.0.1:1", code=2)
     assert told.startswith(("error: s.toml", "error: unknown key in s.toml")) and told.count("\n") == 1
     assert WRONG[text] in told and not (tmp_path / "runs" / "sweep-s").exists(), "something was written"
 
@@ -114,7 +109,7 @@ def by_unit(values):
     return pd.Series(list(values.values()), pd.MultiIndex.from_tuples(values, names=["split", "seed"]), dtype=float)
 
 
-def test_means_are_over_splits_and_on_one_split_over_seeds():
+def test_means_are_over_splits_or_seeds_differences_in_pairs_and_the_variance_over_test_rows_is_added():
     values = by_unit({(0, 0): 1.0, (0, 1): 3.0, (1, 0): 4.0, (1, 1): 6.0})  # split means 2 and 5: variance 4.5
     assert mean_of(values, share=0.25)[:4] == pytest.approx((3.5, math.sqrt(4.5 * (1 / 2 + 0.25)), 2, 4))
     assert mean_of(values).error == pytest.approx(math.sqrt(4.5 / 2))
@@ -122,9 +117,6 @@ def test_means_are_over_splits_and_on_one_split_over_seeds():
     assert on_one[:4] == pytest.approx((3.0, math.sqrt(7 / 3), 3, 3)), "it knows no other rows"
     alone = mean_of(by_unit({(0, 0): 2.0}))
     assert alone.value == 2 and math.isnan(alone.error)
-
-
-def test_differences_are_taken_in_pairs_where_both_are():
     mine = by_unit({(0, 0): 11.0, (1, 0): 22.0, (2, 0): 33.0, (3, 0): 5.0})
     best = by_unit({(0, 0): 10.0, (1, 0): 20.0, (2, 0): 30.0, (4, 0): 5.0})
     found = paired(mine, best)  # differences 1, 2, 3: t = 2√3, two degrees of freedom: P = ½ − t / (2 √(2 + t²))
@@ -132,6 +124,14 @@ def test_differences_are_taken_in_pairs_where_both_are():
     assert found == pytest.approx((2.0, 1 / math.sqrt(3), 3, 3, 0.5 - t / (2 * math.sqrt(2 + t**2))))
     for other in (best, best + 1):  # equal, or apart by the same everywhere: no error
         assert not worse_than_best({"other": paired(other, best)}, lower=True)
+    mine, best = by_unit({(0, 0): 2.0, (0, 1): 3.0}), by_unit({(0, 0): 1.0, (0, 1): 1.0})
+    # Differences 1 and 2: variance of the mean 1/4.
+    assert paired(mine, best) == pytest.approx((1.5, 0.5, 2, 2, 0.5 - math.atan(3) / math.pi))
+    both = paired(mine, best, rows=0.75)  # a quarter of the variance is over seeds: 4² degrees of freedom
+    assert both == pytest.approx((1.5, 1.0, 2, 2, float(stats.t.sf(1.5, 16))))
+    assert math.isnan(paired(mine, best, rows=math.nan).p), "test rows of which nothing is known leave all open"
+    alike = paired(best + 1, best, rows=0.25)
+    assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
 
 
 def test_the_level_is_shared_by_those_that_are_compared_and_what_compare_calls_unclear_is_not_worse():
@@ -144,17 +144,6 @@ def test_the_level_is_shared_by_those_that_are_compared_and_what_compare_calls_u
     assert worse_than_best({"far": close._replace(error=0.5)}, lower=True)
 
 
-def test_the_variance_over_test_rows_is_added_to_that_over_seeds():
-    mine, best = by_unit({(0, 0): 2.0, (0, 1): 3.0}), by_unit({(0, 0): 1.0, (0, 1): 1.0})
-    # Differences 1 and 2: variance of the mean 1/4.
-    assert paired(mine, best) == pytest.approx((1.5, 0.5, 2, 2, 0.5 - math.atan(3) / math.pi))
-    both = paired(mine, best, rows=0.75)  # a quarter of the variance is over seeds: 4² degrees of freedom
-    assert both == pytest.approx((1.5, 1.0, 2, 2, float(stats.t.sf(1.5, 16))))
-    assert math.isnan(paired(mine, best, rows=math.nan).p), "test rows of which nothing is known leave all open"
-    alike = paired(best + 1, best, rows=0.25)
-    assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
-
-
 def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):
     about = {"name": f"{recipe}-{split}", "recipe": recipe, "data": "d", "seed": seed, "split": split, "status": status}
     if status != "finished":
@@ -163,7 +152,7 @@ def fit(recipe, split, seed=0, *, status="finished", kind="random", **metrics):
     return about | {"task": "regression", "seconds": 2.0, "rows": rows, "split_kind": kind, "metrics": metrics}
 
 
-def test_a_better_recipe_is_told_and_equal_ones_are_not():
+def test_a_better_recipe_is_told_equal_ones_are_not_and_one_that_failed_on_the_hard_splits_is_not_best():
     rng, shifts = np.random.default_rng(0), {"good": -1, "as good": -1, "bad": 0, "worse": 1}
     scores = {(name, k): 3 + 2 * k + shift + rng.normal(0, 0.05) for name, shift in shifts.items() for k in range(5)}
     (found,) = summarise([fit(name, k, rmse=score, coverage_95=0.9) for (name, k), score in scores.items()], {})
@@ -173,6 +162,13 @@ def test_a_better_recipe_is_told_and_equal_ones_are_not():
     assert told == {"bad": WORSE, "worse": WORSE}
     assert found.share == 0.25 and "Nadeau" in found.error_sources
     assert contest.best and not found.metrics["coverage_95"].best
+    whole = [fit("whole", k, rmse=r) for k, r in enumerate([1.0, 2.0, 9.0])]
+    partly = [fit("partly", 0, rmse=1.1), fit("partly", 1, rmse=2.1), fit("partly", 2, status="failed")]
+    (found,) = summarise(whole + partly, {})
+    rmse = found.metrics["rmse"]
+    assert rmse.means["partly"].value < rmse.means["whole"].value
+    assert rmse.best == "whole" and rmse.differences["partly"].fits == 2
+    assert found.states["partly"] == {"finished": 2, "failed": 1}
 
 
 def replicated(kind, rows=40):
@@ -209,16 +205,6 @@ def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     (many,), (without,) = summarise(fits, replicates), summarise(fits, {})
     assert many.metrics["nll"].verdicts["b"] == WORSE
     assert without.metrics["nll"].verdicts["b"] == OPEN
-
-
-def test_one_that_failed_on_the_hard_splits_is_not_best():
-    whole = [fit("whole", k, rmse=r) for k, r in enumerate([1.0, 2.0, 9.0])]
-    partly = [fit("partly", 0, rmse=1.1), fit("partly", 1, rmse=2.1), fit("partly", 2, status="failed")]
-    (found,) = summarise(whole + partly, {})
-    rmse = found.metrics["rmse"]
-    assert rmse.means["partly"].value < rmse.means["whole"].value
-    assert rmse.best == "whole" and rmse.differences["partly"].fits == 2
-    assert found.states["partly"] == {"finished": 2, "failed": 1}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from bnn_pyro.metrics.metric import concordant
 from bnn_pyro.parts.components import LogNormalTimes, WeibullTimes, without_inputs
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
 from bnn_pyro.parts.observed import TimeMixture
-from bnn_pyro.run import main
 
 SCHEMA = bp.Schema("survival", (1,), y_shift=1.0, y_scale=0.5, event=("event",))
 NAMES = ("weibull", "log-normal")
@@ -163,59 +162,37 @@ def test_events_may_stand_in_columns_arrays_and_files(tmp_path):
         assert bp.Schema.from_dict(json.loads(json.dumps(data.schema.to_dict()))) == data.schema
 
 
-def test_times_that_are_refused():
-    x, time, event = lifetimes(60)
-    for change, options, message in (
-        ({"time": 0.0}, {"event": "died"}, "'time', row 7: '0.0' is no time, which is positive"),
-        ({"died": 3}, {"event": "died"}, r"event 'died' holds 0, 1, 3; give 1 .* event='died=VALUE'"),
-        ({}, {"event": "died=5"}, "training times of 'time' are censored: .* is 'died' right, and 5 an event"),
-        ({}, {"event": "died", "task": "regression"}, "event= .--event. is for task='survival', and the task is"),
-        ({}, {"task": "survival"}, "takes a time and an event, and there are 1 columns; give event="),
-        ({}, {"event": np.ones(3)}, "event 'event' has 3 values, and the times time 60"),
-    ):
-        frame = pd.DataFrame({"x": x[:, 0], "time": time, "died": event.astype(int)})
-        for name, value in change.items():
-            frame.loc[7, name] = value
-        refuses(message, bp.dataset, frame, "time", **options)
-
-
-def test_commands_take_times(tmp_path, capsys):
+def test_commands_take_times(tmp_path, command):
     x, time, event = lifetimes(300)
     table = pd.DataFrame({"x": x[:, 0], "z": x[::-1, 0], "time": time, "status": np.where(event, 2, 1)})
     table.to_csv(tmp_path / "t.csv", index=False)
-    file, run, predictions = (str(tmp_path / name) for name in ("t.csv", "run", "p.csv"))
-    train = ["train", "hidden-layer", "--data", file, "--target", "time", "--epochs=120", "--device=cpu", "--quiet"]
-    assert main([*train, "--event", "status", "--out", run]) == 2 and "holds 1, 2" in capsys.readouterr().err
-    assert main([*train, "--event", "status=2", "--num-draws", "20", "--out", run]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    file, run = tmp_path / "t.csv", tmp_path / "run"
+    train = ["train", "hidden-layer", "--data", file, "--target", "time", "--epochs=120", "--out", run]
+    assert "holds 1, 2" in command(*train, "--event", "status", code=2)
+    said = " ".join(command(*train, "--event", "status=2", "--num-draws", 20).split())
     assert "beside the training times alone" in said and "of the test rows are censored" in said
-    for command in (
-        ["diagnose", run, "--no-netcdf"],
-        ["evaluate", run, "--data", file],
-        ["compare", run, f"{run}/baseline", "--out", f"{run}-compare"],
-        ["predict", run, "--input", file, "--output", predictions, "--levels", "0.8"],
-    ):
-        assert main([*command, "--quiet"]) == 0, command
-    found = pd.read_csv(predictions)
+    command("diagnose", run, "--no-netcdf")
+    command("evaluate", run, "--data", file)
+    command("compare", run, run / "baseline", "--out", tmp_path / "compare")
+    command("predict", run, "--input", file, "--output", tmp_path / "p.csv", "--levels", 0.8)
+    found = pd.read_csv(tmp_path / "p.csv")
     assert (found["lower_80"] < found["q50"]).all() and found.filter(like="log_").notna().all(axis=None)
     assert np.corrcoef(found["q50"].apply(np.log), table["x"])[0, 1] > 0.9
-    scores = json.loads((tmp_path / "run/metrics.json").read_text())
+    scores, rows = (json.loads((run / name).read_text()) for name in ("metrics.json", "rows.json"))
     assert scores["concordance"] > 0.6 and scores["nll_minus_nothing"] < 0 and scores["censored_rows"] > 0
-    figures = {path.stem for path in (tmp_path / "run/figures").glob("*.png")}
+    figures = {path.stem for path in (run / "figures").glob("*.png")}
     assert {"survival-curve", "calibration", "permutation-importance"} <= figures
-    rows = json.loads((tmp_path / "run/rows.json").read_text())
     assert any(row["observed time"].startswith("> ") for row in rows["uncertain"] + rows["worst"])
-    capsys.readouterr()
-    assert main(["calibrate", run, "--quiet"]) == 2 and "takes no censored times" in capsys.readouterr().err
+    assert "takes no censored times" in command("calibrate", run, code=2)
     assert bp.load(run).schema.event == ("status", "2")
 
 
-def test_what_is_given_is_no_input_and_comes_again_in_the_command(tmp_path, capsys):
+def test_what_is_given_is_no_input_and_comes_again_in_the_command(tmp_path, command):
     k, path = np.arange(40), tmp_path / "t.csv"
     pd.DataFrame({"a": k % 7, "died": 1, "y": k + 0.5}).to_csv(path, index=False)
     report = inspect_table(path, "y", {"event": "died=1"})
     assert not report.findings and report.task == "survival" and report.command.endswith("y --event died=1")
     refuses("'y' is the target, and no event", inspect_table, path, "y", {"event": "y"})
     refuses("unknown task 'count'; did you mean 'counts'", inspect_table, path, "y", {"task": "count"})
-    assert main(["inspect", str(path), "--target", "y", "--exposure", "died"]) == 0
-    assert "target of counts" in (said := capsys.readouterr().out) and "--task counts --exposure died" in said
+    said = command("inspect", path, "--target", "y", "--exposure", "died")
+    assert "target of counts" in said and "--task counts --exposure died" in said

@@ -22,7 +22,6 @@ from bnn_pyro.parts.likelihoods import Likelihood, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
-from bnn_pyro.run import main
 from bnn_pyro.settings import Settings, setting
 
 
@@ -52,25 +51,22 @@ class Counts(bp.MeanField):
 
 
 @pytest.mark.filterwarnings("ignore:the gradient was not compiled")
-def test_every_command_takes_a_likelihood_of_the_users_own(tmp_path, monkeypatch):
+def test_every_command_takes_a_likelihood_of_the_users_own(tmp_path, monkeypatch, command):
     monkeypatch.setitem(bp.ZOO, "counts", Counts)
     x = np.random.default_rng(0).uniform(-1, 1, 90)
     table = pd.DataFrame({"x": x, "count": np.random.default_rng(1).poisson(np.exp(1 + x))})
     table.to_csv(tmp_path / "counts.csv", index=False)
-    file, run, predictions = (str(tmp_path / name) for name in ("counts.csv", "run", "p.csv"))
-    data = ["--data", file, "--target", "count", "--task", "regression", "--quiet"]
-    svi = ["--inference", "svi", "--epochs", "150", "--lr", "0.05", "--num-draws", "20", "--device", "cpu"]
-    for command in (
-        ["train", "counts", *data, *svi, "--no-baseline", "--out", run],
-        ["diagnose", run, "--quiet"],
-        ["predict", run, "--input", file, "--output", predictions, "--quiet"],
-        ["check", "counts", *data, "--inference", "nuts", "--only", "estimator", "--out", f"{run}-check"],
-    ):
-        assert main(command) == 0, command
+    file, run, predictions = (tmp_path / name for name in ("counts.csv", "run", "p.csv"))
+    data = ["--data", file, "--target", "count", "--task", "regression"]
+    svi = ["--inference", "svi", "--epochs", 150, "--lr", 0.05, "--num-draws", 20]
+    command("train", "counts", *data, *svi, "--no-baseline", "--out", run)
+    command("diagnose", run)
+    command("predict", run, "--input", file, "--output", predictions)
+    command("check", "counts", *data, "--inference", "nuts", "--only", "estimator", "--out", tmp_path / "check")
     assert set(np.mod(pd.read_csv(predictions)["q97.5"], 1)) == {0.0}
-    scores = json.loads((tmp_path / "run/metrics.json").read_text())
+    scores = json.loads((run / "metrics.json").read_text())
     assert set(bp.metrics.METRICS["regression"]) <= set(scores) and 0.5 < scores["coverage_95"] <= 1
-    assert "coverage 95" in (tmp_path / "run/report.html").read_text()
+    assert "coverage 95" in (run / "report.html").read_text()
 
 
 @dataclass(frozen=True)
@@ -91,24 +87,24 @@ class Jitter(Settings):
         return bp.Posterior(model, data.schema, chains=noisy, trace=point.trace)
 
 
-def test_every_command_takes_a_method_of_the_users_own(tmp_path, capsys, monkeypatch):
+def test_every_command_takes_a_method_of_the_users_own(tmp_path, command, monkeypatch):
     monkeypatch.setitem(bp.METHODS, "jitter", Jitter)
-    run, other, out = (str(tmp_path / name) for name in ("run", "other", "check"))
+    run, other, out = (tmp_path / name for name in ("run", "other", "check"))
     assert "jitter" in methods_for(bp.MeanField) and "jitter" not in methods_for(bp.HiddenLayerNet)
-    train = ["train", "mean-field", "--inference", "jitter", "--data", "toy-curve", "--quiet"]
-    assert main([*train, "--set", "draws=0"]) == 2 and "draws must be at least 1" in capsys.readouterr().err
-    assert main(["train", "hidden-layer", *train[2:], "--out", other]) == 2
-    assert "jitter needs a model p(y, w | x)" in capsys.readouterr().err
-    assert main([*train, "--out", run]) == 0
+    train = ["train", "mean-field", "--inference", "jitter", "--data", "toy-curve"]
+    assert "draws must be at least 1" in command(*train, "--set", "draws=0", code=2)
+    refused = command("train", "hidden-layer", *train[2:], "--out", other, code=2)
+    assert "jitter needs a model p(y, w | x)" in refused
+    command(*train, "--out", run)
     assert bp.load(run).draw(8)["layers.0.weight"].shape[0] == 8
-    assert list((tmp_path / "run/figures").glob("*.png"))
+    assert list((run / "figures").glob("*.png"))
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda scene, folder: [])  # drawn once is enough
-    assert main([*train, "--no-baseline", "--seed", "1", "--out", other]) == 0
-    for command in (["evaluate", run], ["diagnose", run, "--no-netcdf"], ["compare", run, other]):
-        assert main([*command, "--quiet"]) == 0, command
+    command(*train, "--no-baseline", "--seed", 1, "--out", other)
+    for argv in (["evaluate", run], ["diagnose", run, "--no-netcdf"], ["compare", run, other]):
+        command(*argv)
     checks = ["--only", "closed-form", "--only", "predictive", "--out", out]
-    assert main(["check", "mean-field", "--inference", "jitter", "--quiet", *checks]) in (0, 1)
-    outcomes = json.loads((tmp_path / "check/check.json").read_text())["subjects"][0]["outcomes"]
+    command("check", "mean-field", "--inference", "jitter", *checks, code=(0, 1))
+    outcomes = json.loads((out / "check.json").read_text())["subjects"][0]["outcomes"]
     assert len(outcomes) == 2 and all("Error" not in json.dumps(outcome) for outcome in outcomes)
 
 
@@ -145,7 +141,7 @@ def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_pa
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 3))
     data = bp.dataset(x, x @ [1.0, 0, -1] + 0.1 * rng.normal(size=60), seed=0)
-    how = dict(seed=0, device="cpu", progress=False)
+    how = dict(seed=0, progress=False)
     for method in (bp.SVI(epochs=30), bp.MAP(epochs=30), bp.NUTS(chains=2, warmup=100, draws=20, cores=1)):
         own = bp.fit(Linear(), data, method, out=tmp_path / type(method).__name__, **how)
         here = bp.predict(own, data.x_test, num_draws=8).mean
@@ -157,9 +153,7 @@ def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_pa
     for method in (bp.SVI(epochs=1), bp.MAP(epochs=1), bp.NUTS(warmup=1, draws=1)):
         refuses("site 'log_noise'", bp.fit, Linear(forgets=True), data, method, **how)
     refuses("AutoNormal, has no parameters", bp.fit, Linear(autoguide=True), data, bp.SVI(epochs=1), **how)
-    refuses(
-        "{'epochs': 3} is neither a name nor a dataclass .*method", bp.fit, "mean-field", data, {"epochs": 3}, **how
-    )
+    refuses("{'epochs': 3} is neither a name nor a dataclass .*method", bp.fit, "mlp", data, {"epochs": 3}, **how)
     assert torch.equal(bp.predict(own, data.x_test.double(), num_draws=8).mean, here)
     data.x_test[2, 1] = float("nan")
     refuses(r"nan or infinite in row 2 \(from 0\)", bp.predict, own, data.x_test)

@@ -23,7 +23,7 @@ from bnn_pyro.zoo.auto import name_of
 ALPHA = 1e-3
 #: Autocorrelations are added up over some WINDOW · τ lags to find that D draws are worth E = D/2τ. The variance of a
 #: mean by them has a relative variance of 2 · WINDOW/E (Sokal 1997, doi:10.1007/978-1-4899-0319-8_6, equation 3.19), as
-#: one of E/WINDOW degrees of freedom has. Simulated in tests/test_checks_reference.py.
+#: one of E/WINDOW degrees of freedom has. Simulated in tests/test_checks_known_answers.py.
 WINDOW = 5
 #: σ of every weight where a guide starts: neither a point nor a prior.
 INIT_SCALE = 0.05
