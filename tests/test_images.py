@@ -14,6 +14,7 @@ from torchvision import datasets
 import bnn_pyro as bp
 from bnn_pyro.datasets import Schema, load_data, load_inputs
 from bnn_pyro.datasets.images import read_images
+from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows
 
 
@@ -246,6 +247,7 @@ def test_loaders_are_the_arrays_that_they_give(large, monkeypatch):
     data = bp.dataset(train=DataLoader(items, 7, shuffle=True, generator=torch.Generator().manual_seed(1)))
     assert isinstance(data.x_train, Rows) == large
     same(data, expected)
+    assert torch.equal(inputs(DataLoader(items, 7, shuffle=True), data.schema)[:], inputs(INPUTS, data.schema))
     same(bp.dataset(train=Stream(), rows=60), expected)
     for test, rows in ((DataLoader(small, 8), 60), (DataLoader(Stream(20), 8), (60, 20))):
         same(bp.dataset(train=DataLoader(Stream(), 16), test=test, rows=rows), both)

@@ -186,6 +186,8 @@ def test_refused():
         (lambda: bp.diagnostics.diagnose(FITTED, NUMBERS), r"takes one target a row, and there are 2 \(y1, y2\)"),
         (lambda: bp.diagnostics.to_arviz(FITTED, NUMBERS), "to_arviz takes one target"),
         (lambda: bp.metrics.nll(bp.predict(FITTED, NUMBERS.x_test), NUMBERS.y_test[:, 0]), "pass 2 values each"),
+        (lambda: bp.predict(FITTED, NUMBERS.x_test).target("y3"), "unknown target 'y3'. Valid: 0 to 1, y1"),
+        (lambda: bp.predict(FITTED, NUMBERS.x_test).target(2), "unknown target '2'; .* Valid: 0 to 1, y1, y2"),
     ]:
         refuses(message, call)
 
@@ -200,7 +202,10 @@ def test_from_a_file_to_predictions(task, tmp_path, command):
     said = command(*train, "--epochs", 20, "--num-draws", 5, code=(0, 3))
     scores = json.loads((run / "metrics.json").read_text())
     posterior, data = bp.load(run), bp.load_data(file, target=names)
-    single = bp.metrics.evaluate(bp.predict(posterior, data.x_test, num_draws=5).target(1), data.y_test[:, 1])
+    both = bp.predict(posterior, data.x_test, num_draws=5)
+    single = bp.metrics.evaluate(both.target("t1"), data.y_test[:, 1])
+    if task == "targets":
+        assert single["crps"].value == pytest.approx(both.crps(data.y_test.double())[:, 1].mean().item())
     assert list(scores["targets"]) == names and scores["targets"]["t1"]["nll"] == pytest.approx(single["nll"].value)
     assert "Each target by itself" in (run / "report.html").read_text() and "t1" in said
     known, new, num = data.y_train.numpy(), data.y_test.numpy(), len(data.y_train)

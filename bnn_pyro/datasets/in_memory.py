@@ -153,8 +153,11 @@ def dataset(
 def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
     """Inputs in memory (N, *input_shape), standardised as the model's own; columns of a frame are matched by name.
 
+    Of a torch data set or loader of (input, target), the inputs in the data set's order.
+
     Raises UserError for a missing column, a missing value or a category that training did not have (see ``dataset``).
     """
+    x = read_items(what, x)[0] if isinstance(x, Items | DataLoader) else x
     return standardised(_encoded(what, x, schema), schema)
 
 

@@ -15,6 +15,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from bnn_pyro.errors import unknown
 from bnn_pyro.parts.components import select
 from bnn_pyro.parts.mixtures import Mixture, NormalMixture
 from bnn_pyro.parts.observed import Likelihood
@@ -39,12 +40,24 @@ class SeveralMixture(Mixture):
     def _like(self, components: dist.Distribution) -> Self:
         return type(self)(components, self.one)
 
-    def target(self, k: int) -> Mixture:
-        """The prediction of one target, counted from 0; of a label, one of two classes."""
+    def target(self, k: int | str) -> Mixture:
+        """The prediction of one target, by its name or counted from 0; of a label, one of two classes.
+
+        Raises UserError for one that there is not.
+        """
+        return self._one(self._number(k))
+
+    def _number(self, k: int | str) -> int:
+        num, names = self.components.batch_shape[-1], list(self.schema.targets if self.schema else ())
+        if k not in names and not (isinstance(k, int) and -num <= k < num):
+            raise unknown("target", k, [*names, f"0 to {num - 1}"])
+        return names.index(k) if k in names else k
+
+    def _one(self, k: int) -> Mixture:
         return self.one(select(self.components, (..., k)))
 
     #: The predictions of the T targets.
-    each = property(lambda self: [self.target(k) for k in range(self.components.batch_shape[-1])])
+    each = property(lambda self: [self._one(k) for k in range(self.components.batch_shape[-1])])
 
     def log_probs(self, y: Tensor) -> Tensor:
         """log p_s(y), (S, B), nats: the sum over the targets. y: (B, T)."""
@@ -63,6 +76,11 @@ class SeveralMixture(Mixture):
         """Of each target by itself, (len(q), B, T)."""
         self._need("targets", "quantile")
         return torch.stack([one.quantile(q) for one in self.each], -1)
+
+    def crps(self, y: Tensor) -> Tensor:
+        """Of each target by itself, (B, T); y: (B, T)."""
+        self._need("targets", "crps")
+        return torch.stack([one.crps(y[:, k]) for k, one in enumerate(self.each)], -1)
 
 
 class Several(Likelihood):
@@ -140,8 +158,7 @@ class AutoregressiveNormal(dist.TorchDistribution):
 class CorrelatedMixture(SeveralMixture):
     """Of targets whose noise is correlated; each by itself has a Normal one."""
 
-    def target(self, k: int) -> Mixture:
-        """See ``SeveralMixture``."""
+    def _one(self, k: int) -> Mixture:
         return self.one(dist.Normal(self.components.mean[..., k], self.components.stddev[..., k]))
 
     @property
