@@ -8,8 +8,6 @@ resident set over that before; mapped pages count while they are in it. Files ar
 seed 0, and removed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

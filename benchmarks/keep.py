@@ -8,8 +8,6 @@
 Intervals of single fits, and quantities of single checks, stay in the folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory at its highest: of this process during a block, of a process and its children."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

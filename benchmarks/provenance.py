@@ -5,8 +5,6 @@ from a tree with uncommitted changes is refused before it starts. Other files (`
 commit that ends in "-dirty".
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Times taken in turn, so that whatever else the machine does meets all contestants alike; and the clock of a fit."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -8,8 +8,6 @@ split, standardised by the training part. Linear is BayesianRidge or LogisticReg
 with Normal errors of the size of cross-validated ones. These two are given the validation rows to train on.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What is to be learned, the same for all, and what a contestant is: a function that returns one training step."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import math

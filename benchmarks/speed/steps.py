@@ -5,8 +5,6 @@ synthetic inputs and batches (128 of 60,000 rows, or all of 100 in regression), 
 one forward and backward pass, one update and its own bookkeeping. A ratio is that of two blocks of one round.
 """
 
-from __future__ import annotations
-
 import gc
 import warnings
 from collections.abc import Sequence
