@@ -123,7 +123,7 @@ def of_numbers(
         yield Doubt(zeros, way="categorical")
     at = int(np.abs(values - np.median(values)).argmax())
     same = values == values[at]
-    others = values[~same] if same.sum() < 0.1 * len(values) else np.delete(values, at)
+    others = values[~same] if same.sum() < 0.5 * len(values) else np.delete(values, at)
     distance = abs(values[at] - others.mean()) / (others.std() or np.inf)
     if len(others) >= 10 and distance > FAR:
         again = int(same.sum()) - 1

@@ -230,6 +230,8 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
                                      _subject(first), _subject(other), strict=True):  # fmt: skip
             if ours != theirs:
                 raise UserError(f"posterior {number} has another {what} than the first ({theirs}, not {ours})")
+        if other is not first and all(torch.equal(v, first.chains[site]) for site, v in other.chains.items()):
+            raise UserError(f"posterior {number} has the draws of the first; pool runs of different seeds")
     chains = {site: torch.cat([one.chains[site].to(first.device) for one in posteriors]) for site in first.chains}
     stats = {name: torch.cat([one.stats[name].cpu() for one in posteriors]) for name in shared}
     if "superchain" in stats:  # chains of different runs share no starting point

@@ -22,7 +22,7 @@ from bnn_pyro.inference.microcanonical import State, direction, evaluator, integ
 from bnn_pyro.inference.mile import MILE, Kernel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed
-from bnn_pyro.zoo.auto import make_setup
+from bnn_pyro.zoo.auto import make_setup, set_up
 
 PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
 NET = bp.MeanField(hidden=(4,), noise="heteroscedastic")
@@ -253,3 +253,17 @@ def test_minutes_given_to_auto_end_the_draws_but_not_what_comes_before(monkeypat
     with pytest.warns(UserWarning, match="limit of 0.3 min: 2 of 2 chains with 2 of 6 draws"):
         some = fit(replace(setup, auto={"minutes": 0.3, "limited": True}), PROBLEM.data, None)
     assert all(torch.equal(v[:, :2], some.chains[site]) for site, v in whole.chains.items())
+
+
+CASES = ((0.2, 16, False), (0.2, 24, True), (9.0, 24, False), (0.9, 100, False), (0.01, 100, True))
+
+
+def test_targets_that_are_nearly_linear_take_no_hidden_layers():
+    x = torch.randn(100, 20, generator=torch.Generator().manual_seed(0))
+    for noise, rows, linear in CASES:
+        y = x.sum(1) + noise * torch.randn(100, generator=torch.Generator().manual_seed(1))
+        data = bp.dataset(x[:rows], y[:rows], split=0.0, validation=0)
+        setup = set_up("auto", None, lambda data=data: data)
+        assert (setup.entry.hidden == ()) == (setup.inference == "nuts") == linear
+        assert ("nearly linear" in setup.auto["reason"]) == linear
+        assert set_up("auto", None, lambda data=data: data, settings={"hidden": (9,)}).entry.hidden == (9,)

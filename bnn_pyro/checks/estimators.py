@@ -175,7 +175,9 @@ def _of_elbo(
     gradients = {name: torch.cat([g for _, g in pairs]) for name, pairs in repeated.items()}
     whole, *others = gradients
     directions = torch.randn(gradients[whole].shape[1], PROJECTIONS, generator=torch.Generator().manual_seed(1))
-    directions = torch.cat([directions.double(), gradients[whole].mean(0)[:, None]], 1)
+    # By gradients of their own: along its own mean a sample is longer than the gradient is, by its noise.
+    mean = torch.cat([estimators[whole]()[1] for _ in range(max(1, check.repeats // 4))]).mean(0)
+    directions = torch.cat([directions.double(), mean[:, None]], 1)
     directions = nn.functional.normalize(directions, dim=0)
     along = [*(f"direction {k + 1}" for k in range(PROJECTIONS)), "the mean gradient"]
     values = {name: np.column_stack([elbos[name], g @ directions]) for name, g in gradients.items()}

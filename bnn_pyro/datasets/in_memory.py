@@ -126,7 +126,7 @@ def dataset(
         several = what == "y" and isinstance(value, list | tuple) and len(value) < len(x)
         if isinstance(value, str) or (several and all(isinstance(column, str) for column in value)):
             taken += names_in(table, what, value)
-            columns[what] = table[value]
+            columns[what] = table[value if isinstance(value, str) else list(value)]
     if event is not None:
         columns["y"] = _with_event(columns["y"], columns["event"], of_event[0])
     table = table if table is None else table.drop(columns=taken)

@@ -6,8 +6,10 @@ Decided by the settings and the sizes of the problem, never by a clock: a compil
 run draws must not depend on how busy the machine was.
 """
 
+import math
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +42,13 @@ TYPICAL = 20
 #: Chains where settings leave them out; multiplications of a step from which on a GPU is faster: it takes 3 to 6 ms for
 #: any (docs/results/speed.md).
 CHAINS, GPU_WORK = 8, 3e7
+#: Seconds besides their arithmetic of a transition of chains that move as one, and of a step of several networks.
+TRANSITION, STEP = 3e-4, 6e-3
+#: Gradients of a transition of theirs, and of NUTS.
+GRADIENTS, TREE = 2, 30
+
+#: (settings of the method, N, M, cores) -> seconds.
+Cost = Callable[[Mapping[str, Any], int, int, int], float]
 
 
 def choose_compiled(setting: str, gradients: float, potential: Potential) -> bool:
@@ -92,6 +101,32 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
     with isolated(0), outputs_seen(net, count):
         net(x)
     return max(sum(counts), sum(value.numel() for value in net.parameters() if value.dim() > 1))
+
+
+def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
+    """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
+    chains = s["chains"] or CHAINS
+    batch = s["batch_size"] or rows
+    members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
+    processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
+    together = math.ceil(chains / processes)
+    transition = TRANSITION + together * GRADIENTS * gradient_seconds(rows, macs)
+    steps = TYPICAL if s.get("adjusted") else 1
+    sampled = (s["warmup"] + s["draws"] * s["thin"]) * steps * transition
+    return PROCESS + COMPILATION + members + sampled
+
+
+def trees(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
+    """Seconds of NUTS, a chain at a time in each process."""
+    gradient = COMPILED + gradient_seconds(rows, macs)
+    return COMPILATION + (s["warmup"] + s["draws"]) * math.ceil(s["chains"] / cores) * TREE * gradient
+
+
+def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
+    """Seconds of epochs of mini-batches, of one fit or of members side by side."""
+    batch, members = s["batch_size"] or rows, s.get("members", 1)
+    seconds = s["epochs"] * math.ceil(rows / batch) * (PYRO_STEP + 2 * ARITHMETIC * batch * macs)
+    return seconds * math.ceil(members / cores) + (PROCESS if min(members, cores) > 1 else 0)
 
 
 class Forecast:

@@ -59,7 +59,8 @@ class Mixture(Decisions):
 
     def _need(self, task: str, what: str) -> None:
         if task not in (self.task, "classification" if self.has_classes else ""):
-            raise UserError(f"'{what}' belongs to {task}, but this is a {self.task} prediction")
+            one = "; take prediction.target(k), k its name or number" * (self.task in ("targets", "labels"))
+            raise UserError(f"'{what}' belongs to {task}, but this is a {self.task} prediction{one}")
 
     @property
     def probs(self) -> Tensor:
@@ -164,8 +165,8 @@ class Mixture(Decisions):
         Raises UserError unless 0 < q < 1.
         """
         self._need("regression", "quantile")
-        levels = torch.as_tensor([q] if isinstance(q, float | int) else list(q), dtype=torch.float64)
-        if not bool(((levels > 0) & (levels < 1)).all()):
+        levels = torch.as_tensor(q, dtype=torch.float64).reshape(-1)
+        if not (len(levels) and bool(((levels > 0) & (levels < 1)).all())):
             raise UserError(f"quantile levels must lie strictly between 0 and 1, got {levels.tolist()}")
         points = max(1, 2 * BLOCK // (self.num_draws * len(levels)))
         return torch.cat([self[i : i + points]._bisect(levels) for i in range(0, len(self), points)], 1)

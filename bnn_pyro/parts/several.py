@@ -37,6 +37,9 @@ class SeveralMixture(Mixture):
         new.task = "labels" if isinstance(components, dist.Bernoulli) else "targets"
         return new
 
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.components, self.one  # of a pickle
+
     def _like(self, components: dist.Distribution) -> Self:
         return type(self)(components, self.one)
 

@@ -181,7 +181,8 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     """
     flags = {k: v for k, v in vars(args).items() if v is not None}
     named = flags.get("inference") or config.get("inference")
-    of_config, auto = config.get("variant") or (VARIANT if named else AUTO), config.get("auto") or {}
+    usual = "my-network" if flags.get("module") else VARIANT if named else AUTO
+    of_config, auto = config.get("variant") or usual, config.get("auto") or {}
     variant, minutes = flags.get("variant") or of_config, flags.get("minutes", auto.get("minutes"))
     if variant == AUTO and "reason" in auto and minutes == auto["minutes"]:
         variant = of_config  # chosen before

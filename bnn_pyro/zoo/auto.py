@@ -32,10 +32,6 @@ AUTO = "auto"
 #: The minutes that a fit may take where nobody says.
 MINUTES = 5.0
 
-#: Seconds besides their arithmetic of a transition of chains that move as one, and of a step of several networks.
-TRANSITION, STEP = 3e-4, 6e-3
-#: Gradients of a transition.
-GRADIENTS = 2
 #: Of the default length at least; and how many times that long chains of few rows are in ``MINUTES``, or in less where
 #: they fit, and in proportion in more.
 MIN_SHARE, LONGER = 0.01, 5.0
@@ -47,43 +43,22 @@ MIN_DRAWN = 0.2
 WIDE = 16
 #: Rows an input below which, and inputs from which on, the prior of numbers is fan-in:2, half as wide.
 FEW, SEVERAL = 40, 4
+#: Targets are nearly linear where that leaves this share of their variance: of many rows less, as a network then learns
+#: more of the rest. Looked for in tables of so many numbers at most.
+LEFT, MAX_LINEAR = 0.2, 1_000_000
 #: Rows above which a network to be sampled has a third hidden layer; from which on noise is Student's t.
 MANY, MIN_STUDENT_T = 1000, 100
-
-#: (settings of the method, N, M, cores) -> seconds.
-Cost = Callable[[Mapping[str, Any], int, int, int], float]
-
-
-def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
-    """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
-    chains = s["chains"] or cost.CHAINS
-    batch = s["batch_size"] or rows
-    members = s["epochs"] * math.ceil(rows / batch) * (STEP + cost.ARITHMETIC * chains * batch * macs)
-    processes = 1 if rows * macs > cost.LARGE else min(cores, chains)  # there operators move all chains
-    together = math.ceil(chains / processes)
-    transition = TRANSITION + together * GRADIENTS * cost.gradient_seconds(rows, macs)
-    steps = cost.TYPICAL if s.get("adjusted") else 1
-    sampled = (s["warmup"] + s["draws"] * s["thin"]) * steps * transition
-    return cost.PROCESS + cost.COMPILATION + members + sampled
-
-
-def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
-    """Seconds of epochs of mini-batches, of one fit or of members side by side."""
-    batch, members = s["batch_size"] or rows, s.get("members", 1)
-    seconds = s["epochs"] * math.ceil(rows / batch) * (cost.PYRO_STEP + 2 * cost.ARITHMETIC * batch * macs)
-    return seconds * math.ceil(members / cores) + (cost.PROCESS if min(members, cores) > 1 else 0)
 
 
 @dataclass(frozen=True)
 class Rule:
     """A line of the table.
 
-    inputs    "table" or "image"
+    inputs    "table", "image", or "linear", a table whose targets are nearly linear in them (see :func:`is_linear`)
     settings  of the variant, and ``method_settings``, over their defaults
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
     many      likewise, where more than ``MANY`` rows train
     few       likewise, where targets are numbers, inputs ``SEVERAL`` or more, and rows fewer than ``FEW`` for each
-    scarce    likewise, where targets are numbers and rows are fewer than inputs; noise is then not by input
     noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
               these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
@@ -98,7 +73,7 @@ class Rule:
     variant: str
     method: str
     reason: str
-    seconds: Cost
+    seconds: cost.Cost
     lengths: Mapping[str, int]
     least: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -106,25 +81,26 @@ class Rule:
     wide: Mapping[str, Any] = field(default_factory=dict)
     many: Mapping[str, Any] = field(default_factory=dict)
     few: Mapping[str, Any] = field(default_factory=dict)
-    scarce: Mapping[str, Any] = field(default_factory=dict)
     noise: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
     longer: tuple[str, ...] = ()
 
 
 RULES = (
+    Rule("linear", "mean-field", "nuts", "targets nearly linear in the inputs, and too few rows to learn what is not",
+         cost.trees, {"warmup": 200, "draws": 100}, 0.0, {"hidden": (), "prior": "fan-in:1", "noise": "learned"}),
     Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
-         sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02,
+         cost.sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.02,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
          wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)}, few={"prior": "fan-in:2"},
-         scarce={"hidden": (), "prior": "fan-in:1"},
          noise={"noise": "heteroscedastic", "likelihood": "student-t"}, longer=("thin",)),
     Rule("table", "hidden-layer", "svi", "too many rows to sample the posterior in the time: mini-batches",
-         optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise={"noise": "heteroscedastic"}),
+         cost.optimisation, {"epochs": 1}, 0.0, {"hidden": (50, 50)}, noise={"noise": "heteroscedastic"}),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
-         optimisation, {"members": 1}, 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
+         cost.optimisation, {"members": 1}, 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
          steps=600),
-    Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks", optimisation, {"epochs": 1}),
+    Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks",
+         cost.optimisation, {"epochs": 1}),
 )  # fmt: skip
 
 
@@ -222,8 +198,9 @@ def set_up(
         # is elsewhere then costs any number of nats.
         few = data.schema.task == "regression" and len(data.y_train.unique()) ** 2 < len(data.y_train)
         every = ({"noise": "learned"} if few else {}) | every
+        linear = named is None and not every.keys() & {"hidden", "activation", "likelihood"} and is_linear(data)
         within = MINUTES if minutes is None else minutes
-        setup = choose(data.schema, len(data.x_train), minutes=within, method=named, settings=every)
+        setup = choose(data.schema, len(data.x_train), minutes=within, method=named, settings=every, linear=linear)
         auto = {**setup.auto} if minutes is None else {**setup.auto, "limited": True}
         setup = replace(setup, method=fixed or setup.method, auto=auto)
     else:
@@ -237,6 +214,23 @@ def set_up(
     return setup
 
 
+def is_linear(data: Dataset) -> bool:
+    """Whether a ridge regression leaves little of the variance of targets, in training rows that are left out in turn.
+
+    With four inputs more than there are, as lines of one input need some rows too.
+    """
+    schema, rows, inputs = data.schema, len(data.x_train), math.prod(data.schema.input_shape)
+    small = rows <= FEW * inputs and rows * inputs <= MAX_LINEAR and isinstance(data.x_train, torch.Tensor)
+    if schema.task != "regression" or schema.is_image or not small or rows < 3:
+        return False
+    from sklearn.linear_model import RidgeCV
+
+    y = data.y_train.double().log() if schema.target_scale == "log" else data.y_train.double()
+    y = ((y - y.mean()) / y.std()).numpy()
+    left = -RidgeCV([10.0**k for k in range(-3, 5)]).fit(data.x_train.flatten(1).double().numpy(), y).best_score_
+    return bool(left < LEFT * min(1.0, (inputs + SEVERAL) / rows) ** 2)
+
+
 def limit_of(setup: Setup, max_minutes: float | None) -> dict[str, float]:
     """What a method is told of its time (see ``Run``): ``max_minutes``, or the minutes that ``auto`` was given."""
     if max_minutes is None and setup.auto.get("limited"):
@@ -245,17 +239,20 @@ def limit_of(setup: Setup, max_minutes: float | None) -> dict[str, float]:
 
 
 def choose(
-    schema: Schema, rows: int, *, minutes: float = MINUTES, method: str | None = None, settings: Mapping[str, Any] = {}
-) -> Setup:
+    schema: Schema, rows: int, *, minutes: float = MINUTES, method: str | None = None,
+    settings: Mapping[str, Any] = {}, linear: bool = False,
+) -> Setup:  # fmt: skip
     """The first rule that applies.
 
     rows: that train.   method: the rules of this one alone.   settings: over those of the rule, of either.
+    linear: see :func:`is_linear`.
 
     Raises UserError for minutes that are not above 0 and below a million, or a method that no rule for such inputs has.
     """
     if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):
         raise UserError(f"minutes must be a number above 0 and below a million, got {minutes!r:.40}")
     kind, cores, rows = "image" if schema.is_image else "table", usable_cores(), max(1, rows)
+    kind = "linear" if linear else kind
     inputs = math.prod(schema.input_shape)
     rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
     if not rules:
@@ -268,8 +265,7 @@ def choose(
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
         are_numbers = schema.task in ("regression", "targets")
         own |= rule.few if are_numbers and inputs >= SEVERAL and rows < FEW * inputs else {}
-        own |= rule.scarce if (scarce := are_numbers and rows < inputs) else {}
-        if by_input and are_numbers and not scarce:
+        if by_input and are_numbers:
             student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
         of_method = dict(rule.method_settings)

@@ -7,6 +7,7 @@ library by its source, and the trace by what it depends on, where the caller can
 """
 
 import ctypes
+import math
 import os
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ import cloudpickle
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -142,13 +143,30 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor,
     try:
         first = make_fx(lambda *inputs: gradient(*inputs))(*inputs)
         plain = functionalize(first)
-        graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=core_aten_decompositions())(*inputs)
+        table = {**core_aten_decompositions(), **_of_norms()}
+        graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=table)(*inputs)
         graph.graph.eliminate_dead_code()
         return write_c(graph, inputs[1])
     except NotCompiled:
         raise
     except Exception as error:
         raise NotCompiled(f"the model could not be traced ({type(error).__name__}: {error})") from None
+
+
+def _of_norms() -> dict[Any, Callable]:
+    """Normalisation by sums: PyTorch counts its operators among the core."""
+    aten = torch.ops.aten
+
+    def mean(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+        return x.sum(dim, keepdim) / math.prod(x.shape[d] for d in dim)
+
+    def var_mean(x: Tensor, dim: list[int], *, correction: float = 1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        num, middle = math.prod(x.shape[d] for d in dim), mean(x, dim, True)
+        return (x - middle).square().sum(dim, keepdim) / (num - correction), middle if keepdim else mean(x, dim)
+
+    norms = [aten.native_layer_norm, aten.native_group_norm, aten.native_layer_norm_backward,
+             aten.native_group_norm_backward]  # fmt: skip
+    return {**get_decompositions(norms), aten.var_mean.correction: var_mean, aten.mean.dim: mean}
 
 
 @lru_cache(KEPT)
