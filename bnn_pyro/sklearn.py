@@ -69,7 +69,8 @@ class _Bayesian(BaseEstimator):
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
         settings = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
         settings |= dict(self.settings or {})
-        setup = set_up(self.variant, self.inference, lambda: data, settings=settings)
+        minutes = settings.pop("minutes", None)
+        setup = set_up(self.variant, self.inference, lambda: data, settings=settings, minutes=minutes)
         self._entry = None if isinstance(self.variant, str) else setup.entry  # what an archive cannot make again
         self.posterior_ = fit(setup, data, seed=seed, device=self.device, progress=False)
 
@@ -124,7 +125,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
     variant, inference  names in ``ZOO`` and ``METHODS`` (by default the variant's first method), or settings
                   objects; or a module of your own, as in ``bp.fit``
     hidden, activation, prior, noise, likelihood, epochs, batch_size, lr  settings of either, by their names on the
-                  command line; None leaves each as it is.   settings: any others, {name: value}
+                  command line; None leaves each as it is.   settings: any others, {name: value}; ``minutes`` of "auto"
     task, target_scale  "regression" or "counts"; "log" of positive numbers, as in ``dataset``
     validation    number or share of the training rows that are held out, for methods that stop early
     missing, unseen  of frames, as in ``dataset``

@@ -211,6 +211,7 @@ BAD = {
     "split in other order": (dict(split=(PRICE > 0)[::-1]), "split has the row labels of X in another order"),
     "seed": (dict(seed=1.5), "seed must be a whole number, got 1.5"),
     "too narrow": (dict(y=PRICE + 1e9), "'price' varies by .* around 1e.09, too little for 32-bit numbers"),
+    "too small": (dict(y=PRICE * 1e-40), "'price' varies by .*e-3., too little for 32-bit numbers; .* multiply by"),
     "durations": (dict(x=FRAME.assign(a=pd.Timedelta("1D"))), "holds dates or times; make numbers .*total_seconds"),
     "sparse": (dict(x=csr_matrix(ARRAY)), r"X is a csr_matrix, .* give X.toarray\(\)"),
     "no columns": (dict(x=FRAME[[]]), "X has no columns"),

@@ -138,3 +138,9 @@ def test_a_run_says_how_it_compares_with_it(tmp_path, command, no_figures):
     (run / "config.json").write_text(json.dumps(old))
     command("evaluate", run)
     assert not (run / "boosting.json").exists()
+
+
+def test_minutes_are_a_setting_of_auto():
+    settings = {"minutes": 0.2, "hidden": "2", "epochs": 2, "draws": 2, "warmup": 9}
+    model = BayesianRegressor("auto", settings=settings, random_state=0).fit(X, Y)
+    assert model.posterior_.provenance["auto"]["minutes"] == 0.2

@@ -151,11 +151,12 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
         y = y.abs()
     if not raw.has_classes and raw.task != "labels":
         mean, deviation = mean_and_scale([y])
-        narrow = (deviation < MIN_RELATIVE_SPREAD * y.abs().amax(0)).flatten().nonzero().flatten().tolist()
+        least = (MIN_RELATIVE_SPREAD * y.abs().amax(0)).clamp_min(torch.finfo(torch.float32).tiny / MIN_RELATIVE_SPREAD)
+        narrow = (deviation < least).flatten().nonzero().flatten().tolist()
         if narrow:
             name, sd, around = (v[narrow[0]] for v in (raw.target_names, deviation.view(-1), mean.view(-1)))
             raise UserError(f"{raw.name}: the target '{name}' varies by {sd.item():.3g} around {around.item():.6g}, "
-                            "too little for 32-bit numbers; subtract a constant from it first")  # fmt: skip
+                            "too little for 32-bit numbers; subtract a constant, or multiply by one")  # fmt: skip
         if raw.target_scale == "log" or raw.task == "survival":
             mean, deviation = mean_and_scale([y.double().log()])
         mean, deviation = (tuple(v.tolist()) if v.dim() else v.item() for v in (mean, deviation))
