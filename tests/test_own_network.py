@@ -98,7 +98,7 @@ def test_what_is_not_bayesian_is_trained_or_stays():
     still[0].requires_grad_(False)
     assert fit(bp.Bayesian(still)).draw(2).keys() == head
     assert fit(bp.Bayesian(still, where="0|3")).draw(2).keys() == head | conv
-    refuses("nuts needs a prior over weights that can be sampled", fit, bp.Bayesian(net, where="3"), "nuts")
+    refuses("nuts needs a prior over all weights that can be sampled", fit, bp.Bayesian(net, where="3"), "nuts")
 
 
 def test_priors_by_pattern_and_around_the_pretrained_weights():
