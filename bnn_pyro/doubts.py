@@ -18,6 +18,8 @@ from bnn_pyro.errors import UserError
 RARE, MANY = 5, 20
 #: Standard deviations from the mean beyond which a value is an outlier.
 FAR = 8.0
+#: Numbers that are often written where there is no answer.
+CODES = {-1, -9, -99, -999, -9999, 99, 999, 9999, 99999}
 #: Words in the names of columns that have codes, and in those of times, whose numbers may well count the rows.
 CODE_NAMES = re.compile(
     r"(?i)(?<![a-z])(zip|zip_?code|post_?code|postal_?code|plz|code|id|key|uuid)(?![a-z])"
@@ -123,7 +125,8 @@ def of_numbers(
         yield Doubt(zeros, way="categorical")
     at = int(np.abs(values - np.median(values)).argmax())
     same = values == values[at]
-    others = values[~same] if same.sum() < 0.5 * len(values) else np.delete(values, at)
+    stands_for_none = same.sum() < (0.5 if values[at] in CODES else 0.1) * len(values)
+    others = values[~same] if stands_for_none else np.delete(values, at)
     distance = abs(values[at] - others.mean()) / (others.std() or np.inf)
     if len(others) >= 10 and distance > FAR:
         again = int(same.sum()) - 1

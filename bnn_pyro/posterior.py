@@ -217,8 +217,8 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
 
     All draws count equally, and convergence is judged over all of them. ``stats`` are those that all have; no trace.
 
-    Raises UserError where there are none, one is a guide, the chains differ in length, or variant, settings,
-    temperature or training rows differ.
+    Raises UserError where there are none, one is a guide or given twice, or they differ in variant, settings,
+    temperature, training rows or the length of chains.
     """
     if not posteriors:
         raise UserError("there are no posteriors to pool")
@@ -230,8 +230,9 @@ def pool(posteriors: Sequence[Posterior]) -> Posterior:
                                      _subject(first), _subject(other), strict=True):  # fmt: skip
             if ours != theirs:
                 raise UserError(f"posterior {number} has another {what} than the first ({theirs}, not {ours})")
-        if other is not first and all(torch.equal(v, first.chains[site]) for site, v in other.chains.items()):
-            raise UserError(f"posterior {number} has the draws of the first; pool runs of different seeds")
+        for before, one in enumerate(posteriors[: number - 1], 1):
+            if all(torch.equal(v.to(other.device), other.chains[site]) for site, v in one.chains.items()):
+                raise UserError(f"posterior {number} has the draws of posterior {before}; pool runs of other seeds")
     chains = {site: torch.cat([one.chains[site].to(first.device) for one in posteriors]) for site in first.chains}
     stats = {name: torch.cat([one.stats[name].cpu() for one in posteriors]) for name in shared}
     if "superchain" in stats:  # chains of different runs share no starting point

@@ -28,7 +28,7 @@ from bnn_pyro.loading import load
 from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
-from bnn_pyro.zoo.auto import set_up
+from bnn_pyro.zoo.auto import AUTO, set_up
 
 #: Parameters that are settings of the variant or of the method; None leaves each as it is.
 SETTINGS = ("hidden", "activation", "prior", "noise", "likelihood", "epochs", "batch_size", "lr")
@@ -69,7 +69,7 @@ class _Bayesian(BaseEstimator):
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
         settings = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
         settings |= dict(self.settings or {})
-        minutes = settings.pop("minutes", None)
+        minutes = settings.pop("minutes", None) if self.variant == AUTO else None
         setup = set_up(self.variant, self.inference, lambda: data, settings=settings, minutes=minutes)
         self._entry = None if isinstance(self.variant, str) else setup.entry  # what an archive cannot make again
         self.posterior_ = fit(setup, data, seed=seed, device=self.device, progress=False)

@@ -273,7 +273,7 @@ def test_a_run_says_what_was_chosen_and_is_run_again_alike(tmp_path, capsys):
         assert main(["train", *argv, "--quiet"]) == 0
     assert same(out, again) and json.loads((again / "config.json").read_text()) == config
     assert main(["train", *data, "--set", "widht=3", "--out", str(tmp_path / "x")]) == 2
-    assert "setting of mean-field or nuts, which auto chose" in capsys.readouterr().err  # its targets are linear
+    assert "setting of mean-field or mile, which auto chose" in capsys.readouterr().err
 
 
 def test_without_data_it_is_digits_with_most_rows_to_test(tmp_path):

@@ -267,3 +267,14 @@ def test_targets_that_are_nearly_linear_take_no_hidden_layers():
         assert (setup.entry.hidden == ()) == (setup.inference == "nuts") == linear
         assert ("nearly linear" in setup.auto["reason"]) == linear
         assert set_up("auto", None, lambda data=data: data, settings={"hidden": (9,)}).entry.hidden == (9,)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_chain_of_a_linear_model_of_few_rows_is_lost(seed):
+    """Where a trajectory leaves the numbers, compiled code counts it as rejected."""
+    with bp.isolated(seed):
+        x = torch.randn(5, 1)
+        y = x[:, 0] + 3 + 0.05 * torch.randn(5)
+    method = bp.NUTS(cores=1, compiled="yes", draws=100)
+    posterior = fit(bp.MeanField(hidden=()), bp.dataset(x, y, split=0.0, validation=0), method, seed=seed)
+    assert "stopped" not in posterior.provenance and len(posterior.stats["lp"]) == 4

@@ -95,7 +95,7 @@ def test_what_belongs_to_different_posteriors_is_not_pooled(trained):
     first = sampled(0)
     about = first.provenance
     for words, other in {
-        "the draws of the first": replace(first),
+        "the draws of posterior 1": replace(first),
         "another length of chains": sampled(1, draws=4),
         "another temperature": sampled(1, temperature=0.5),
         "another training rows": replace(first, provenance={**about, "fingerprint": "other"}),

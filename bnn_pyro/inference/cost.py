@@ -119,7 +119,7 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
 def trees(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of NUTS, a chain at a time in each process."""
     gradient = COMPILED + gradient_seconds(rows, macs)
-    return COMPILATION + (s["warmup"] + s["draws"]) * math.ceil(s["chains"] / cores) * TREE * gradient
+    return COMPILATION + (s["warmup"] + s["draws"] * s["thin"]) * math.ceil(s["chains"] / cores) * TREE * gradient
 
 
 def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Self
 
+import numpy as np
 import torch
 from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch import Tensor
@@ -165,7 +166,7 @@ class Mixture(Decisions):
         Raises UserError unless 0 < q < 1.
         """
         self._need("regression", "quantile")
-        levels = torch.as_tensor(q, dtype=torch.float64).reshape(-1)
+        levels = torch.as_tensor(q if isinstance(q, Tensor) else np.asarray(q), dtype=torch.float64).reshape(-1)
         if not (len(levels) and bool(((levels > 0) & (levels < 1)).all())):
             raise UserError(f"quantile levels must lie strictly between 0 and 1, got {levels.tolist()}")
         points = max(1, 2 * BLOCK // (self.num_draws * len(levels)))

@@ -7,6 +7,7 @@ noise of numbers may be correlated as well (:class:`CorrelatedNoise`).
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Self
@@ -52,9 +53,11 @@ class SeveralMixture(Mixture):
 
     def _number(self, k: int | str) -> int:
         num, names = self.components.batch_shape[-1], list(self.schema.targets if self.schema else ())
-        if k not in names and not (isinstance(k, int) and -num <= k < num):
+        if k in names:
+            return names.index(k)
+        if isinstance(k, str) or not -num <= operator.index(k) < num:
             raise unknown("target", k, [*names, f"0 to {num - 1}"])
-        return names.index(k) if k in names else k
+        return operator.index(k)
 
     def _one(self, k: int) -> Mixture:
         return self.one(select(self.components, (..., k)))

@@ -45,7 +45,9 @@ WIDE = 16
 FEW, SEVERAL = 40, 4
 #: Targets are nearly linear where that leaves this share of their variance: of many rows less, as a network then learns
 #: more of the rest. Looked for in tables of so many numbers at most.
-LEFT, MAX_LINEAR = 0.2, 1_000_000
+LEFT, MIN_LINEAR, MAX_LINEAR = 0.2, 10, 1_000_000
+#: The settings that do not ask for another model or method than theirs.
+LINEAR_TAKES = {"prior", "noise", "bias", "draws", "warmup", "chains", "thin", "target_accept", "cores", "compiled"}
 #: Rows above which a network to be sampled has a third hidden layer; from which on noise is Student's t.
 MANY, MIN_STUDENT_T = 1000, 100
 
@@ -198,7 +200,7 @@ def set_up(
         # is elsewhere then costs any number of nats.
         few = data.schema.task == "regression" and len(data.y_train.unique()) ** 2 < len(data.y_train)
         every = ({"noise": "learned"} if few else {}) | every
-        linear = named is None and not every.keys() & {"hidden", "activation", "likelihood"} and is_linear(data)
+        linear = named is None and every.keys() <= LINEAR_TAKES and is_linear(data)
         within = MINUTES if minutes is None else minutes
         setup = choose(data.schema, len(data.x_train), minutes=within, method=named, settings=every, linear=linear)
         auto = {**setup.auto} if minutes is None else {**setup.auto, "limited": True}
@@ -217,17 +219,18 @@ def set_up(
 def is_linear(data: Dataset) -> bool:
     """Whether a ridge regression leaves little of the variance of targets, in training rows that are left out in turn.
 
-    With four inputs more than there are, as lines of one input need some rows too.
+    How little falls with the rows, from ``SEVERAL`` more than there are inputs on.
     """
     schema, rows, inputs = data.schema, len(data.x_train), math.prod(data.schema.input_shape)
-    small = rows <= FEW * inputs and rows * inputs <= MAX_LINEAR and isinstance(data.x_train, torch.Tensor)
-    if schema.task != "regression" or schema.is_image or not small or rows < 3:
+    small = MIN_LINEAR <= rows <= FEW * inputs and rows * inputs <= MAX_LINEAR
+    if schema.task != "regression" or schema.is_image or not small or not isinstance(data.x_train, torch.Tensor):
         return False
     from sklearn.linear_model import RidgeCV
 
-    y = data.y_train.double().log() if schema.target_scale == "log" else data.y_train.double()
+    x, y = (part.detach().cpu().double() for part in (data.x_train.flatten(1), data.y_train))
+    y = y.log() if schema.target_scale == "log" else y
     y = ((y - y.mean()) / y.std()).numpy()
-    left = -RidgeCV([10.0**k for k in range(-3, 5)]).fit(data.x_train.flatten(1).double().numpy(), y).best_score_
+    left = -RidgeCV([10.0**k for k in range(-3, 5)]).fit(x.numpy(), y).best_score_
     return bool(left < LEFT * min(1.0, (inputs + SEVERAL) / rows) ** 2)
 
 

@@ -49,7 +49,7 @@ static void isokinetic(Job *job, long c, char *work) {
       lost += turn(u, g, e * job->shares[k + 1], size);
     }
     lost -= job->density[c] - before;
-    if (!(lost - lost == 0)) break;
+    if (!__builtin_isfinite(lost)) break;
   }
   job->error[c] = lost;
 }
@@ -64,7 +64,7 @@ static void chain(Job *job, long c, char *work) {
     for (long i = 0; i < size; i++) { r[i] += 0.5 * e * g[i]; z[i] += e * job->m[i] * r[i]; }
     double density = job->density[c] = gradient(z, g, work);
     for (long i = 0; i < size; i++) r[i] += 0.5 * e * g[i];
-    if (!(density - density == 0)) break;
+    if (!__builtin_isfinite(density)) break;
   }
 }
 static void *chains(void *given) {
@@ -131,7 +131,7 @@ static void build(Tree *t, long depth, Node *out) {
       out->g[i] = t->g[i];
     }
     double error = 0.5 * dot(t->u, t->u, n) - out->density - t->energy;
-    if (!(error - error == 0)) error = INFINITY;
+    if (!__builtin_isfinite(error)) error = INFINITY; /* compilers may cancel error - error, a sum */
     out->weight = -error;
     out->acceptance = error <= 0 ? 1 : exp(-error);
     out->steps = 1;
