@@ -43,10 +43,10 @@ MIN_DRAWN = 0.2
 WIDE = 16
 #: Rows an input below which, and inputs from which on, the prior of numbers is fan-in:2, half as wide.
 FEW, SEVERAL = 40, 4
-#: Targets are nearly linear where that leaves this share of their variance: of many rows less, as a network then learns
-#: more of the rest. Looked for in tables of so many numbers at most.
+#: Targets are nearly linear where a ridge regression leaves less than this share of their variance, and of many rows
+#: less still, as a network then learns more of the rest; rows that a table has at least, and numbers at most.
 LEFT, MIN_LINEAR, MAX_LINEAR = 0.2, 10, 1_000_000
-#: The settings that do not ask for another model or method than theirs.
+#: Settings that ask for no other model or method than that of nearly linear targets.
 LINEAR_TAKES = {"prior", "noise", "bias", "draws", "warmup", "chains", "thin", "target_accept", "cores", "compiled"}
 #: Rows above which a network to be sampled has a third hidden layer; from which on noise is Student's t.
 MANY, MIN_STUDENT_T = 1000, 100
@@ -219,7 +219,7 @@ def set_up(
 def is_linear(data: Dataset) -> bool:
     """Whether a ridge regression leaves little of the variance of targets, in training rows that are left out in turn.
 
-    How little falls with the rows, from ``SEVERAL`` more than there are inputs on.
+    Little is less than LEFT, times the square of (inputs + SEVERAL) / rows where that is below 1.
     """
     schema, rows, inputs = data.schema, len(data.x_train), math.prod(data.schema.input_shape)
     small = MIN_LINEAR <= rows <= FEW * inputs and rows * inputs <= MAX_LINEAR
