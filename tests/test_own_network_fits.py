@@ -220,6 +220,26 @@ def test_whole_numbers_reach_an_embedding_as_they_are(tmp_path):
     assert torch.equal(again.components.loc, same.components.loc)
 
 
+class Masked(nn.Linear):
+    def forward(self, x, mask, weight):
+        return super().forward((x * weight).masked_fill(mask, 0.0)) + float(mask.dtype != torch.bool)
+
+
+def test_masks_reach_the_module_as_they_are():
+    mask, weight = WORDS % 2 == 0, np.float32(WORDS > 3)
+    given = {"x": np.float32(WORDS), "mask": mask, "weight": weight}
+    data = bp.dataset(given, Y, task="regression")
+    posterior = bp.fit(bp.Bayesian(Masked(4, 1)), data, bp.SVI(epochs=2))
+    draws, schema = posterior.draw(5, seed=0), bp.Schema.from_dict(json.loads(json.dumps(data.schema.to_dict())))
+    assert schema == data.schema
+    x = (torch.tensor(given["x"]) - torch.tensor(schema.x_shift[:4])) / torch.tensor(schema.x_scale[:4])
+    x = torch.where(torch.tensor(mask), 0.0, x * torch.tensor(weight))
+    plain = torch.einsum("noi,bi->nbo", draws["weight"], x)[..., 0] + draws["bias"]
+    prediction = bp.predict(posterior, given, num_draws=5)
+    torch.testing.assert_close(prediction.components.loc, schema.y_shift + schema.y_scale * plain, rtol=1e-4, atol=1e-4)
+    refuses(r"X\['mask'\] must be true or false", bp.predict, posterior, {**given, "mask": 2 * WORDS})
+
+
 GAP = np.where(np.arange(NUM)[:, None] == 2, np.float32("nan"), META)
 
 

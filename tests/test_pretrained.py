@@ -118,7 +118,7 @@ def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp
     forms = r"none of: auto, convnet, mlp, .*\(\.pt\).*\(\.pt2\).*resnet18:FILE"
     for backbone, inputs, words in (
         ("convnt", None, forms),
-        ("none.pt", None, r"no backbone file .*none\.pt$"),
+        ("none.pt", None, r"there is no file .*none\.pt, a network"),
         (3, None, "a backbone is a text, a module or a posterior"),
         (network(), "rw", "unknown inputs 'rw'"),
         ("mlp", "raw", "the backbone 'mlp' knows its own"),
@@ -159,7 +159,7 @@ def test_a_posterior_on_a_file_is_loaded_exactly_and_not_if_it_went_or_changed(t
     monkeypatch.setattr(torch.jit, "load", None)
     refuses(r"is not the one that this posterior was made with \(SHA-256 ", bp.load, tmp_path / "run")
     path.unlink()
-    refuses(f"no backbone file {path}", bp.load, tmp_path / "run")
+    refuses(f"there is no file {path}", bp.load, tmp_path / "run")
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pt2"])

@@ -56,11 +56,12 @@ class Column:
 
 
 class InputPart(NamedTuple):
-    """One of several inputs of a row, (N, *shape); whole numbers stay as they are."""
+    """One of several inputs of a row, (N, *shape); whole numbers, and what is true or false, stay as they are."""
 
     name: str
     shape: tuple[int, ...]
     is_whole: bool
+    is_bool: bool = False
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ class Schema:
         columns = plain.get("columns", ())
         fields["columns"] = tuple(Column(n, None if c is None else tuple(c), *fill) for n, c, *fill in columns)
         parts = plain.get("input_parts", ())
-        fields["input_parts"] = tuple(InputPart(name, tuple(shape), is_whole) for name, shape, is_whole in parts)
+        fields["input_parts"] = tuple(InputPart(name, tuple(shape), *kind) for name, shape, *kind in parts)
         if plain.get("dates"):
             from bnn_pyro.dates import Dates
 

@@ -153,11 +153,11 @@ def dataset(
 def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
     """Inputs in memory (N, *input_shape), standardised as the model's own; columns of a frame are matched by name.
 
-    Of a torch data set or loader of (input, target), the inputs in the data set's order.
+    Of a torch data set or loader, of inputs or of (input, target), the inputs in the data set's order.
 
     Raises UserError for a missing column, a missing value or a category that training did not have (see ``dataset``).
     """
-    x = read_items(what, x)[0] if isinstance(x, Items | DataLoader) else x
+    x = read_items(what, x, alone=True)[0] if isinstance(x, Items | DataLoader) else x
     return standardised(_encoded(what, x, schema), schema)
 
 
@@ -205,7 +205,7 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
     """The features of rows, or pixels, as of a ``Raw``."""
     if like.input_parts and not isinstance(x, Tensor):
-        x = _pack(what, _parts_of(x), like.input_parts)[0]
+        x = _pack(what, _parts_of(x, 0), like.input_parts)[0]
     table = as_table(what, x, like.table_columns)
     if table is None and not isinstance(x, OnDisk):
         x = as_array(what, x)
@@ -258,10 +258,10 @@ def _division(raw: Raw, split: Any, by: dict[str, Any], validation: float | None
 
 
 # -- several inputs a row, packed to one row of numbers ---------------------------------------------------------------
-def _parts_of(x: Any) -> dict[str, Any]:
-    """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of more than one axis; else {}."""
+def _parts_of(x: Any, axes: int = 2) -> dict[str, Any]:
+    """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of so many axes or more; else {}."""
     parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}
-    return {str(k): v for k, v in parts.items()} if any(getattr(v, "ndim", 0) > 1 for v in parts.values()) else {}
+    return {str(k): v for k, v in parts.items()} if any(np.ndim(v) >= axes for v in parts.values()) else {}
 
 
 def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -> tuple[np.ndarray, list[InputPart]]:
@@ -277,7 +277,8 @@ def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"'{name}' {num}" for name, num in rows.items())
         raise UserError(f"{what}: its inputs have different numbers of rows ({lengths}); give one of each for each row")
-    inputs = [InputPart(n, a.shape[1:], a.dtype.kind in "iu" and a.itemsize > 1) for n, a in arrays.items()]
+    kinds = {name: (a.dtype.kind in "iu" and a.itemsize > 1, a.dtype.kind == "b") for name, a in arrays.items()}
+    inputs = [InputPart(name, array.shape[1:], *kinds[name]) for name, array in arrays.items()]
     if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
         here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
         given = f"has the inputs {here}" if here else "is no tuple or dict of arrays (N, …)"
@@ -285,6 +286,8 @@ def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -
     for part in like:
         if part.is_whole and (arrays[part.name] % 1 != 0).any():
             raise UserError(f"{what}['{part.name}'] must be whole numbers, as those that this model was trained on")
+        if part.is_bool and not np.isin(arrays[part.name], (0, 1)).all():
+            raise UserError(f"{what}['{part.name}'] must be true or false, as what this model was trained on")
     order = [part.name for part in like] or list(arrays)
     packed = [arrays[name].reshape(len(arrays[name]), -1).astype(np.float32) for name in order]
     return np.concatenate(packed, 1), list(like) or inputs

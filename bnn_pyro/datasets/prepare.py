@@ -176,7 +176,9 @@ def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[floa
         scale = torch.where(low < high, (high - low) / NORMAL_RANGE, scale)
     as_they_are = ~quantities(raw.columns, len(shift))
     if raw.input_parts:
-        as_they_are = torch.tensor([part.is_whole for part in raw.input_parts for _ in range(math.prod(part.shape))])
+        pieces = zip(raw.input_parts, raw.x.split([math.prod(part.shape) for part in raw.input_parts], 1), strict=True)
+        whole = ((part.is_whole or bool(((x == 0) | (x == 1)).all()), x.shape[1]) for part, x in pieces)
+        as_they_are = torch.tensor([is_whole for is_whole, width in whole for _ in range(width)])
     shift[as_they_are], scale[as_they_are] = 0.0, 1.0
     if raw.exposure:
         shift[-1], scale[-1] = 0.0, mean[-1]

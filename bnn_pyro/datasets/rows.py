@@ -200,14 +200,18 @@ def row_digests(x: Tensor, y: Tensor) -> Tensor:
 
 
 # -- torch data sets and loaders of (input, target) --------------------------------------------------------------------
-def read_items(what: str, items: Any, rows: int | None = None) -> tuple[np.ndarray | OnDisk, np.ndarray, Any]:
+def read_items(
+    what: str, items: Any, rows: int | None = None, alone: bool = False
+) -> tuple[np.ndarray | OnDisk, np.ndarray, Any]:
     """(x (N, …), y (N, …), names of the classes or None) of a torch data set or loader.
 
     Of a loader that takes each row of a map-style data set once, in whatever order, the data set is read in its own
     order, so that rows keep their numbers; of any other, what its one pass gives.
 
-    rows: N, needed where there is no length.   Raises UserError for items or batches that are no pair, another number
-        of rows, rows of other shapes, or whatever reading them raises.
+    rows: N, needed where there is no length.   alone: items that are no pair are inputs, with targets 0.
+
+    Raises UserError for other items or batches that are no pair, another number of rows, rows of other shapes, or
+    whatever reading them raises.
     """
     names = getattr(getattr(items, "dataset", items), "classes", None)
     items = items.dataset if isinstance(items, DataLoader) and _takes_each_once(items) else items
@@ -225,7 +229,7 @@ def read_items(what: str, items: Any, rows: int | None = None) -> tuple[np.ndarr
         raise UserError(f"{what} is a torch data set without items")
     try:
         with isolated(0):  # a loader's order, and what a transform draws
-            return *stored(what, _pairs(what, items, batches), num), names
+            return *stored(what, _pairs(what, items, batches, alone), num), names
     except UserError:
         raise
     except Exception as error:  # the user's own code, or a process of the loader that ended
@@ -241,13 +245,16 @@ def _takes_each_once(loader: DataLoader) -> bool:
     return (at_random or isinstance(sampler, SequentialSampler)) and loader.collate_fn is default_collate
 
 
-def _pairs(what: str, items: Any, batches: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pairs(what: str, items: Any, batches: bool, alone: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Each row's input and target, of single items or of batches."""
     by_number = not batches and hasattr(items, "__getitem__") and not isinstance(items, IterableDataset)
     for number, item in enumerate(map(items.__getitem__, range(len(items))) if by_number else items):
-        if not isinstance(item, tuple | list) or len(item) != 2:
+        parts = tuple(item) if isinstance(item, tuple | list) else (item,)
+        if alone and len(parts) == 1 and not isinstance(item, dict):
+            parts = *parts, np.zeros(len(parts[0]) if batches else ())
+        if len(parts) != 2:
             raise UserError(f"{what}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
-        x, y = (np.asarray(part) if batches else np.asarray(part)[None] for part in item)
+        x, y = (np.asarray(part) if batches else np.asarray(part)[None] for part in parts)
         if len(x) != len(y):
             raise UserError(f"{what}: batch {number} has {len(x)} inputs and {len(y)} targets")
         yield from zip(x, y.reshape(len(y), -1), strict=True)

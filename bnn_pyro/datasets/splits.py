@@ -94,7 +94,7 @@ def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tupl
     starved = (shares[2] > 0 and test == 0) or (validation is None and shares[1] > 0 and val == 0)
     if train < 2 or val < 0 or starved:
         raise UserError(f"{raw.name} has {num} rows, too few to divide into {max(train, 0)} training, {val} "
-                        f"validation and {test} test rows; bring more rows or change fractions=")  # fmt: skip
+                        f"validation and {test} test rows; bring more rows or other shares")  # fmt: skip
     return val, test
 
 

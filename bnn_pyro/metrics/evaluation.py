@@ -25,6 +25,8 @@ from bnn_pyro.predictive import Prediction
 
 
 def _crps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
+    if prediction.task in ("targets", "labels"):
+        prediction._need("regression", "crps")
     some = torch.arange(len(y)).split(max(1, 16 * BLOCK // (GRID * prediction.num_draws)))
     return torch.cat([prediction[rows].crps(torch.from_numpy(y)[rows]) for rows in some]).numpy()
 
@@ -44,6 +46,8 @@ def pit(prediction: Prediction, y: Targets, *, seed: int | None = None) -> np.nd
     """
     if prediction.task == "classification":
         raise UserError("classes have no order, and so no P(Y ≤ y): take bp.plots.reliability")
+    if prediction.task in ("targets", "labels"):
+        prediction._need("regression", "pit")
     upper, lower = _steps(prediction, targets(prediction, y))
     # A stream of its own: data simulated from the same seed must not depend on it.
     return lower + (upper - lower) * (0.5 if seed is None else np.random.default_rng([seed, 1996]).random(len(upper)))

@@ -218,7 +218,7 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
 def _from_file(path: Path, expected: str | None = None) -> Pretrained:
     """The network in a file, which is not read where it is another one than ``expected``."""
     if not path.is_file():
-        raise UserError(f"no backbone file {path}")
+        raise UserError(f"there is no file {path}, a network from torch.export or TorchScript")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if expected not in (None, digest):
         raise UserError(f"the backbone file {path} is not the one that this posterior was made with (SHA-256 "

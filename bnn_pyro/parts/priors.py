@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 
 import pyro
 import pyro.distributions as dist
@@ -143,6 +143,7 @@ PRIORS: dict[str, Callable[..., Maker]] = {
 BY_TARGET = {True: "fan-in:8", False: "fan-in:2"}
 
 
+@cache
 def parse_prior(text: str, has_classes: bool = False) -> Maker:
     """``"fan-in:1.5"`` -> the prior; numbers left out take their defaults. "by-target" is that of the kind of target.
 
@@ -150,6 +151,11 @@ def parse_prior(text: str, has_classes: bool = False) -> Maker:
     """
     text = BY_TARGET[has_classes] if text == "by-target" else text
     return parse_named("prior", text, PRIORS)
+
+
+def _prior_of(text: str, has_classes: bool, w: Tensor) -> dist.TorchDistribution:
+    """p(w) of a parameter: a function with a name, by which a model can be pickled."""
+    return parse_prior(text, has_classes)(w)
 
 
 class BayesianNet(nn.Module):
@@ -180,7 +186,6 @@ class BayesianNet(nn.Module):
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.likelihood = likelihood
         self.points, self.statistics, self.frozen, self.sampling = tuple(points), statistics, frozen, sampling
-        parse = partial(parse_prior, has_classes=getattr(likelihood, "has_classes", False))
         names = dict(self.net.named_parameters())
         if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
@@ -188,7 +193,10 @@ class BayesianNet(nn.Module):
         if taken := names.keys() & {OBSERVED, "data", "draws", *likelihood.initial}:
             raise UserError(f"a parameter of the network is called '{min(taken)}', as another site is; rename it")
         self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
-        self.priors = {name: parse(text) for name, text in texts.items()}
+        has_classes = getattr(likelihood, "has_classes", False)
+        for text in texts.values():
+            parse_prior(str(text), has_classes)  # raises for one that is none
+        self.priors = {name: partial(_prior_of, text, has_classes) for name, text in texts.items()}
         self.priors |= dict.fromkeys(points, _flat)
         self._centred = [n for n, text in texts.items() if n not in points and text.partition(":")[0] == "pretrained"]
         if self._centred:

@@ -8,6 +8,7 @@ noise of numbers may be correlated as well (:class:`CorrelatedNoise`).
 
 import math
 import operator
+import warnings
 from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Self
@@ -47,8 +48,12 @@ class SeveralMixture(Mixture):
     def target(self, k: int | str) -> Mixture:
         """The prediction of one target, by its name or counted from 0; of a label, one of two classes.
 
+        A guarantee, which is of all targets together, is not carried over, with a warning.
         Raises UserError for one that there is not.
         """
+        if self.guarantee is not None:
+            warnings.warn("target(k) has the model's own intervals; the guaranteed ones, of all targets together, "
+                          "are columns of prediction.interval(level)", stacklevel=2)  # fmt: skip
         return self._one(self._number(k))
 
     def _number(self, k: int | str) -> int:

@@ -217,7 +217,7 @@ def _unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], 
     own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
     for part, piece in zip(parts, pieces, strict=True):
         value = piece.reshape(*piece.shape[:-1], *part.shape)
-        own[part.name] = value.to(torch.int64) if part.is_whole else value
+        own[part.name] = value.to(torch.int64) if part.is_whole else value.bool() if part.is_bool else value
     if all(name.isdigit() for name in own):
         return (*own.values(), *args[1:]), kwargs
     return args[1:], {**kwargs, **own}
