@@ -11,7 +11,7 @@ _NAMES = {
     "checks": "rank_ecdfs reference_outputs standard_errors",
     "classification": "confidence_histogram confusion_matrix entropy_histograms reliability selective_risk "
     "threshold_curves",
-    "diagnostics": "chain_traces convergence loo_pit pareto_k posterior_predictive trace_ranks",
+    "diagnostics": "convergence loo_pit pareto_k posterior_predictive trace_ranks",
     "effects": "Grid decision_boundary epistemic_map grid line partial_dependence permutation_importance pixel_maps",
     "points": "method_predictions ood_bars uncertain_images",
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",

@@ -5,21 +5,20 @@ hundreds of chains a few are drawn as lines, from the one with the lowest mean t
 of all; every picture says how many it shows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import ArrayLike
 from scipy.stats import rankdata
-from torch import Tensor
 
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.verdicts import ESS, RHAT
 from bnn_pyro.errors import UserError
 from bnn_pyro.plots import layout
 from bnn_pyro.plots.checks import draw_ecdf_difference
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, WRONG, drawn, look, readable, tint
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, WRONG, drawn, look, tint
 
 #: Pareto k from which on an estimate is less precise, and from which on it is unreliable (Vehtari et al. 2024).
 GOOD_K, BAD_K = 0.5, 0.7
@@ -226,25 +225,6 @@ def trace_ranks(
     axes[-2].set_xlabel(f"kept draw ({min(MOST_CHAINS, chains)} of {chains} chains{few})", size=8)
     axes[-1].set_xlabel("rank of the draw, in % of all draws", size=8)
     return axes
-
-
-@drawn
-def chain_traces(stats: Mapping[str, Tensor], *, ax: layout.Panel = None) -> Axes:
-    """Log joint density in nats of every kept draw, one line a chain; crosses below are divergent transitions.
-
-    stats: ``posterior.stats``, {name: (C, D)}.   Raises UserError where it has no log joint density ("lp").
-    """
-    if "lp" not in stats:
-        raise UserError("this posterior has no log joint density of its draws")
-    values, title = stats["lp"].double().cpu().numpy(), ""
-    ax = layout.panel(ax, 7.6, 2.9)
-    _lines(ax, values)
-    if "diverging" in stats:
-        title = f"{int(stats['diverging'].sum()):,} of {values.size:,} transitions divergent; "
-        _mark(ax, stats["diverging"].cpu().numpy())
-    ax.set(xlabel="kept draw", ylabel="log joint density, nats")
-    ax.set_title(f"{title}mean {readable(values.mean())}, sd {values.std():.1f}")
-    return layout.legend_below(ax, 5)
 
 
 def _lines(ax: Axes, values: np.ndarray) -> None:

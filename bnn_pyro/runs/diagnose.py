@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pandas as pd
-import torch
 
 from bnn_pyro import diagnostics, plots
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -94,8 +93,8 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
         e["rhat"], e["ess_bulk"], e["ess_tail"], draws=e["outputs"][..., 0].size, nested=bool(e.get("nested"))
     ),
     "outputs": lambda e: plots.trace_ranks(e["outputs"], e["labels"], diverging=e.get("diverging"), unit=e["unit"]),
-    "log-joint": lambda e: plots.chain_traces(
-        {name: torch.as_tensor(e[name]) for name in ("lp", "diverging") if name in e}
+    "log-joint": lambda e: plots.trace_ranks(
+        e["lp"][..., None], ["log joint density"], diverging=e.get("diverging"), unit="nats"
     ),
     "elbo": lambda e: plots.training_curves({"elbo": e["elbo"]}),
     "pareto-k": lambda e: plots.pareto_k(e["pareto_k"], rows=e.get("loo_row_numbers")),

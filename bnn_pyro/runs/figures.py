@@ -18,7 +18,7 @@ from bnn_pyro import plots
 from bnn_pyro.datasets import curve
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import row_texts
-from bnn_pyro.diagnostics.draws import sized
+from bnn_pyro.diagnostics.draws import sampler_series, sized
 from bnn_pyro.explanation import MAX_COLUMNS, explain
 from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.parts.priors import BayesianNet
@@ -126,7 +126,7 @@ def figures_of(
     if not sampled and any(trace.get(name) for name in ("elbo", "log_joint")):
         figures["training-curves"] = lambda: plots.training_curves(trace)
     if "lp" in posterior.stats:
-        figures["transitions"] = lambda: plots.chain_traces(posterior.stats)
+        figures["transitions"] = lambda: _densities(sampler_series(posterior))
     if sampled:
         figures["sampler-trace"] = lambda: plots.sampler_trace(trace)
     return figures
@@ -243,6 +243,11 @@ def _band(run: Scored, far: float | None = None) -> object:
         middle, reach = (low.item() + high.item()) / 2, far * (high.item() - low.item())
         x, truth = plots.line(run.data, middle - reach, middle + reach), None
     return plots.predictive_band(run.predict(x), x, run.data, truth=truth)
+
+
+def _densities(series: Mapping[str, np.ndarray]) -> object:
+    diverging = series.get("diverging")
+    return plots.trace_ranks(series["lp"][..., None], ["log joint density"], diverging=diverging, unit="nats")
 
 
 def _map(run: Scored, draw: Callable) -> object:
