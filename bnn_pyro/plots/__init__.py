@@ -17,6 +17,6 @@ _NAMES = {
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
     "sweep": "Scores sweep_points",
     "training": "growing_ensemble sampler_trace training_curves",
-    "weights": "pruning_curve signal_to_noise weight_posteriors",
+    "weights": "pruning_curve weight_posteriors",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -1,19 +1,16 @@
 """Weights: the posterior of a few as several methods see it, and which of them a network can do without."""
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import seaborn
-from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
-from torch import Tensor
 
 from bnn_pyro.diagnostics.draws import chosen_weights, even_weights
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.nets import weights_digest
-from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels
-from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, drawn, look, tint
+from bnn_pyro.plots.layout import legend_outside, panels
+from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, drawn, look, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
 
@@ -22,8 +19,6 @@ _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units"}
 CANDIDATES = 1000
 #: A curve that rises by more than this is drawn on a log scale: its flat part is what matters.
 STEEP = 4
-#: Of densities of signal-to-noise ratios: dB of the left end, bins, and shares that are marked at their quantiles.
-FLOOR, BINS, MARKED = -60.0, 80, (0.5, 0.75, 0.95)
 #: Draws of a guide by which marginals are compared.
 DRAWS = 1000
 
@@ -112,27 +107,3 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None)
         ax.minorticks_off()
         ax.grid(axis="y", color="0.92")
     return legend_outside(axes, 4)
-
-
-@drawn
-def signal_to_noise(ratios: Mapping[str, Tensor], *, ax: Panel = None) -> Axes:
-    """Density of |mean| / standard deviation of the weights in dB, 20 log₁₀, and where each share of them is removed.
-
-    ratios: {site: array} of ``pruning.signal_to_noise``. What lies below −60 dB, a mean of a thousandth of its noise
-        (weights of pixels that are always black, say), is in the first bin. log α = 3 is marked besides.
-    """
-    values = np.concatenate([np.asarray(ratio).ravel() for ratio in ratios.values()])
-    db = 20 * np.log10(values.clip(1e-12, 1e12))
-    threshold = -10 * LOG_ALPHA / math.log(10)
-    low, high = max(np.quantile(db, 0.005), FLOOR), db.max()
-    edges = np.linspace(min(low, threshold - 3), max(high, threshold + 3) + 1e-9, BINS + 1)
-    density = np.histogram(db.clip(edges[0], edges[-1]), edges, density=True)[0]
-    ax = panel(ax, 5.2, 3.6)
-    ax.stairs(density, edges, fill=True, color=tint(BAYES, 0.55), label=f"{len(db):,} weights")
-    for share, colour, line in zip(MARKED, CONTRAST, LINES, strict=False):
-        ax.axvline(np.quantile(db, share), color=colour, linestyle=line, label=f"{share:.0%} removed")
-    label = f"log α = {LOG_ALPHA:g}: {(db < threshold).mean():.1%} below"
-    ax.axvline(threshold, color=REFERENCE, linewidth=2.4, label=label)
-    ax.set(xlabel="signal-to-noise ratio |mean| / standard deviation, dB", ylabel="density, 1/dB")
-    ax.set(xlim=(edges[0], edges[-1]), ylim=(0, None))
-    return legend_below(ax, 3)

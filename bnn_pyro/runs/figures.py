@@ -24,7 +24,7 @@ from bnn_pyro.metrics.metric import Estimate
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
-from bnn_pyro.pruning import PrunedScore, signal_to_noise
+from bnn_pyro.pruning import PrunedScore
 from bnn_pyro.reports.page import Picture, draw_figures, read_texts
 from bnn_pyro.runs.folder import RunFolder
 
@@ -118,7 +118,6 @@ def figures_of(
         figures["growing-ensemble"] = lambda: plots.growing_ensemble(posterior, *rows, baseline=known)
     if pruning:
         figures["pruning"] = lambda: plots.pruning_curve(**pruning)
-        figures["signal-to-noise"] = lambda: plots.signal_to_noise(signal_to_noise(posterior))
     for name in run.outside if schema.is_image and baseline is not None else ():
         both = run.outside[name], baseline.outside[name]
         figures[f"outside-{name}"] = lambda both=both, x=run.inputs[name]: plots.ood_bars(*both, x, schema)
@@ -135,7 +134,8 @@ def figures_of(
 def draw_all(figures: Mapping[str, Callable[[], object]], folder: RunFolder) -> list[Picture]:
     """Draw the figures into ``folder``, and remove those of an earlier evaluation that no longer apply."""
     pictures = draw_figures("report", {name: lambda _, draw=draw: draw() for name, draw in figures.items()}, {})
-    folder.write_figures(pictures, [*read_texts("figures")["report"], "outside-*"])
+    former = [*read_texts("figures")["report"], "outside-*", "signal-to-noise"]  # the last by earlier versions
+    folder.write_figures(pictures, former)
     return pictures
 
 
