@@ -1,7 +1,6 @@
 """Conformal prediction: coverage over 1,000 data sets in its exact band, other packages' thresholds, planted faults."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ from bnn_pyro.calibration import (
     RECALIBRATIONS,
     SCORES,
     Conformal,
-    cross_conformal,
-    cv_plus,
     likelihood_ratio,
     rows_needed,
     threshold,
@@ -214,54 +211,3 @@ def test_weights_undo_a_covariate_shift():
     assert threshold(np.ones(20), LEVEL, np.ones(20), 3.0) == math.inf  # the new row alone has more than 1 − level
     old, new = likelihood_ratio(torch.tensor(x[:5].reshape(-1, 1)), torch.tensor(shifted.reshape(-1, 1)[:1000]))
     assert np.corrcoef(np.log(old), x[:5].ravel())[0, 1] > 0.95 and len(new) == 1000
-
-
-LINEAR = bp.MLP(hidden=(), noise=1.0)
-METHOD = bp.MAP(epochs=60, lr=0.1, batch_size=0, patience=0)
-
-
-def by_definition(means, spreads, scores, folds, level):
-    """A row at a time, in whole numbers of rows."""
-    num, ends = len(scores), []
-    for b in range(means.shape[1]):
-        low = sorted(means[folds[i], b] - scores[i] * spreads[folds[i], b] for i in range(num))
-        high = sorted(means[folds[i], b] + scores[i] * spreads[folds[i], b] for i in range(num))
-        k = math.ceil(round(level * (num + 1), 9))
-        ends.append((-math.inf, math.inf) if k > num else (low[num - k], high[k - 1]))
-    return np.transpose(ends)
-
-
-@pytest.mark.parametrize(("num", "level"), [(9, 0.9), (19, 0.8), (37, 0.9), (8, 0.9)])
-def test_the_ends_are_those_of_the_definition(num, level):
-    rng = np.random.default_rng(num)
-    means, spreads = rng.normal(size=(4, 6)), rng.uniform(0.5, 2, size=(4, 6))
-    scores, folds = rng.exponential(size=num), rng.integers(4, size=num)
-    ends = cv_plus(means, spreads, scores, folds, level)
-    np.testing.assert_allclose(ends, by_definition(means, spreads, scores, folds, level), rtol=1e-12)
-    assert np.isinf(ends).all() == (num == 8)
-
-
-def test_each_row_is_scored_by_the_fit_without_its_fold():
-    rng = np.random.default_rng(0)
-    x = rng.normal(3, 2, size=(24, 2))
-    data = bp.dataset(x, x @ [2.0, -1.0] + 50 + rng.normal(size=24), split=0.0, validation=0)
-    x, y = data.schema.unstandardise(data.x_train), data.y_train
-    made = cross_conformal(LINEAR, data, METHOD, folds=4, seed=3, cores=1)
-    assert np.bincount(made.folds).tolist() == [6] * 4
-    for k in range(4):
-        out = torch.from_numpy(made.folds == k)
-        rest = bp.dataset(x[~out], y[~out], split=0.0, validation=0)
-        alone = bp.fit(LINEAR, rest, METHOD, seed=3, progress=False)
-        mean = bp.predict(alone, rest.schema.standardise(x[out])).mean
-        np.testing.assert_allclose(made.scores[out], (y[out] - mean).abs(), rtol=0, atol=2e-3)
-    interval, short = made.interval(data.x_train, 0.8), made.interval(data.x_train, 0.99)
-    assert "at least 43.3% of the time" in interval.note  # 0.6 − (1 − 4/24) / 5
-    assert interval.kind == "conformal (cv+)" and (interval.low < interval.high).all()
-    assert torch.isinf(short.low).all() and "takes 99" in short.note
-    for folds, rows, entry, words in (
-        (1, data, LINEAR, "from 2 to the number of training rows, 24, got 1"),
-        (25, data, LINEAR, "from 2 to the number of training rows, 24, got 25"),
-        (2, replace(data, x_train=data.x_train.numpy()), LINEAR, "in memory"),
-        (2, bp.load_data("breast-cancer"), "mlp", "for numbers"),
-    ):
-        refuses(words, cross_conformal, entry, rows, METHOD, folds=folds)

@@ -9,7 +9,6 @@ _NAMES = {
     "calibrated": "METHODS Calibrated calibrate load",
     "conformal": "SCORES Conformal rows_needed threshold",
     "recalibration": "RECALIBRATIONS",
-    "cross": "CrossConformal cross_conformal cv_plus",
     "shift": "Adaptive Verdict likelihood_ratio martingale monitor",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)
