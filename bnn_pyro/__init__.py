@@ -20,7 +20,7 @@ _NAMES = {
     "zoo": "ZOO MeanField HiddenLayerNet VariationalDropout SparseDropout BayesianConvNet LastLayer MLP ConvNet "
     "DropoutMLP Bayesian",
     "parts.local_layer": "HiddenLayer",
-    "posterior": "Posterior pool",
+    "posterior": "Posterior",
     "predictive": "Prediction predict",
     "fitting": "fit prior",
     "calibration.calibrated": "calibrate load",

@@ -8,7 +8,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -210,46 +210,6 @@ class Posterior(Introduced):
         meta["sha256"] = archive_digest(blob, meta)
         write_whole(folder / "posterior.pt", blob)
         write_whole(folder / "posterior.json", json.dumps(meta, indent=1).encode())
-
-
-def pool(posteriors: Sequence[Posterior]) -> Posterior:
-    """The chains of several posteriors side by side, as if one run had made them all: of other seeds, or machines.
-
-    All draws count equally, and convergence is judged over all of them. ``stats`` are those that all have; no trace.
-
-    Raises UserError where there are none, one is a guide or given twice, or they differ in variant, settings,
-    temperature, training rows or the length of chains.
-    """
-    if not posteriors:
-        raise UserError("there are no posteriors to pool")
-    first, shared = posteriors[0], set.intersection(*(set(one.stats) for one in posteriors))
-    for number, other in enumerate(posteriors, 1):
-        if other.chains is None:
-            raise UserError(f"posterior {number} is a guide and has no chains to pool; it draws as often as you like")
-        for what, ours, theirs in zip(("variant or setting", "temperature", "training rows", "length of chains"),
-                                     _subject(first), _subject(other), strict=True):  # fmt: skip
-            if ours != theirs:
-                raise UserError(f"posterior {number} has another {what} than the first ({theirs}, not {ours})")
-        for before, one in enumerate(posteriors[: number - 1], 1):
-            if all(torch.equal(v.to(other.device), other.chains[site]) for site, v in one.chains.items()):
-                raise UserError(f"posterior {number} has the draws of posterior {before}; pool runs of other seeds")
-    chains = {site: torch.cat([one.chains[site].to(first.device) for one in posteriors]) for site in first.chains}
-    stats = {name: torch.cat([one.stats[name].cpu() for one in posteriors]) for name in shared}
-    if "superchain" in stats:  # chains of different runs share no starting point
-        lengths = torch.tensor([len(one.stats["superchain"]) for one in posteriors])
-        run = torch.arange(len(posteriors)).repeat_interleave(lengths)[:, None]
-        stats["superchain"] += run * (stats["superchain"].max() + 1)
-    about = {"pooled": len(posteriors), "seeds": [one.provenance.get("seed") for one in posteriors]}
-    return first.derived(about, chains=chains, stats=stats, trace={})
-
-
-def _subject(posterior: Posterior) -> tuple[Any, ...]:
-    """What posteriors that are pooled must have in common."""
-    provenance = posterior.provenance
-    settings = json.dumps([provenance.get("entry"), provenance.get("entry_settings")], sort_keys=True, default=str)
-    temperature = provenance.get("method_settings", {}).get("temperature", 1.0)
-    length = next(iter(posterior.chains.values())).shape[1] if posterior.chains else 0
-    return settings, temperature, provenance.get("fingerprint"), length
 
 
 @torch.no_grad()

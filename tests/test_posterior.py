@@ -73,39 +73,6 @@ def test_thinning_is_even():
     assert posterior.draw(1000)["layers.0.weight"].flatten().tolist() == list(range(100))
 
 
-def sampled(seed, chains=4, **settings):
-    method = bp.ChEES(**{"chains": chains, "superchains": 2, "warmup": 10, "draws": 3, "compiled": "no", **settings})
-    return bp.fit(PROBLEM.entry(), PROBLEM.data, method, seed=seed, progress=False, device="cpu")
-
-
-def test_pooled_chains_stand_side_by_side(tmp_path):
-    first, second = sampled(0), sampled(1, chains=6)
-    second.save(tmp_path)  # read back, its settings are JSON
-    pooled = bp.pool([first, bp.load(tmp_path)])
-    for site, values in pooled.chains.items():
-        assert torch.equal(values, torch.cat([first.chains[site], second.chains[site]]))
-    assert torch.equal(pooled.stats["lp"], torch.cat([first.stats["lp"], second.stats["lp"]]))
-    assert pooled.provenance["seeds"] == [0, 1] and "key" not in pooled.provenance
-    pooled.save(tmp_path / "pooled")
-    superchains = bp.load(tmp_path / "pooled").stats["superchain"][:, 0]
-    assert superchains.tolist() == [0, 0, 1, 1, 2, 2, 2, 3, 3, 3]
-
-
-def test_what_belongs_to_different_posteriors_is_not_pooled(trained):
-    first = sampled(0)
-    about = first.provenance
-    for words, other in {
-        "the draws of posterior 1": replace(first),
-        "another length of chains": sampled(1, draws=4),
-        "another temperature": sampled(1, temperature=0.5),
-        "another training rows": replace(first, provenance={**about, "fingerprint": "other"}),
-        "another variant or setting": replace(first, provenance={**about, "entry": "mlp"}),
-        "is a guide and has no chains": trained["guide"][0],
-    }.items():
-        refuses(f"posterior 2 .*{words}", bp.pool, [first, other])
-    refuses("no posteriors", bp.pool, [])
-
-
 def test_round_trip_is_exact(saved):
     posterior, folder = saved
     loaded = bp.load(folder)
