@@ -9,7 +9,7 @@ import pytest
 import torch
 from conjugate import correlated
 from predictions import classes, gaussians
-from pyro.distributions import Categorical, LogNormal, Poisson
+from pyro.distributions import LogNormal, Poisson
 from refused import refuses
 from scipy import stats
 from test_conformal import simulated
@@ -17,7 +17,7 @@ from test_conformal import simulated
 import bnn_pyro as bp
 from bnn_pyro.calibration import Conformal
 from bnn_pyro.diagnostics.draws import as_chain
-from bnn_pyro.metrics import distance_floor, distances
+from bnn_pyro.metrics import distances
 from bnn_pyro.parts.components import HeavyTailed
 from bnn_pyro.parts.mixtures import Mixture
 
@@ -43,27 +43,10 @@ def test_distances_by_hand():
     assert distances(A, A) == {"agreement": (1.0, 1.0, 1.0), "total_variation": (0.0, 0.0, 0.0)}
 
 
-def test_the_floor_of_independent_draws_and_of_chains():
-    """One point, p = ½ ± δ at random: the halves of S draws differ by |Normal(0, 2δ/√S)| in total variation."""
-    draws, delta = 1000, 0.2
-    p = 0.5 + delta * (2.0 * (torch.rand(draws, 100, 1, generator=torch.Generator().manual_seed(0)) < 0.5) - 1.0)
-    a = bp.Prediction(Categorical(logits=torch.cat([p, 1 - p], -1).log()))
-    floor, expected = distance_floor(a), 2 * delta / math.sqrt(draws) * math.sqrt(2 / math.pi)
-    value, low, high = floor["total_variation"]
-    assert value == pytest.approx(expected, rel=0.1) and low < value < high < 1.5 * expected
-    assert floor["agreement"].value < 0.6  # the label of p = ½ is a coin
-    assert distance_floor(a) == floor != distance_floor(a, seed=1)
-    # Two chains that stay apart: halves of single draws hide it, halves of chains show it.
-    stuck = gaussians([[0.0]] * 100 + [[1.0]] * 100, 1.0)
-    assert distance_floor(stuck, block=100)["wasserstein"].value == pytest.approx(1.0, rel=1e-3)
-    assert distance_floor(stuck)["wasserstein"].value < 0.25
-
-
 def test_refused():
     for metric, a, b, message in (
         (distances, A, gaussians([[0.0, 1.0]], 1.0), "cannot compare a classification with a regression"),
         (distances, A, B[:1], "2 and 1 points"),
-        (lambda a, b: distance_floor(b), A, B, "two blocks of draws"),
         (distances, gaussians([[math.nan]], 1.0), gaussians([[0.0]], 1.0), "not finite at row 0"),
     ):
         refuses(message, metric, a, b)

@@ -4,7 +4,7 @@ Scores are of the mixture over the draws, never of a matched Gaussian. Two predi
 metric, see :func:`paired`, or lie a distance apart, whatever the targets: agreement and total variation of the mean
 class probabilities (Izmailov, Vikram, Hoffman & Wilson 2021, arXiv:2104.14421, section 7); for regression the
 Wasserstein-1 distance of the predictive mixtures. These compare averages over the draws. Of finitely many draws no
-distance is 0, not even between two runs of one exact sampler: :func:`distance_floor` tells what would be seen then.
+distance is 0, not even between two runs of one exact sampler, or halves of its draws (``prediction.of_draws``).
 """
 
 from collections.abc import Callable
@@ -213,27 +213,3 @@ def distances(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int 
     """
     reductions = {name: partial(mean_of, points) for name, points in _apart(a, b).items()}
     return intervals(reductions, (len(a),), bootstrap=bootstrap, seed=seed)
-
-
-def distance_floor(prediction: Prediction, *, block: int = 1, splits: int = 20, seed: int = 0) -> dict[str, Estimate]:
-    """The distances between two halves of one posterior's draws: mean over random halves, and 95% of them.
-
-    Two posteriors of S draws each cannot be told apart by a distance below that of halves of 2S draws. Total variation
-    and Wasserstein fall about as 1/√S: the halves of S draws show √2 times what S draws against S would.
-
-    block: so many successive draws stay together, because those of a Markov chain resemble each other; the length of
-        a chain compares chains with chains. For independent draws 1.
-    Raises UserError for fewer than two blocks of draws or one split.
-    """
-    blocks = prediction.num_draws // max(1, block)
-    if block < 1 or blocks < 2 or splits < 1:
-        raise UserError("the floor needs two blocks of draws and a split, got "
-                        f"{prediction.num_draws} draws in blocks of {block} and {splits} splits")  # fmt: skip
-    rng, half, means = np.random.default_rng(seed), blocks // 2, []
-    for _ in range(splits):
-        order = rng.permutation(blocks)
-        halves = order[:half], order[half : 2 * half]
-        rows = [(np.sort(h)[:, None] * block + np.arange(block)).ravel() for h in halves]
-        means.append([v.mean() for v in _apart(*(prediction.of_draws(torch.from_numpy(r)) for r in rows)).values()])
-    columns = zip(DISTANCES[prediction.task], np.transpose(means), strict=True)
-    return {name: Estimate(float(v.mean()), *map(float, np.quantile(v, [0.025, 0.975]))) for name, v in columns}
