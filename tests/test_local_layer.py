@@ -13,7 +13,7 @@ from torch.distributions import Normal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import elbo_of
-from bnn_pyro.parts.gradients import FreeLinear, ScaledLinear, local_conv2d, local_linear
+from bnn_pyro.parts.gradients import FreeLinear, local_conv2d, local_linear
 from bnn_pyro.parts.local_layer import Conv2dLayer, HiddenLayer
 from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, NormalWeights
 
@@ -191,16 +191,3 @@ def test_another_prior_than_the_one_told_is_never_charged_in_its_place(bias):
         torch.testing.assert_close(kl_divergence(q, CentredNormal(other, M.shape)), right)
     p = NormalWeights(torch.ones_like(M), known.expand(M.shape))
     torch.testing.assert_close(kl_divergence(q, p), kl_divergence(own, Normal(p.loc, p.scale)).sum())
-
-
-def test_a_layer_by_its_scales_is_that_by_its_variances():
-    """Values and gradients, to X, M and S, of the noise that one seed draws."""
-    with bp.isolated(1):
-        X, M, S = (torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((5, 7), (3, 7), (3, 7)))
-        slopes = torch.randn(5, 3, dtype=torch.float64)
-    found = []
-    for draw in (lambda: ScaledLinear.apply(X, M, S), lambda: local_linear(X, M.mT, S.square().mT, False, NO_DRAWS)):
-        with bp.isolated(0):
-            f = draw()
-        found.append((f, *torch.autograd.grad((f * slopes).sum(), [X, M, S])))
-    torch.testing.assert_close(*found)

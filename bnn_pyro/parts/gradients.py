@@ -1,7 +1,6 @@
 """Draws of X A for a random matrix A by its mean and variance, and its KL: few passes over A.
 
     local_linear     A ~ Normal(M, V)
-    ScaledLinear     Aᵀ ~ Normal(M, S²)
     FreeLinear       A ~ Normal(M, exp L)     and, with the layer's output, KL(A ‖ Normal(0, s)) at next to no cost
     local_conv2d     A ~ Normal(M, V)         X ∗ A, a convolution with A as its kernels
     DrawNormals      A ~ Normal(M, softplus ρ)    A itself, of many layers at once, and what its KL takes
@@ -56,26 +55,6 @@ class _Noisy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
         return G.sum_to_size(ctx.shape), (G * ctx.saved_tensors[0]).sum_to_size(ctx.shape), None
-
-
-class ScaledLinear(torch.autograd.Function):
-    """Draws of X Aᵀ, A ~ Normal(M, S²) (H, D), by S: dS = 2 S·(Rᵀ X²). X: (B, D)."""
-
-    @staticmethod
-    def forward(ctx, X: Tensor, M: Tensor, S: Tensor) -> Tensor:
-        """(B, H)."""
-        output, ratio = _add_noise(X @ M.mT, X.square() @ S.square().mT, torch.Size())
-        ctx.save_for_backward(X, M, S, ratio)
-        return output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, G: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients for X, M, S."""
-        inputs, M, S, ratio = ctx.saved_tensors
-        X, G, R = inputs.to(M.dtype), G.to(M.dtype), (2 * G * ratio).to(M.dtype)  # under autocast they have 16 bits
-        d_X = (R @ S.square()).mul_(X).addmm_(G, M).to(inputs.dtype) if ctx.needs_input_grad[0] else None
-        return d_X, G.mT @ X, (R.mT @ X.square()).mul_(S)
 
 
 class FreeLinear(torch.autograd.Function):

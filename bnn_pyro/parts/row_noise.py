@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.gradients import ScaledLinear
+from bnn_pyro.parts.gradients import local_linear
 from bnn_pyro.parts.nets import in_mode
 
 #: What :class:`RowNoise` samples by row.
@@ -45,7 +45,7 @@ class RowNoise(TorchFunctionMode):
         x, w, bias, *rest = *args, *(None,) * (len(args) == 2)
         own = self.q.get(id(bias))
         if x.dim() == 2:
-            f = ScaledLinear.apply(x, q.loc, q.scale)
+            f = local_linear(x, q.loc.mT, q.scale.square().mT, False, torch.Size())
             noisy = bias if own is None else own.loc + own.scale * torch.randn_like(f)
             return f if bias is None else f + noisy.to(f.dtype)
         mean = func(x, q.loc, bias if own is None else own.loc, *rest)
