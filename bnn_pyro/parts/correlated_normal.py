@@ -13,7 +13,7 @@ cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Self
 
 import pyro
@@ -30,30 +30,8 @@ from bnn_pyro.settings import parse_named
 ALL_WEIGHTS = "_all_weights"
 
 
-class _Triangle(torch.autograd.Function):
-    """(ε Aᵀ, Σⱼ Aᵢⱼ²): two uses of A (P, P) in one backward pass, which leaves the upper triangle alone."""
-
-    @staticmethod
-    def forward(ctx, lower: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(lower, noise)
-        ctx.set_materialize_grads(False)
-        return noise @ lower.mT, torch.linalg.vector_norm(lower, dim=-1).square_()
-
-    @staticmethod
-    def backward(ctx, g: Tensor | None, g_rows: Tensor | None) -> tuple[Tensor, None]:
-        lower, noise = ctx.saved_tensors
-        gradient = torch.zeros_like(lower) if g_rows is None else lower * (2 * g_rows)[:, None]
-        if g is not None and g.dim() == 1:
-            gradient.addr_(g, noise)
-        elif g is not None:
-            gradient.addmm_(g.flatten(0, -2).mT, noise.flatten(0, -2))
-        return gradient.tril_(-1), None
-
-
 class FullCovariance(ArrayDistribution):
     """w = loc + scale ⊙ (I + A) ε, one event (P,). root: A (P, P), strictly lower triangular."""
-
-    known_rows: Tensor | None = None
 
     def __init__(self, loc: Tensor, scale: Tensor, root: Tensor) -> None:
         self.loc, self.scale, self.root = loc, scale, root
@@ -62,16 +40,14 @@ class FullCovariance(ArrayDistribution):
     #: (P,), whatever the batch shape.
     mean = property(lambda self: self.loc)
 
-    @property
+    @cached_property
     def variance(self) -> Tensor:
-        """The diagonal of the covariance (P,), whatever the batch shape; from a draw in one pass over A less."""
-        rows = self.root.square().sum(-1) if self.known_rows is None else self.known_rows
-        return self.scale.square() * (1 + rows)
+        """The diagonal of the covariance (P,), whatever the batch shape; every site takes its part of it."""
+        return self.scale.square() * (1 + torch.linalg.vector_norm(self.root, dim=-1).square())
 
     def _draw(self, shape: torch.Size) -> Tensor:
         noise = torch.randn(shape, device=self.loc.device, dtype=self.loc.dtype)
-        moved, self.known_rows = _Triangle.apply(self.root, noise)
-        return self.loc + self.scale * (noise + moved)
+        return self.loc + self.scale * (noise + noise @ self.root.mT)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats."""
@@ -152,7 +128,7 @@ class FullNormal(_CorrelatedGuide):
         super().__init__(initial, init_scale)
         self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
 
-    distribution = property(lambda self: FullCovariance(self.loc, self.scale, self.lower))
+    distribution = property(lambda self: FullCovariance(self.loc, self.scale, self.lower.tril(-1)))
 
     @classmethod
     def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> Self:
