@@ -88,7 +88,7 @@ def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path
     first = next(e for e in range(num) if e - nll.index(min(nll[: e + 1])) >= 4)  # patience is over for the first time
     last = max(first, nll.index(min(nll)))
     assert num == min(first + 1 + math.ceil((first + 1) / 2), last + 5)
-    assert whole.provenance["schedule"] == {"epochs": 10 * num}
+    assert whole.provenance["schedule"] == {"epochs": 10 * num, "clip": 10.0}
     steps = 30 * first - 15, 30 * (num - first) - 10
     assert goes_on(whole, steps, fit, data, out=tmp_path, **how)
     assert nll.index(min(nll)) < first - 1 and same(bp.load(tmp_path), whole)
@@ -186,3 +186,15 @@ def test_a_guide_that_is_too_wide_is_narrowed_while_held_out_rows_gain_by_more_t
     gains = [log_p(a) - log_p(b) for a, b in itertools.pairwise(tried)]  # by the narrower one
     clear = [bool(g.mean() > max(0.002, g.std().item() / math.sqrt(2000))) for g in gains]
     assert clear == [False] + [True] * (len(clear) - 1)
+
+
+def test_a_row_far_from_the_others_does_not_end_the_learning_of_a_noise_that_depends_on_the_input():
+    x, noise = torch.randn(2, 2000, 1, generator=torch.Generator().manual_seed(0))
+    y = (x + 0.05 * noise)[:, 0]
+    x[7], y[7] = 60.0, -20.0
+    data, entry = bp.dataset(x, y, split=0.1), bp.ZOO["hidden-layer"](hidden=(20, 20), noise="heteroscedastic")
+    fits = [
+        bp.fit(entry, data, bp.SVI(epochs=40, batch_size=64, clip=clip), seed=0, progress=False) for clip in (None, 0.0)
+    ]
+    kept, lost = (bp.metrics.nll(bp.predict(fit, data.x_test), data.y_test) for fit in fits)
+    assert kept < -1 < 0 < lost  # of the true noise: -1.58

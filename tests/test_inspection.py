@@ -251,9 +251,16 @@ def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     ]
     assert priors == ["fan-in:2", "normal:1"] * 2
     assert [choose(TABLE, n).entry.hidden for n in (1000, 1001)] == [(16, 16), (16, 16, 16)]
+    many = [choose(TABLE, n, minutes=m) for n, m in ((100_000, 5), (1_000_000, 1))]
+    assert [(c.inference, c.entry.hidden, c.entry.likelihood) for c in many] == [
+        ("ensemble", (100,) * 4, "student-t"), ("svi", (50,) * 4, "student-t")
+    ]  # fmt: skip
+    assert many[0].method.members == 6 and not many[0].method.clip
     few = bp.dataset(torch.arange(80.0).reshape(40, 2), torch.arange(40) % 4.0, task="regression")
     assert set_up("auto", None, lambda: few).entry.noise == "learned"
-    refuses("auto takes mile, svi for a table, not laplace; name a variant", choose, TABLE, 300, method="laplace")
+    refuses(
+        "auto takes mile, ensemble, svi for a table, not laplace; name a variant", choose, TABLE, 300, method="laplace"
+    )
 
 
 @pytest.mark.usefixtures("no_figures")

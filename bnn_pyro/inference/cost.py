@@ -27,7 +27,7 @@ from bnn_pyro.progress import Figures, duration
 
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
-EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 1e-2, 5e-10
+EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 2.5e-3, 5e-10
 #: Rows · weights above which code compiled for one chain is no faster than operators on several where inputs are
 #: many (784; of narrow networks it is up to 5e7); those whose arrays are not in the cache of one core (512 KiB) any
 #: more, and what 6 floating-point operations take there, by code on all cores or by operators on several chains.
@@ -125,7 +125,7 @@ def trees(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
 def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of epochs of mini-batches, of one fit or of members side by side."""
     batch, members = s["batch_size"] or rows, s.get("members", 1)
-    seconds = s["epochs"] * math.ceil(rows / batch) * (PYRO_STEP + 2 * ARITHMETIC * batch * macs)
+    seconds = s["epochs"] * math.ceil(rows / batch) * (PYRO_STEP + ARITHMETIC * batch * macs / 2)
     return seconds * math.ceil(members / cores) + (PROCESS if min(members, cores) > 1 else 0)
 
 

@@ -29,7 +29,7 @@ from bnn_pyro.settings import Settings, plain, setting
 WHOLE, BATCHES = 512, (64, 256)
 #: Learning rate of 1,000 weights; bounds of those of any other number.
 LR, LR_BOUNDS = 0.01, (1e-3, 0.02)
-#: Of a network of one's own: most steps in which the learning rate rises; the multiple of the running mean of the
+#: Of a network of one's own: most steps in which the learning rate rises. The multiple of the running mean of the
 #: gradient's norm that is scaled down.
 WARMUP, CLIP = 100, 10.0
 #: Most steps, and epochs that are taken in any case.
@@ -66,7 +66,7 @@ class Optimisation(Settings):
     lr_warmup   steps in which the learning rate rises to ``lr`` in equal parts; of a network of one's own by rule a
                 twentieth of the steps, 100 at most, else none
     clip        a gradient whose norm is more than so many times the running mean of those before is scaled down to
-                that; of a network of one's own 10 by rule, else 0: never
+                that: by rule 10, as after one row that a narrow noise excludes Adam would hardly move; 0: never
     accumulate  parts that the rows of a step are divided in, for memory; batch normalisation is then by each part
     precision   bfloat16: the network's passes in training run under ``torch.autocast``; parameters, densities and the
                 KL stay float32. By default float32
@@ -123,7 +123,7 @@ class Optimisation(Settings):
         whole = self._by_rule(schedule(num, weights)._asdict())
         steps = whole.epochs * math.ceil(num / (whole.batch_size or num))
         own = getattr(model, "is_own_network", False)
-        return whole._by_rule({"lr_warmup": min(WARMUP, steps // 20), "clip": CLIP} if own else {})
+        return whole._by_rule({"clip": CLIP} | ({"lr_warmup": min(WARMUP, steps // 20)} if own else {}))
 
     def _by_rule(self, rule: Mapping[str, Any]) -> Self:
         return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
