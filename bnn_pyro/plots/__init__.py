@@ -13,10 +13,9 @@ _NAMES = {
     "threshold_curves",
     "diagnostics": "convergence loo_pit pareto_k posterior_predictive trace_ranks",
     "effects": "Grid decision_boundary epistemic_map grid line partial_dependence permutation_importance pixel_maps",
-    "points": "method_predictions ood_bars uncertain_images",
+    "points": "ood_bars uncertain_images",
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
     "sweep": "Scores sweep_points",
-    "training": "growing_ensemble sampler_trace training_curves",
-    "weights": "pruning_curve weight_posteriors",
+    "training": "growing_ensemble pruning_curve sampler_trace training_curves",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)
