@@ -8,7 +8,7 @@ imported when one of its names is used. Entropies are in nats, targets and input
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "checks": "rank_ecdfs reference_outputs standard_errors",
+    "checks": "rank_ecdfs standard_errors",
     "classification": "confidence_histogram confusion_matrix entropy_histograms reliability selective_risk "
     "threshold_curves",
     "diagnostics": "convergence loo_pit pareto_k posterior_predictive trace_ranks",
