@@ -16,6 +16,6 @@ _NAMES = {
     "points": "ood_bars uncertain_images",
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
     "sweep": "Scores sweep_points",
-    "training": "growing_ensemble pruning_curve sampler_trace training_curves",
+    "training": "growing_ensemble pruning_curve training_curves",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -2,7 +2,7 @@
 ensemble gains with every stored draw, or loses with the weights that it could do without.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -38,16 +38,26 @@ STEEP = 4
 
 @drawn
 def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
-    """Objective and each of its parts per epoch, in nats of the whole training set; axes (3,), or (4,).
+    """Objective and each of its parts per epoch, in nats of the whole training set; axes (panels,).
 
     The last panel has the NLL of the validation rows, if there are any: marked is the lowest, whose weights early
     stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, and the picture says
     so.
 
-    trace: ``posterior.trace``.   Raises UserError where it has neither an ELBO nor a log joint density.
+    Of a stochastic-gradient sampler: kinetic temperature, 1 in equilibrium (dashed; above it the step is too large or
+    the noise estimate too small), step size, NLL of the ensemble stored so far, and log joint density. Draws begin to
+    be stored at the dotted line.
+
+    trace: ``posterior.trace``.   Raises UserError where it has neither an objective nor what a sampler leaves behind.
     """
-    table = _by_epoch(trace, "a training curve", _OBJECTIVES)
-    name = next(name for name in _OBJECTIVES if name in table)
+    table = pd.DataFrame({name: values for name, values in trace.items() if len(values)}, dtype=float)
+    # A line an epoch, numbered from 1 where the trace does not say.
+    table = table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
+    if "kinetic_temperature" in table or "step_size" in table:
+        return _sampler_curves(table)
+    name = next((name for name in _OBJECTIVES if name in table), None)
+    if name is None:
+        raise UserError(f"a training curve needs 'elbo' or 'log_joint'; the trace has {', '.join(trace) or 'nothing'}")
     labels = {name: label for name, label in (_OBJECTIVES | _PARTS).items() if name in table}
     nll, order = table.get("validation_nll"), [name, *(part for part in _PARTS if part in table)]
     num = len(order) + (nll is not None)
@@ -65,16 +75,7 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     return axes
 
 
-@drawn
-def sampler_trace(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
-    """A stochastic-gradient sampler per epoch: one panel for each number that its trace holds; axes (panels,).
-
-    Kinetic temperature, 1 in equilibrium (dashed): above it the step is too large or the noise estimate too small. Step
-    size. NLL per validation row of the ensemble stored so far. Draws begin to be stored at the dotted line.
-
-    trace: ``posterior.trace``.   Raises UserError where it has no kinetic temperature and no step size.
-    """
-    table = _by_epoch(trace, "a sampler's trace", ("kinetic_temperature", "step_size"))
+def _sampler_curves(table: pd.DataFrame) -> np.ndarray:
     present = [name for name in _SAMPLER if name in table and np.isfinite(table[name]).any()]
     axes = panels(len(present), 2 if len(present) == 4 else 3, (3.5, 2.8), least=4.4)
     stored = table.index[table.get("draws", np.zeros(len(table))) > 0]
@@ -94,15 +95,6 @@ def sampler_trace(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     if len(stored):
         axes[0].figure.legend(handles=[first], loc="outside lower center")
     return axes
-
-
-def _by_epoch(trace: Mapping[str, Sequence[float]], what: str, needed: Collection[str]) -> pd.DataFrame:
-    """What the trace holds, a line an epoch, numbered from 1 where it does not say. Refused with none of ``needed``."""
-    table = pd.DataFrame({name: values for name, values in trace.items() if len(values)}, dtype=float)
-    if table.columns.intersection(list(needed)).empty:
-        one_of = " or ".join(f"'{name}'" for name in needed)
-        raise UserError(f"{what} needs {one_of}; this trace holds {', '.join(trace) or 'nothing'}")
-    return table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
 
 
 def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> None:
