@@ -81,7 +81,7 @@ def test_band_edges_are_the_quantiles_of_the_mixture_and_of_the_mean_curves():
     assert np.allclose(line_of(ax, "median").get_ydata(), NORMAL.quantile(0.5)[0], atol=1e-5)
     assert line_of(ax, "training data").get_xydata().tolist() == [[20, 1], [30, 2], [40, 3]]  # raw units
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("age", "height") and ax.get_ylim()[1] < 100
-    refuses("x has 3 points", plots.predictive_band, NORMAL, torch.zeros(3))
+    refuses("x has 3 points", plots.predictive_band, NORMAL, torch.zeros(3, 1), one_feature())
 
 
 def test_hits_coverage_and_pit_are_those_of_the_metrics_and_of_all_points(monkeypatch):
