@@ -1,4 +1,4 @@
-"""Pictures carry the right numbers: of predictions, ensembles and weights, of chains, checks and sweeps."""
+"""Pictures carry the right numbers: of predictions, ensembles, maps and checks."""
 
 import matplotlib.pyplot as plt
 import numpy as np
