@@ -155,7 +155,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         elif data.schema.task == "survival":
             scores["censored_rows"] = int((data.y_test < 0).sum())
         names = HEADLINE[data.schema.task]
-        nothing = knows_nothing(data.schema, data.y_train, len(data.y_test))
+        nothing = knows_nothing(data, data.x_test)
         scores |= paired_differences(prediction, nothing, data.y_test, NOTHING, names)
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
         scores |= {"rows_that_trained": _known_rows(posterior, data.x_test, data.y_test)}
