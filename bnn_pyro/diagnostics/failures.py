@@ -31,6 +31,8 @@ MARGINS, ALPHA, CUTS = {"nll": 0.1, "square": 0.1, "error": 0.02}, 1e-4, (1.0, 1
 MIN_DRAWS = 10
 
 REMEDY = "try a smaller step size (--lr) or a narrower prior"
+#: What validation rows are, by how the rows were divided.
+APART = {"time": "later", "groups": "of other groups"}
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,9 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
             settled += "try rows that validate (--validation), a stronger prior, more noise or more --epochs"
     else:
         return None
+    if what == "validation" and (which := APART.get(data.split.get("kind", ""))):
+        settled = (f"they are {which} than the rows that trained, and may be unlike them, which no longer training "
+                   "mends: look for inputs that mean the same in both")  # fmt: skip
     return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {what} rows {measured}; {settled}")
 
 
