@@ -135,7 +135,8 @@ def dataset(
             raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one "
                             "for each")  # fmt: skip
         exposure = exposure if isinstance(exposure, str) else "exposure"
-        table = (named(as_array("X", x)) if table is None else table).assign(**{exposure: np.asarray(values)})
+        table = named(as_array("X", x)) if table is None else table
+        table = table.assign(**{exposure: as_array("exposure", values, text=True)})
     how = dict(task=task, order=classes, exposure=exposure, event=of_event)
     raw = _raw(x, table, columns["y"], missing, dates, **how)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
