@@ -101,6 +101,7 @@ def test_commands_take_an_exposure(tmp_path, command):
     data = bp.dataset(table, "count", task="counts", exposure="hours")
     with bp.isolated(0):
         refuses("my-network takes no exposure", bp.fit, torch.nn.Linear(4, 1), data, progress=False)
+    refuses(r"shape \(2,\); .* takes \(4,\), the last one the exp", bp.load_inputs, np.ones((5, 2)), data.schema)
     refuses("no column 'hours', which this model needs", bp.load_inputs, table.drop(columns="hours"), data.schema)
 
 
