@@ -75,8 +75,9 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
             one = not data.schema.targets
             scale = prediction.transform.inv(data.y_train.cpu().double()).std(correction=0) if one else 1.0
             root, its_root = (e.mean().sqrt() * scale for e in (errors, its_errors))
+            average = "rate" if data.schema.exposure else "mean"
             of = " of the logarithm" if data.schema.target_scale == "log" else "" if one else " in standard deviations"
-            measured = f"the RMSE{of} is {root:.4g}, and {its_root:.4g} with the mean of the training targets"
+            measured = f"the RMSE{of} is {root:.4g}, and {its_root:.4g} with the {average} of the training targets"
     elif is_worse(nll + log_density, MARGINS["nll"]):
         measured = f"the NLL is {nll.mean():.4g} nats a row, and {-log_density.mean():.4g} with the "
         of_times = prediction.task == "survival"

@@ -106,7 +106,7 @@ def _named(rows: dict[str, int], names: list[str]) -> str:
 
 def _rivals(run: tables.RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
     """(name, paired differences to it) of what a run is compared with, knowing nothing first."""
-    alone = dict.fromkeys(("classification", "ordinal"), "class frequencies")
+    alone = dict.fromkeys(("classification", "ordinal"), "class frequencies") | {"counts": "training rate"}
     alone |= {"survival": "training times", "labels": "labels' frequencies", "targets": "training means"}
     yield f"the {alone.get(run.task, 'training mean')} alone", run.differences(tables.NOTHING)
     if run.baseline is not None:
