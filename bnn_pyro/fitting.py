@@ -14,7 +14,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.checkpoint import AGAIN, LAYERS, Checkpoint, same_fit
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.rows import is_large, row_digests
 from bnn_pyro.distributed import Agreed, choose_device, here, joined
@@ -138,9 +138,8 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
     this fit, there is no such backbone, or rows that validate or test here may have trained it.
     """
     if not len(data.x_train):
-        raise UserError(
-            f"data set '{data.name}' has no training rows; bp.prior(variant, data) is the prior as a posterior"
-        )
+        raise UserError(f"data set '{data.name}' has no training rows; bp.prior(variant, data) is the prior as a "
+                        "posterior")  # fmt: skip
     if max_minutes is not None and not 0 < max_minutes < math.inf:
         raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
     if max_minutes is not None and not getattr(setup.method, "timed", False):
@@ -186,11 +185,11 @@ def fit_setup(
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
         with ranks.agreed():
-            if (about := read_archive(out)[1]["provenance"]).get("key") != provenance["key"]:
-                raise UserError(f"{out} holds a finished posterior of other settings, seed or data; choose another "
-                                "folder, or start again with --overwrite")  # fmt: skip
+            if not same_fit((about := read_archive(out)[1]["provenance"]).get("key"), provenance["key"]):
+                raise UserError(f"{out} holds a finished posterior of other settings, seed or data, or of another "
+                                f"module; choose another folder, or {AGAIN}")  # fmt: skip
             if ended := about.get("stopped"):
-                more = "; for a longer fit start again (--overwrite)" * ("limit" in ended)
+                more = f"; for a longer fit {AGAIN}" * ("limit" in ended)
                 announce(f"{out}: {ended}, and finished there{more}", show)
             return load(out, replace(entry, **about.get("by_held_out_rows", {})))
     if options := getattr(entry, "to_choose", lambda schema: ())(data.schema):
@@ -269,6 +268,7 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     settings_that_count = {k: v for k, v in (method_settings | former).items() if k not in incidental}
     as_before = () if data.schema.is_image else getattr(setup.entry, "former_of_images", ())  # where left out then too
     entry_that_counts = {k: v for k, v in entry_settings.items() if v is not None or k not in as_before}
+    entry_that_counts |= {LAYERS: known_by(data.schema)} if (known_by := getattr(setup.entry, "known_by", None)) else {}
     versions, fingerprint = {"python": platform.python_version()}, data.fingerprint
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
     return {
