@@ -24,13 +24,14 @@ from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.inference.cost import GPU_WORK, step_work
 from bnn_pyro.inference.early_stopping import chosen_settings
+from bnn_pyro.inference.log_joint import check_sites
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import Start, load
 from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import announce, forwarded, progress_bar
-from bnn_pyro.zoo import Entry, model_of
+from bnn_pyro.zoo import ZOO, Entry, model_of
 from bnn_pyro.zoo.auto import Setup, limit_of, make_setup, say, set_up
 
 #: What a provenance's ``key`` holds, the last where there is one.
@@ -149,9 +150,8 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
         raise Agreed(f"{setup.inference} does not divide one fit among processes, as {_methods('divisible')} do; start "
                      "it without torchrun")  # fmt: skip
     with here().agreed():
-        entry = setup.entry
+        entry, backbone = setup.entry, getattr(setup.entry, "backbone", None)
         _takes_all_rows(setup, data)
-        backbone = getattr(entry, "backbone", None)
         if isinstance(backbone, str) and setup.backbone_variant(data.schema) is None:
             entry = replace(entry, backbone=load(backbone) if Path(backbone).is_dir() else from_text(backbone))
         if (backbone := getattr(entry, "backbone", None)) is not None:
@@ -217,14 +217,16 @@ def fit_setup(
             model = model.to(where)
             inferred, seen = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
+            if type(entry) not in ZOO.values():
+                own = guide if "guide" in setup.method.needs else None  # others make their own
+                check_sites(inferred, own, seen.x_train[:2], seen.y_train[:2])
             report = forwarded(stack.enter_context(progress_bar(label, show)))
             options = dict(limit_of(setup, max_minutes), seed=int(seed), report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
                 announce(f"a gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows; "
                          "a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
-            if start is not None:
-                options |= start.put(inferred, guide)
+            options |= {} if start is None else start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
             posterior = setup.method.run(inferred, guide, seen, **options)
@@ -232,8 +234,7 @@ def fit_setup(
         provenance["seconds"] = round(time.perf_counter() - began, 3)
         if posterior.chains is not None:
             provenance["stored_draws"] = math.prod(next(iter(posterior.chains.values())).shape[:2])
-        if ranks.size > 1:
-            provenance["processes"] = ranks.size
+        provenance |= {"processes": ranks.size} if ranks.size > 1 else {}
         whole = posterior.model if inferred is model else model
         validated = {"early_stopping", "by_held_out_rows"} & provenance.keys() or getattr(setup.method, "patience", 0)
         rows = _rows(bool(validated), data, getattr(entry, "backbone", None), start and start.posterior)
@@ -254,10 +255,9 @@ def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
     if is_large(data.x_train.shape):
         need = 4 * math.prod(data.x_train.shape) / 2**30
         what = "a backbone" if whole else "batch_size=0" if getattr(setup.method, "streams", False) else setup.inference
-        raise UserError(
-            f"{what} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches (batch_size) "
-            f"of {_methods('streams')}, fewer rows, or set BNN_PYRO_MEMORY={math.ceil(need)} where there is so much"
-        )
+        raise UserError(f"{what} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches "
+                        f"(batch_size) of {_methods('streams')}, fewer rows, or set BNN_PYRO_MEMORY={math.ceil(need)} "
+                        "where there is so much")  # fmt: skip
     return True
 
 
