@@ -134,7 +134,13 @@ def test_a_description_has_what_each_site_has_learned():
         ratio = (loc[site].abs() / scale[site]).median().item()
         assert table.loc[site, "|μ|/σ"] == pytest.approx(ratio, rel=0.3)
     assert table.loc["3.weight", ["KL", "σ/prior", "|μ|/σ"]].isna().all()
-    assert table["sampled"].tolist()[2:] == ["point", "frozen"] and list(table.index)[2:] == ["3.weight", "3.bias"]
+    assert table["sampled"].tolist() == ["flipout", "flipout", "point", "frozen"]
+    assert list(table.index)[2:] == ["3.weight", "3.bias"]
+
+
+@pytest.mark.parametrize("family, method", [("full", bp.SVI(epochs=1)), ("mean-field", bp.SGHMC(epochs=2, chains=2))])
+def test_a_description_says_weights_where_these_are_drawn(family, method):
+    assert set(fit(bp.Bayesian(made("linear"), family=family), method).describe()["sampled"]) == {"weights"}
 
 
 def test_batch_statistics_are_those_of_each_draw_on_the_training_rows():
