@@ -21,8 +21,18 @@ from bnn_pyro.progress import Figures, Report, should_stop
 
 #: Bytes of the checksum (SHA-256) that ends the file: torch reads tensors of changed bytes without a word.
 CHECKSUM = 32
+#: The way out where a fit cannot be resumed.
+AGAIN = "start again without resume (on the command line: --overwrite)"
+#: What the settings in a key say of a user's module beside its name.
+LAYERS = "module_layers"
 #: Seconds in which a signal is the same one: torchrun passes on the Ctrl-C that its processes had from the terminal.
 SAME_SIGNAL = 2.0
+
+
+def same_fit(saved: Any, key: Any) -> bool:
+    """Whether two keys are of one fit; that of an earlier version says nothing of the layers of a function's module."""
+    before = [{k: v for k, v in part.items() if k != LAYERS} if isinstance(part, dict) else part for part in key or ()]
+    return saved in (key, before)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -86,11 +96,11 @@ class Checkpoint:
                 saved = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
                 key, state = saved["key"], saved["state"]
             except Exception:
-                raise UserError(f"the checkpoint {self.path} is damaged; start again with --overwrite") from None
-            if key != self.key:
+                raise UserError(f"the checkpoint {self.path} is damaged; {AGAIN}") from None
+            if not same_fit(key, self.key):
                 raise UserError(
-                    f"the checkpoint {self.path} was made with other settings, seed or data; "
-                    "resume with the same ones, or start again with --overwrite"
+                    f"the checkpoint {self.path} was made with other settings, seed or data, or another module; "
+                    f"resume with the same ones, or {AGAIN}"
                 )
             return state
 

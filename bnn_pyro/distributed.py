@@ -213,7 +213,7 @@ def choose_device(name: str) -> torch.device:
     """A device by "auto", "cpu" or "cuda", of each process its own GPU. Raises UserError where CUDA is absent."""
     import torch
 
-    check_known("device", ("auto", "cpu", "cuda"), name)
+    check_known("device", ("auto", "cpu", "cuda"), name := str(name))
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' was asked for, but this machine has none that torch can use; take --device cpu")
     if name == "cpu" or not torch.cuda.is_available():

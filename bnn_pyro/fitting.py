@@ -14,7 +14,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import Checkpoint
+from bnn_pyro.checkpoint import AGAIN, LAYERS, Checkpoint, same_fit
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.rows import is_large, row_digests
 from bnn_pyro.distributed import Agreed, choose_device, here, joined
@@ -24,13 +24,14 @@ from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.inference.cost import GPU_WORK, step_work
 from bnn_pyro.inference.early_stopping import chosen_settings
+from bnn_pyro.inference.log_joint import check_sites
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import Start, load
 from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import announce, forwarded, progress_bar
-from bnn_pyro.zoo import Entry, model_of
+from bnn_pyro.zoo import ZOO, Entry, model_of
 from bnn_pyro.zoo.auto import Setup, limit_of, make_setup, say, set_up
 
 #: What a provenance's ``key`` holds, the last where there is one.
@@ -138,9 +139,8 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
     this fit, there is no such backbone, or rows that validate or test here may have trained it.
     """
     if not len(data.x_train):
-        raise UserError(
-            f"data set '{data.name}' has no training rows; bp.prior(variant, data) is the prior as a posterior"
-        )
+        raise UserError(f"data set '{data.name}' has no training rows; bp.prior(variant, data) is the prior as a "
+                        "posterior")  # fmt: skip
     if max_minutes is not None and not 0 < max_minutes < math.inf:
         raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
     if max_minutes is not None and not getattr(setup.method, "timed", False):
@@ -150,9 +150,8 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
         raise Agreed(f"{setup.inference} does not divide one fit among processes, as {_methods('divisible')} do; start "
                      "it without torchrun")  # fmt: skip
     with here().agreed():
-        entry = setup.entry
+        entry, backbone = setup.entry, getattr(setup.entry, "backbone", None)
         _takes_all_rows(setup, data)
-        backbone = getattr(entry, "backbone", None)
         if isinstance(backbone, str) and setup.backbone_variant(data.schema) is None:
             entry = replace(entry, backbone=load(backbone) if Path(backbone).is_dir() else from_text(backbone))
         if (backbone := getattr(entry, "backbone", None)) is not None:
@@ -186,11 +185,11 @@ def fit_setup(
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
         with ranks.agreed():
-            if (about := read_archive(out)[1]["provenance"]).get("key") != provenance["key"]:
-                raise UserError(f"{out} holds a finished posterior of other settings, seed or data; choose another "
-                                "folder, or start again with --overwrite")  # fmt: skip
+            if not same_fit((about := read_archive(out)[1]["provenance"]).get("key"), provenance["key"]):
+                raise UserError(f"{out} holds a finished posterior of other settings, seed or data, or of another "
+                                f"module; choose another folder, or {AGAIN}")  # fmt: skip
             if ended := about.get("stopped"):
-                more = "; for a longer fit start again (--overwrite)" * ("limit" in ended)
+                more = f"; for a longer fit {AGAIN}" * ("limit" in ended)
                 announce(f"{out}: {ended}, and finished there{more}", show)
             return load(out, replace(entry, **about.get("by_held_out_rows", {})))
     if options := getattr(entry, "to_choose", lambda schema: ())(data.schema):
@@ -218,14 +217,16 @@ def fit_setup(
             model = model.to(where)
             inferred, seen = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
+            if type(entry) not in ZOO.values():
+                own = guide if "guide" in setup.method.needs else None  # others make their own
+                check_sites(inferred, own, seen.x_train[:2], seen.y_train[:2])
             report = forwarded(stack.enter_context(progress_bar(label, show)))
             options = dict(limit_of(setup, max_minutes), seed=int(seed), report=report)
             facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
                 announce(f"a gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows; "
                          "a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
-            if start is not None:
-                options |= start.put(inferred, guide)
+            options |= {} if start is None else start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
             posterior = setup.method.run(inferred, guide, seen, **options)
@@ -233,8 +234,7 @@ def fit_setup(
         provenance["seconds"] = round(time.perf_counter() - began, 3)
         if posterior.chains is not None:
             provenance["stored_draws"] = math.prod(next(iter(posterior.chains.values())).shape[:2])
-        if ranks.size > 1:
-            provenance["processes"] = ranks.size
+        provenance |= {"processes": ranks.size} if ranks.size > 1 else {}
         whole = posterior.model if inferred is model else model
         validated = {"early_stopping", "by_held_out_rows"} & provenance.keys() or getattr(setup.method, "patience", 0)
         rows = _rows(bool(validated), data, getattr(entry, "backbone", None), start and start.posterior)
@@ -255,10 +255,9 @@ def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
     if is_large(data.x_train.shape):
         need = 4 * math.prod(data.x_train.shape) / 2**30
         what = "a backbone" if whole else "batch_size=0" if getattr(setup.method, "streams", False) else setup.inference
-        raise UserError(
-            f"{what} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches (batch_size) "
-            f"of {_methods('streams')}, fewer rows, or set BNN_PYRO_MEMORY={math.ceil(need)} where there is so much"
-        )
+        raise UserError(f"{what} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches "
+                        f"(batch_size) of {_methods('streams')}, fewer rows, or set BNN_PYRO_MEMORY={math.ceil(need)} "
+                        "where there is so much")  # fmt: skip
     return True
 
 
@@ -269,6 +268,7 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     settings_that_count = {k: v for k, v in (method_settings | former).items() if k not in incidental}
     as_before = () if data.schema.is_image else getattr(setup.entry, "former_of_images", ())  # where left out then too
     entry_that_counts = {k: v for k, v in entry_settings.items() if v is not None or k not in as_before}
+    entry_that_counts |= {LAYERS: known_by(data.schema)} if (known_by := getattr(setup.entry, "known_by", None)) else {}
     versions, fingerprint = {"python": platform.python_version()}, data.fingerprint
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
     return {

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, unknown
@@ -22,6 +23,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import in_words
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import PrunedGuide, weight_sites
+from bnn_pyro.parts.nets import layers_digest
 from bnn_pyro.parts.own_module import differences
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.settings import build, plain
@@ -83,9 +85,10 @@ def _restored(
             shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
             if mismatch := differences(shapes, provenance["module"]["parameters"]):
                 raise UserError(f"the module has not the parameters of the posterior in {folder}: {mismatch}")
-            both = provenance["entry_settings"].get("module"), getattr(entry.module, "description", None)
-            layers = {about["layers"] for about in both if isinstance(about, dict) and "layers" in about}
-            if len(layers) > 1:  # as torch prints them, which another version may do otherwise
+            settings, now = provenance["entry_settings"].get("module"), layers_digest(model.net)
+            earlier = settings.get("layers", now) if isinstance(settings, dict) else now  # of a function: not known
+            exported = {isinstance(model.net, GraphModule), provenance["module"]["class"] == "GraphModule"}
+            if provenance["module"].get("layers", earlier) != now and exported == {False}:  # as torch prints them
                 warnings.warn(f"the module prints other layers than that of the posterior in {folder}: the same "
                               "parameters in another network predict otherwise", stacklevel=4)  # fmt: skip
         guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)

@@ -125,7 +125,8 @@ class Posterior(Introduced):
                     share = (sd / priors[site].variance.sqrt()).mean().item()
                 with suppress(NotImplementedError):  # no closed form, or q is draws, or of all sites jointly
                     kl = kl_divergence(q[site], priors[site]).item() if q else kl
-            sampled = "frozen" if site in model.still else "point" if point else model.sampling.get(site, "weights")
+            by_row = model.sampling if hasattr(getattr(own := q.get(site), "base_dist", own), "loc") else {}
+            sampled = "frozen" if site in model.still else "point" if point else by_row.get(site, "weights")
             lines.append([site, list(value.shape), "" if point else model.texts[site], sampled, share, ratio, kl])
         return pd.DataFrame(lines, columns=["site", "shape", "prior", "sampled", "σ/prior", "|μ|/σ", "KL"])
 

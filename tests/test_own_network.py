@@ -35,6 +35,17 @@ def fit(entry, method=None, data=None, **settings):
     return bp.fit(entry, data or rows(), method or bp.SVI(epochs=2, batch_size=10), **settings)
 
 
+def exported(rows):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(24, OUT))
+    return torch.export.export(net, (torch.zeros(rows, 4, 6),)).module()
+
+
+def filled(value):
+    net = made("linear")
+    nn.init.constant_(net[0].weight, value)
+    return net
+
+
 def overwritten(net, draws, s):
     own = copy.deepcopy(net)
     own.load_state_dict({name: value[s] for name, value in draws.items()}, strict=False)
@@ -134,7 +145,14 @@ def test_a_description_has_what_each_site_has_learned():
         ratio = (loc[site].abs() / scale[site]).median().item()
         assert table.loc[site, "|μ|/σ"] == pytest.approx(ratio, rel=0.3)
     assert table.loc["3.weight", ["KL", "σ/prior", "|μ|/σ"]].isna().all()
-    assert table["sampled"].tolist()[2:] == ["point", "frozen"] and list(table.index)[2:] == ["3.weight", "3.bias"]
+    assert table["sampled"].tolist() == ["flipout", "flipout", "point", "frozen"]
+    assert list(table.index)[2:] == ["3.weight", "3.bias"]
+
+
+@pytest.mark.parametrize("family, method", [("full", bp.SVI(epochs=1)), ("mean-field", bp.SGHMC(epochs=2, chains=2))])
+def test_a_description_says_weights_where_these_are_drawn(family, method):
+    posterior = fit(bp.Bayesian(made("linear"), family=family), method, device=torch.device("cpu"))
+    assert set(posterior.describe()["sampled"]) == {"weights"}
 
 
 def test_batch_statistics_are_those_of_each_draw_on_the_training_rows():
@@ -199,6 +217,9 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)).double(), "is torch.float64, and inputs are float32"),
         (lambda: nn.Flatten(), "Flatten has no parameters"),
+        (lambda: nn.Linear(24, OUT, device="meta"), "'weight' of Linear is on the meta device and has no values"),
+        (lambda: filled(torch.nan), "outputs that are not finite for training rows, with the weights it came with"),
+        *((lambda rows=rows: exported(rows), r"any number of rows, .*dynamic_shapes=\({0: torch") for rows in (2, 3)),
         (lambda: nn.Linear(6, OUT), r"shape \(2, 4, 3\) for 2 rows; they must be \(2, 3\) for the 3 classes"),
         *((lambda how=how: Wrong(how), "'_others' of Wrong holds .* not registered") for how in ("nested", "plain")),
         (lambda: Wrong("unregistered"), "'_others' of Wrong holds parameters that are not registered"),

@@ -57,8 +57,10 @@ def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tm
         here, there = (bp.predict(p, data.x_test, num_draws=3) for p in (posterior, again))
         assert torch.equal(here.components.logits, there.components.logits)
         assert torch.equal(again.model.centre, posterior.model.centre)
-    with pytest.warns(UserWarning, match="the module prints other layers"):
-        bp.load(tmp_path, module=nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.ReLU(), nn.Linear(5, 3)))
+    another = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.ReLU(), nn.Linear(5, 3))
+    for module in (another, lambda: another):
+        with pytest.warns(UserWarning, match="the module prints other layers"):
+            bp.load(tmp_path, module=module)
     wrong = nn.Sequential(nn.Flatten(), nn.Linear(24, 6, bias=False), nn.Tanh(), nn.Linear(6, 3))
     named = r"missing: 1.bias; of another shape: 1.weight \(6, 24\), not \(5, 24\), 3.weight \(3, 6\), not \(3, 5\)"
     refuses(named, bp.load, tmp_path, module=wrong)
@@ -67,6 +69,24 @@ def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tm
     refuses("is not of a module of your own", bp.load, tmp_path / "mlp", module=net)
     text = (tmp_path / "posterior.json").read_text()
     assert json.loads(text)["provenance"]["entry"] == "my-network" and "Sequential" in text
+
+
+def test_a_function_of_other_layers_resumes_no_fit(tmp_path):
+    """Those of before, whose key and facts say nothing of layers, still do, and load without a warning."""
+    act, method = nn.Tanh, METHODS["svi"]
+    how = bp.Bayesian(lambda: nn.Sequential(nn.Linear(4, 3), act(), nn.Linear(3, 1))), method, REGRESSION
+    with interrupted(5):
+        fit(*how, out=tmp_path)
+    for words in ("or another module", "or of another module"):  # of a checkpoint, and of a finished fit
+        act = nn.ReLU
+        refuses(words, fit, *how, out=tmp_path, resume=True)
+        act = nn.Tanh
+        fit(*how, out=tmp_path, resume=True)
+    about = json.loads((tmp_path / "posterior.json").read_text())["provenance"]
+    del about["module"]["layers"], about["key"][1]["module_layers"]
+    reseal(tmp_path, provenance=about)
+    act = nn.ReLU
+    fit(*how, out=tmp_path, resume=True)
 
 
 def test_a_resumed_fit_is_the_same_and_other_weights_are_another_fit(tmp_path):

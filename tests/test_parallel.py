@@ -267,16 +267,32 @@ if __name__ == "__main__":
 
 def test_ctrl_c_ends_quietly_and_leaves_no_process(tmp_path):
     """By KeyboardInterrupt alone; tried again where the signal came in a destructor, in which Python drops it."""
-    path, errors = tmp_path / "long.py", "Exception ignored in"
-    path.write_text(CODE)
-    how = dict(start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    errors = "Exception ignored in"
     while errors.startswith("Exception ignored in"):
-        started = subprocess.Popen([sys.executable, path], **how)
-        assert started.stdout.readline() == "going\n"
+        started = begun(tmp_path / "long.py", CODE)
         os.killpg(started.pid, signal.SIGINT)
         _, errors = started.communicate(timeout=60)
     chained = errors.count("During handling of the above exception")  # the signal may arrive inside any "except"
     assert errors.count("Traceback") == 1 + chained and errors.rstrip().endswith("KeyboardInterrupt"), errors
+    leaves_nothing(started)
+
+
+def test_processes_end_with_a_parent_that_was_killed(tmp_path):
+    started = begun(tmp_path / "long.py", CODE.replace("0.5", "60 * task"))
+    started.kill()
+    started.communicate(timeout=60)
+    leaves_nothing(started)
+
+
+def begun(path, code):
+    path.write_text(code)
+    how = dict(start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = subprocess.Popen([sys.executable, path], **how)
+    assert started.stdout.readline() == "going\n"
+    return started
+
+
+def leaves_nothing(started):
     deadline = time.monotonic() + 20
     with pytest.raises(ProcessLookupError):
         while time.monotonic() < deadline:

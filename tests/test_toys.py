@@ -122,7 +122,7 @@ class LaplaceWeights(torch.nn.Module):
 @dataclass(frozen=True)
 class Linear:
     wrapped: Any = None
-    autoguide: bool = False
+    guided: Any = None
     forgets: bool = False
     noise: str | float = "learned"
     summary, paper, has = "Linear", "", frozenset({"guide", "weights", "proper prior"})
@@ -134,7 +134,12 @@ class Linear:
         return self.wrapped(model) if self.wrapped else model
 
     def guide(self, model):
-        return AutoNormal(model) if self.autoguide else MeanFieldNormal(model.initial, 0.01)
+        return self.guided(model) if self.guided else MeanFieldNormal(model.initial, 0.01)
+
+
+class ParamGuide(torch.nn.Module):
+    def forward(self, x, y=None):
+        pyro.sample("w", dist.Normal(pyro.param("loc", torch.zeros(3, 1)), 1.0).to_event(2))
 
 
 def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_path):
@@ -152,7 +157,27 @@ def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_pa
     refuses("the model of Linear is method; it must be a torch.nn.Module with `initial`", bp.fit, plain, data, **how)
     for method in (bp.SVI(epochs=1), bp.MAP(epochs=1), bp.NUTS(warmup=1, draws=1)):
         refuses("site 'log_noise'", bp.fit, Linear(forgets=True), data, method, **how)
-    refuses("AutoNormal, has no parameters", bp.fit, Linear(autoguide=True), data, bp.SVI(epochs=1), **how)
+
+    def weights(event=2):
+        return pyro.sample("w", dist.Laplace(torch.zeros(3, 1), 1.0).to_event(event))
+
+    for forward, words in (
+        (lambda model, x, y: model.likelihood(x @ weights()), "LaplaceWeights has no observed site 'y'"),
+        (lambda model, x, y: x @ weights(), "has no observed site 'y': end it with self.likelihood"),
+        (lambda model, x, y: model.likelihood(x @ weights() * pyro.param("s", x.sum()), y), "'s' is a pyro.param"),
+        (lambda model, x, y: model.likelihood(x @ weights(0), y), r"'w' of the model has event shape \(\), .*\(3, 1\)"),
+    ):
+
+        def wrapped(model, f=forward):
+            return setattr(model, "forward", lambda x, y=None: f(model, x, y)) or model
+
+        refuses(words, bp.fit, Linear(wrapped=wrapped), data, bp.SVI(epochs=1), **how)
+    for guide, words in (
+        (AutoNormal, "'AutoNormal.* is a pyro.param, .*AutoGuides are not taken"),
+        (lambda model: ParamGuide(), "'loc' is a pyro.param, which no fit trains"),
+        (lambda model: MeanFieldNormal({"w": torch.zeros(3)}, 0.1), r"'w' of the guide has event shape \(3,\)"),
+    ):
+        refuses(words, bp.fit, Linear(guided=guide), data, bp.SVI(epochs=1), **how)
     refuses("{'epochs': 3} is neither a name nor a dataclass .*method", bp.fit, "mlp", data, {"epochs": 3}, **how)
     assert torch.equal(bp.predict(own, data.x_test.double(), num_draws=8).mean, here)
     data.x_test[2, 1] = float("nan")

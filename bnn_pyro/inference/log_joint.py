@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Transform, biject_to, kl_divergence
 
 from bnn_pyro.errors import UserError
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.observed import OBSERVED
 from bnn_pyro.parts.weights import cut
@@ -52,6 +53,7 @@ class Recorder(Messenger):
         super().__init__()
         self.values = values or {}
         self.sites: dict[str, dict] = {}
+        self.params: dict[str, Tensor] = {}
 
     def _pyro_sample(self, msg: dict) -> None:
         if not msg["is_observed"] and msg["name"] in self.values:
@@ -60,6 +62,38 @@ class Recorder(Messenger):
     def _pyro_post_sample(self, msg: dict) -> None:
         if not site_is_subsample(msg):
             self.sites[msg["name"]] = msg
+
+    def _pyro_post_param(self, msg: dict) -> None:
+        self.params[msg["name"]] = msg["value"]
+
+
+def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor) -> None:
+    """Raises UserError for what fits would misread in a user's model, and guide where one is trained; at a few rows."""
+    values = {site: value.detach().to(x.device) for site, value in model.initial.items()}
+    trained = [] if guide is None else list(guide.parameters())  # before a first call: those of AutoGuides come late
+    with isolated(0), torch.no_grad(), in_mode(model, training=False):
+        with Recorder() as q:
+            None if guide is None else guide(x, y)
+        _check_shapes("guide", q.sites, values)
+        with Recorder(values | {name: site["value"] for name, site in q.sites.items()}) as p:
+            model(x, y)
+    for name, value in {**q.params, **p.params}.items():
+        if not any(value is own or getattr(value, "unconstrained", tuple)() is own for own in trained):
+            raise UserError(f"'{name}' is a pyro.param, which no fit trains: make it an nn.Parameter of the guide "
+                            "(Pyro's AutoGuides are not taken), and in a model a latent site or a buffer")  # fmt: skip
+    if guide is not None and not trained:
+        raise UserError(f"the guide, {type(guide).__name__}, has no parameters to train")
+    if not p.sites.get(OBSERVED, {}).get("is_observed"):
+        raise UserError(f"{type(model).__name__} has no observed site '{OBSERVED}': end it with self.likelihood(f, y), "
+                        "of the y that it is called with")  # fmt: skip
+    _check_shapes("model", p.sites, values if guide is not None else {})
+
+
+def _check_shapes(of: str, sites: Mapping[str, dict], values: Weights) -> None:
+    for name, value in values.items():
+        if name in sites and (shape := sites[name]["fn"].event_shape) != value.shape:
+            raise UserError(f"'{name}' of the {of} has event shape {tuple(shape)}, of `initial` {tuple(value.shape)}: "
+                            "all dimensions of a weight are those of one event, by .to_event(n)")  # fmt: skip
 
 
 class LogJoint:

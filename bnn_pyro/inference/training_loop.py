@@ -92,9 +92,6 @@ class Training:
 
     def _adam(self, scale_lr: float) -> torch.optim.Adam:
         groups: list[Any] = list(self.guide.parameters())
-        if not groups:
-            raise UserError(f"the guide, {type(self.guide).__name__}, has no parameters to train; Pyro's AutoGuides, "
-                            "which have none before a first call, are not taken")  # fmt: skip
         if scale_lr != self.settings.lr:
             named = dict(self.guide.named_parameters())
             scales = {name: p for name, p in named.items() if name.rpartition(".")[2] in LOG_SCALES}

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -107,22 +107,30 @@ def _worker() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, timeout=IDLE, env=threads, **ignore)
 
 
+@cache
+def _end_with(parent: int) -> None:
+    """End this process once its parent was killed, be it in the midst of a step: a resumed run may be at its task."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(EVERY)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _file_channel(folder: Path, number: int, parent: int) -> Channel:
     """To the parent on the same machine, by a file for each task; all of them are to end once ``WANTED`` is gone."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # signals are the parent's to answer
+    _end_with(parent)
     file, wanted = folder / str(number), folder / WANTED
 
     def send(share: float, figures: Figures) -> None:
         with suppress(OSError):  # a disk that is full is no fault of the task's
             file.write_text(json.dumps([share, dict(figures)], default=float))
 
-    def unwanted() -> bool:
-        if os.getppid() != parent:  # it was killed: a resumed run may be at this very task
-            os._exit(1)
-        return not wanted.exists()
-
     send(0.0, {})
-    return Channel(send, unwanted, EVERY)
+    return Channel(send, lambda: not wanted.exists(), EVERY)
 
 
 # -- a Dask cluster ----------------------------------------------------------------------------------------------------

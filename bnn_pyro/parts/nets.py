@@ -6,6 +6,7 @@ channels-last in memory, where pooling and the noise of local layers are several
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, repeat
@@ -68,10 +69,15 @@ def weights_digest(net: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
+def layers_digest(net: nn.Module) -> str:
+    """SHA-256 of a module's layers as torch prints them, without addresses, the first 16 hex digits."""
+    return hashlib.sha256(re.sub(" at 0x[0-9a-f]+", "", repr(net)).encode()).hexdigest()[:16]
+
+
 def described(net: nn.Module) -> dict[str, str]:
     """What a user's module is known by: its class, layers and weights, which do not tell a ReLU from a tanh."""
-    layers = hashlib.sha256(repr(net).encode()).hexdigest()[:16]
-    return {"kind": "module", "class": type(net).__name__, "layers": layers, "weights": weights_digest(net)}
+    about = {"kind": "module", "class": type(net).__name__}
+    return about | {"layers": layers_digest(net), "weights": weights_digest(net)}
 
 
 class Linear(nn.Linear):

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
@@ -48,6 +49,8 @@ def own_copy(module: nn.Module) -> nn.Module:
     for key, value in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(value, UninitializedParameter | UninitializedBuffer):
             raise UserError(f"'{key}' of {name} is lazy and has no shape yet; call the module once with inputs before")
+        if value.is_meta:
+            raise UserError(f"'{key}' of {name} is on the meta device and has no values; make the module on another")
     for key, value in module.named_parameters():
         if value.dtype != torch.float32:
             way = f"use {name}.float()" if value.is_floating_point() else "make it a buffer, or parameters of its parts"
@@ -261,9 +264,12 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
 
     Raises UserError, of ``shape``, where it does not take x (B, *input_shape) or gives others than (B, width).
     """
-    name = type(net).__name__
-    with users_code(f"{name} does not take inputs of shape {shape or tuple(x.shape)}"):
+    name, exported = type(net).__name__, isinstance(net, GraphModule)
+    how = " with any number of rows, as of torch.export with dynamic_shapes=({0: torch.export.Dim.AUTO},)" * exported
+    with users_code(f"{name} does not take inputs of shape {shape or tuple(x.shape)}{how}"):
         f = net(x)
+        if exported:  # it may take the rows of its example only
+            net(x[:1])
     shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
     if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
@@ -275,11 +281,11 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
 def check_pure(net: nn.Module, x: Tensor) -> None:
     """Raises UserError where outputs out of training mode depend on anything but a row of x and the weights."""
     name = type(net).__name__
-    before = {key: value.clone() for key, value in net.state_dict().items()}
+    before = {key: value.nan_to_num() for key, value in net.state_dict().items()}
     original, f = x.clone(), net(x)
     if not torch.equal(x, original):
         raise UserError(f"{name} changes its inputs in place; let it work on a copy (x = x.clone())")
-    if changed := [key for key, value in net.state_dict().items() if not torch.equal(value, before[key])]:
+    if changed := [key for key, value in net.state_dict().items() if not torch.equal(value.nan_to_num(), before[key])]:
         raise UserError(f"{name} changes its own '{changed[0]}' out of training mode; make it a function of its inputs")
     share = 1e-3 if x.device.type == "cpu" else 3e-2  # TF32 has 10 bits, and other kernels for other numbers of rows
     tolerance = dict(rtol=share, atol=share / 10 * max(1.0, f.abs().max().item()), equal_nan=True)

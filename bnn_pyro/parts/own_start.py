@@ -30,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.nets import in_mode, outputs_seen, users_code
+from bnn_pyro.parts.nets import in_mode, layers_digest, outputs_seen, users_code
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 
 BATCH_NORM = ("batch", "frozen")
@@ -68,6 +68,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         share /= 2
     facts = {
         "class": type(net).__name__,
+        "layers": layers_digest(net),
         "parameters": {name: list(p.shape) for name, p in net.named_parameters()},
         "points": len(model.points),
         "init_scale": init_scale if init_scale is not None else f"{share:g} of the weights",

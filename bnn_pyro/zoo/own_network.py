@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
 from bnn_pyro.errors import UserError
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
-from bnn_pyro.parts.nets import described, in_mode, users_code
+from bnn_pyro.parts.nets import described, in_mode, layers_digest, users_code
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
 from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
@@ -134,6 +135,13 @@ class Bayesian(Settings):
         if isinstance(source, str):
             source = ModuleSource(from_text(source).net if source.endswith(".pt2") else imported(source))
         return source.make(schema)
+
+    def known_by(self, schema: Schema) -> str:
+        """A digest of the module's layers, or its file: what a fit is resumed with. A function is known by its name."""
+        if isinstance(self.module, str) and self.module.endswith(".pt2"):
+            return from_text(self.module).description["sha256"]
+        with isolated(0):
+            return layers_digest(self.own(schema))
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``.
