@@ -73,7 +73,8 @@ def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor)
     trained = [] if guide is None else list(guide.parameters())  # before a first call: those of AutoGuides come late
     with isolated(0), torch.no_grad(), in_mode(model, training=False):
         with Recorder() as q:
-            None if guide is None else guide(x, y)
+            if guide is not None:
+                guide(x, y)
         _check_shapes("guide", q.sites, values)
         with Recorder(values | {name: site["value"] for name, site in q.sites.items()}) as p:
             model(x, y)
