@@ -82,7 +82,7 @@ def test_a_check_that_holds(checks, check, tmp_path):
     html = (out / "check.html").read_text()
     assert "Two &amp; two." in html and "the mean &lt;of w&gt;" in html and "0.300" in html
     assert set(bench.FIGURES) == set(read_texts("figures")["check"])
-    (figure,) = outcome["figures_drawn"]  # it has no ranks, and no reference
+    (figure,) = outcome["figures_drawn"]  # it has no ranks
     assert figure["title"] == "How far off is each quantity?" and "data:image/png;base64" in html
     assert (out / f"figures/{figure['name']}.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,6 +1,4 @@
-"""Pictures carry the right numbers: of predictions, ensembles and weights, of chains, checks and sweeps."""
-
-from dataclasses import replace
+"""Pictures carry the right numbers: of predictions, ensembles, maps and checks."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -83,7 +81,7 @@ def test_band_edges_are_the_quantiles_of_the_mixture_and_of_the_mean_curves():
     assert np.allclose(line_of(ax, "median").get_ydata(), NORMAL.quantile(0.5)[0], atol=1e-5)
     assert line_of(ax, "training data").get_xydata().tolist() == [[20, 1], [30, 2], [40, 3]]  # raw units
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("age", "height") and ax.get_ylim()[1] < 100
-    refuses("x has 3 points", plots.predictive_band, NORMAL, torch.zeros(3))
+    refuses("x has 3 points", plots.predictive_band, NORMAL, torch.zeros(3, 1), one_feature())
 
 
 def test_hits_coverage_and_pit_are_those_of_the_metrics_and_of_all_points(monkeypatch):
@@ -218,23 +216,3 @@ def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypat
         assert list(line_of(ax, label).get_ydata()) == pytest.approx(expected, rel=1e-5)
     low, middle, high = np.quantile(-p.log().mean(-1), (0.16, 0.5, 0.84))
     assert f"{middle:.4f} ({low:.4f} to {high:.4f})" in line_of(ax, "a single draw").get_label()
-
-
-def test_weights_are_those_of_the_largest_disagreement():
-    """By Wasserstein-2 in units of the mean σ: 3 at [2, 0] (a shift), 2·(2 − 1)/(2 + 1) at [0, 1] (a scale)."""
-    one = random(1, 4000, 3, 2)
-    one = (one - one.mean(1, keepdim=True)) / one.std(1, keepdim=True)
-    one[..., 1, 1] *= 10
-    other = one.clone()
-    other[..., 1, 1] += 5  # half of its σ
-    other[..., 2, 0] += 3
-    other[..., 0, 1] *= 2
-    both = {"SVI": chains(one), "NUTS": chains(other)}
-    axes = plots.weight_posteriors(both, num=2)
-    assert [ax.get_title() for ax in axes] == ["layers.0.weight[2, 0]", "layers.0.weight[0, 1]"]
-    x, density = line_of(axes[0], "NUTS").get_xydata().T
-    assert x[density.argmax()] == pytest.approx(3, abs=0.25) and np.trapezoid(density, x) == pytest.approx(1, abs=0.02)
-    assert line_of(axes[1], "SVI").get_ydata().max() == pytest.approx(0.4, rel=0.08)  # of a standard Normal
-    assert line_of(axes[1], "NUTS").get_ydata().max() == pytest.approx(0.2, rel=0.08)
-    both["NUTS"] = replace(both["SVI"], model=model_of(bp.MeanField(hidden=(4,)), SCHEMA))
-    refuses(r"'layers.0.weight' has shape \(3, 2", plots.weight_posteriors, both)

@@ -80,18 +80,10 @@ class Reference(Check):
         off = not point and p < ALPHA
         level = "bad" if off and exact else "caution" if off or point else "good"
         few = not off and visible >= BLIND
-        covered, number = coverage(outputs, reference), 1 / effective_draws(outputs) + 1 / reference.about["draws"]
-        evidence = {
-            "unit": "log-odds" if data.schema.has_classes else f"mean of {data.schema.target}",
-            "reference_mean": reference.centre,
-            "reference_sd": reference.spread,
-            "mean": flat.mean(0, dtype=np.float64),
-            "sd": flat.std(0, dtype=np.float64),
-            "mean_floor": 2 * reference.spread * number**0.5,
-            "sd_floor": 2 * reference.spread * (number / 2) ** 0.5,
-        }
-        shift = float(np.sqrt(np.square((evidence["mean"] - reference.centre) / reference.spread).mean()))
-        ratio = float(np.median(evidence["sd"] / reference.spread))
+        covered = coverage(outputs, reference)
+        centre, spread = flat.mean(0, dtype=np.float64), flat.std(0, dtype=np.float64)
+        shift = float(np.sqrt(np.square((centre - reference.centre) / reference.spread).mean()))
+        ratio = float(np.median(spread / reference.spread))
         about = "largest difference of an output's mean or width from the reference's, in standard errors"
         findings = [Finding(about, largest, 0.0, 1.0, None if point else p, level)]
         about = "shift of a mean that would have been seen, in posterior standard deviations"
@@ -111,7 +103,7 @@ class Reference(Check):
             words += " there are too few draws to tell" if few else " it cannot be told from the posterior"
             words += f": a mean off by {visible:.2g} posterior standard deviations would have been seen."
         level = worst(f.level for f in findings)
-        return Outcome("reference", level, words, settings, findings, evidence, figures)
+        return Outcome("reference", level, words, settings, findings, figures=figures)
 
     def pose(self, subject: Subject) -> tuple[ReferencePosterior, Entry, Dataset]:
         """A reference, the variant made to have its posterior, and its data. Raises UserError where there is none."""

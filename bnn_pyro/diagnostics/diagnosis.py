@@ -184,7 +184,7 @@ class _Work:
     def weights(self) -> None:
         """A bounded table of single weights, and a few of their series."""
         num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / draws.weight_count(self.posterior))))
-        names, values = draws.chosen_weights(self.posterior, draws.even_weights(self.posterior, self.most), num)
+        names, values = draws.even_weights(self.posterior, self.most, num)
         self.statistics["weights_shown"] = float(len(names))
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}
         if self.is_chain:

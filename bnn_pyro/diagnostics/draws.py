@@ -107,19 +107,16 @@ def stored_or_fresh(
     return [torch.cat(column)[None] for column in zip(*blocks, strict=True)]
 
 
-def even_weights(posterior: Posterior, most: int) -> list[tuple[str, tuple[int, ...]]]:
-    """(site, index) of at most ``most`` weights, evenly chosen over the network, site after site."""
+def even_weights(posterior: Posterior, most: int, num_draws: int) -> tuple[list[str], np.ndarray]:
+    """(names, values (M, C, D) float64) of at most ``most`` weights, evenly chosen over the network, site after site.
+
+    num_draws: of a guide; chains give all.
+    """
     shapes = [(site, tuple(value.shape)) for site, value in posterior.model.initial.items()]
     starts = np.cumsum([0, *(math.prod(shape) for _, shape in shapes)])
     places = even(starts[-1], most)
     pairs = zip(np.searchsorted(starts, places, side="right") - 1, places, strict=True)
-    return [(shapes[k][0], np.unravel_index(place - starts[k], shapes[k][1])) for k, place in pairs]
-
-
-def chosen_weights(
-    posterior: Posterior, picks: Sequence[tuple[str, tuple[int, ...]]], num_draws: int
-) -> tuple[list[str], np.ndarray]:
-    """(names, values (M, C, D) float64) of the weights at ``picks``.   num_draws: of a guide; chains give all."""
+    picks = [(shapes[k][0], np.unravel_index(place - starts[k], shapes[k][1])) for k, place in pairs]
     names = [f"{site}[{', '.join(map(str, index))}]".removesuffix("[]") for site, index in picks]
     values = stored_or_fresh(posterior, num_draws, 0, lambda w: [w[site][(..., *index)] for site, index in picks])
     return names, torch.stack(values).detach().cpu().double().numpy()

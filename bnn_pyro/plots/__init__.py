@@ -8,15 +8,14 @@ imported when one of its names is used. Entropies are in nats, targets and input
 from bnn_pyro.lazy import lazy_names
 
 _NAMES = {
-    "checks": "rank_ecdfs reference_outputs standard_errors",
+    "checks": "rank_ecdfs standard_errors",
     "classification": "confidence_histogram confusion_matrix entropy_histograms reliability selective_risk "
     "threshold_curves",
     "diagnostics": "convergence loo_pit pareto_k posterior_predictive trace_ranks",
     "effects": "Grid decision_boundary epistemic_map grid line partial_dependence permutation_importance pixel_maps",
-    "points": "method_predictions ood_bars uncertain_images",
+    "points": "ood_bars uncertain_images",
     "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
     "sweep": "Scores sweep_points",
-    "training": "growing_ensemble sampler_trace training_curves",
-    "weights": "pruning_curve weight_posteriors",
+    "training": "growing_ensemble pruning_curve training_curves",
 }
 __all__, __getattr__, __dir__ = lazy_names(__name__, _NAMES)

@@ -1,4 +1,4 @@
-"""Figures of checks: how far off each quantity is, ranks of the truth, and outputs beside a reference posterior."""
+"""Figures of checks: how far off each quantity is, and ranks of the truth."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +9,11 @@ from scipy.stats import norm
 
 from bnn_pyro.checks.check import ALPHA, Finding
 from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
-from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, REFERENCE, drawn, look, tint
 
-#: Quantities that are named where they are off; outputs that are drawn, evenly among all.
-NAMED, MAX_OUTPUTS = 3, 150
+#: Quantities that are named where they are off.
+NAMED = 3
 
 
 @drawn
@@ -45,33 +44,6 @@ def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
     ax.set(xlim=(0, len(z) + 1), ylim=(-reach, reach), xlabel="quantity", ylabel="standard errors off")
     ax.set_title(f"{(np.abs(z) > bound).sum()} of {len(z)} beyond ±{bound:.1f} (shaded)")
     return legend_below(ax, 4)
-
-
-@drawn
-def reference_outputs(evidence: Mapping[str, Any]) -> np.ndarray:
-    """Mean against mean (left) and standard deviation against standard deviation (right) of every output; axes (2,).
-
-    The reference is across, the method up; on the dashed diagonal they are the same, below it on the right the method
-    is too sure. Bars (the floors): two Monte-Carlo standard errors of the difference. Of many outputs 150 are drawn.
-
-    reference_mean, mean, mean_floor, reference_sd, sd, sd_floor: all of one shape.   unit: of the outputs.
-    """
-    names = ("reference_mean", "mean", "mean_floor", "reference_sd", "sd", "sd_floor")
-    arrays = [np.asarray(evidence[name], dtype=float) for name in names]
-    picks = np.argsort(arrays[0], axis=None, kind="stable")[even(arrays[0].size, MAX_OUTPUTS)]
-    arrays = [a.ravel()[picks] for a in arrays]
-    axes = panels(2, 2, (3.9, 3.7))
-    style = dict(fmt="o", markersize=3.5, mfc=tint(BAYES, 0.35), ecolor=tint(BAYES, 0.45), capsize=0)
-    sides = (("Means", "mean", *arrays[:3]), ("Spreads", "standard deviation", *arrays[3:]))
-    for ax, (title, what, across, up, floor) in zip(axes, sides, strict=True):
-        every = [*across, *up, *([0.0] if title == "Spreads" else [])]
-        ends = min(every), max(every)
-        ax.plot(ends, ends, **DASHED)
-        ax.errorbar(across, up, floor, color=BAYES, **style)
-        ax.set_aspect("equal", "datalim")
-        ax.set(xlabel=f"reference: posterior {what} ({evidence['unit']})", ylabel=f"method: posterior {what}")
-        ax.set_title(title)
-    return axes
 
 
 @drawn

@@ -1,11 +1,11 @@
-"""What is said of single inputs: class probabilities of the draws, of images and other points, by one or more methods.
+"""What is said of single images: class probabilities of the draws, and of a deterministic network.
 
 A bar is the mean over the draws. A box holds the middle half of them, its whiskers reach from 5 to 95 %: tall boxes are
 draws that disagree; short ones at middling heights, a point that is ambiguous to all of them. The true class has a bold
 tick. Titles have the total entropy and its parts in nats.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,53 +14,14 @@ from torch import Tensor
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import class_names, figure, legend_outside, panels
+from bnn_pyro.plots.layout import class_names, figure, legend_outside
 from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
 #: What images can be sorted by, and what it is called.
 ORDERS = {"total": "total entropy", "epistemic": "mutual information", "aleatoric": "aleatoric entropy"}
-#: Classes that a panel shows at most, and what is up in it.
+#: Classes that a panel shows at most.
 MOST_CLASSES = 10
-PROBABILITY = "class probability\n(bar: mean, box: draws)"
-
-
-@drawn
-def method_predictions(
-    predictions: Mapping[str, Prediction],
-    row: int,
-    *,
-    x: Tensor | None = None,
-    y: Targets | None = None,
-    schema: Schema | None = None,
-) -> np.ndarray:
-    """One input by several methods, the classes that are most probable over all of them; axes (methods,).
-
-    With images a first panel shows the input; axes is then (1 + methods,).
-
-    predictions: {label: prediction of the same points}.
-    row: which point.
-    x: (B, …) the inputs, shown where they are images.   y: labels (B,).
-    Raises UserError for a regression, predictions of different points, or a row that they have not.
-    """
-    first = _same_points(predictions)
-    if not 0 <= row < len(first):
-        raise UserError(f"row must be 0 to {len(first) - 1}, got {row}")
-    if x is not None and len(x) != len(first):
-        raise UserError(f"x has {len(x)} rows, but the predictions are for {len(first)} points")
-    y = None if y is None else targets(first, y)
-    names, images = class_names(first, schema), int(x is not None and x.dim() == 4)
-    classes = _most_probable(sum(p.mean[row] for p in predictions.values()))
-    axes = panels(images + len(predictions), 5, (2.6, 2.5), least=3.6)
-    for ax, (method, prediction) in zip(axes[images:], predictions.items(), strict=True):
-        _boxes(ax, prediction, row, classes, names, y)
-        ax.set_title(f"{method}\n{_split(prediction, row)}", size=7.5)
-    axes[images].set_ylabel(PROBABILITY, size=8)
-    if images:
-        show_image(axes[0], x[row], schema)
-    title = f"point {row}{_true(names, y, row)}"
-    axes[0].set_title(title if images else f"{title}\n{axes[0].get_title()}", size=8.5 if images else 7.5)
-    return axes
 
 
 @drawn
@@ -98,7 +59,7 @@ def uncertain_images(
         bars.set_title(f"{words}\n{_split(prediction, row)}", size=7.5, pad=3, loc="right")
         bars.tick_params(labelsize=6.5, length=2, pad=1.5)
     page.suptitle(f"most uncertain first, by {ORDERS[by]}")
-    page.supylabel(PROBABILITY)
+    page.supylabel("class probability\n(bar: mean, box: draws)")
     return axes
 
 
@@ -118,7 +79,10 @@ def ood_bars(
 
     x: (B, channels, height, width), the first ``num`` are shown.   names: a caption for each image.
     """
-    classes = class_names(_same_points({"Bayesian": bayesian, "deterministic": deterministic}), schema)
+    sizes = [tuple(prediction.probs.shape[1:]) for prediction in (bayesian, deterministic)]
+    if sizes[0] != sizes[1]:
+        raise UserError(f"predictions of {sizes[0]} and {sizes[1]} points and classes are not of the same points")
+    classes = class_names(bayesian, schema)
     _need_images(bayesian, x)
     num = min(num, len(x))
     shape = dict(squeeze=False, sharey="row", height_ratios=(1, 1.3))  # image above bars, side by side
@@ -187,14 +151,3 @@ def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
         ax.imshow(np.clip((pixels - pixels.min()) / max(np.ptp(pixels), 1e-12), 0, 1))
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="0.7")
-
-
-def _same_points(predictions: Mapping[str, Prediction]) -> Prediction:
-    if not predictions:
-        raise UserError("there is no prediction to draw")
-    first, *rest = sizes = {name: tuple(prediction.probs.shape[1:]) for name, prediction in predictions.items()}
-    if other := next((name for name in rest if sizes[name] != sizes[first]), ""):
-        (num, classes), (others, of) = sizes[first], sizes[other]
-        raise UserError(f"'{first}' predicts {num} points and {classes} classes, '{other}' {others} and {of}: give "
-                        "predictions of the same points")  # fmt: skip
-    return predictions[first]

@@ -34,7 +34,7 @@ SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
 def predictive_band(
     prediction: Prediction,
     x: Tensor,
-    data: Dataset | None = None,
+    data: Dataset,
     *,
     truth: Callable[[Tensor], Tensor] | None = None,
     legend: bool = True,
@@ -44,14 +44,12 @@ def predictive_band(
 
     The fan is the total uncertainty of a new observation; the hatched band is the epistemic part of it.
 
-    x: (B, 1) the standardised inputs of the prediction (``plots.line``), or (B,) without data.
+    x: (B, 1) the standardised inputs of the prediction (``plots.line``).
     data: its training points are drawn, its units used, and the range without data shaded.
     truth: the true function of raw inputs, if known.   legend: False where several panels share one.
     """
-    if data is not None:
-        one_feature(data.schema)
-        x = data.schema.unstandardise(torch.as_tensor(x).cpu())
-    x = torch.as_tensor(x).detach().cpu().double().reshape(-1)
+    one_feature(data.schema)
+    x = data.schema.unstandardise(torch.as_tensor(x).cpu()).detach().double().reshape(-1)
     if len(x) != len(prediction):
         raise UserError(f"x has {len(x)} points, but the prediction is for {len(prediction)}")
     order = x.argsort()
@@ -70,23 +68,21 @@ def predictive_band(
         limits = ax.get_ylim()  # those of the prediction: the truth may run off
         ax.plot(x, truth(x), color=GOOD, linestyle=(0, (1, 1.2)), linewidth=2, label="truth")
         ax.set_ylim(limits)
-    ax.set(xlabel="x", ylabel="y", xlim=(x[0].item(), x[-1].item()))
+    ax.set(xlabel=(data.schema.features or ("x",))[0], ylabel=data.schema.target, xlim=(x[0].item(), x[-1].item()))
     if prediction.untransformed is not prediction:
         ax.set_yscale("log")
         plain_numbers(ax)
-    if data is not None:
-        ax.set(xlabel=(data.schema.features or ("x",))[0], ylabel=data.schema.target)
-        raw = data.schema.unstandardise(data.x_train.cpu())[:, 0].double()
-        look = dict(markersize=2.5, mew=0.3, alpha=0.6) if len(raw) > 200 else dict(markersize=5, mew=0.8)
-        y = data.y_train.cpu().abs() if data.schema.task == "survival" else data.y_train.cpu()
-        ax.plot(raw, y, "o", color=DATA, mec="white", label="training data", zorder=4, **look)
-        label, (low, high) = "outside the training data", raw.aminmax() if len(raw) else (x[0], x[-1])
-        low, high = low.item(), high.item()
-        for start, stop, edge in ((x[0].item(), low, low), (high, x[-1].item(), high)):
-            if stop > start:
-                ax.axvspan(start, stop, color="0.92", linewidth=0, zorder=0, label=label)
-                ax.axvline(edge, color="0.55", linestyle=":", linewidth=1)
-                label = None
+    raw = data.schema.unstandardise(data.x_train.cpu())[:, 0].double()
+    look = dict(markersize=2.5, mew=0.3, alpha=0.6) if len(raw) > 200 else dict(markersize=5, mew=0.8)
+    y = data.y_train.cpu().abs() if data.schema.task == "survival" else data.y_train.cpu()
+    ax.plot(raw, y, "o", color=DATA, mec="white", label="training data", zorder=4, **look)
+    label, (low, high) = "outside the training data", raw.aminmax() if len(raw) else (x[0], x[-1])
+    low, high = low.item(), high.item()
+    for start, stop, edge in ((x[0].item(), low, low), (high, x[-1].item(), high)):
+        if stop > start:
+            ax.axvspan(start, stop, color="0.92", linewidth=0, zorder=0, label=label)
+            ax.axvline(edge, color="0.55", linestyle=":", linewidth=1)
+            label = None
     return legend_below(ax, 2) if legend else ax
 
 

@@ -1,23 +1,24 @@
 """How training went: the objective and its parts, what the validation rows said, a sampler's own numbers, and what an
-ensemble gains with every stored draw.
+ensemble gains with every stored draw, or loses with the weights that it could do without.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 from torch import Tensor
 
 from bnn_pyro.diagnostics.draws import sized, walk
 from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets
-from bnn_pyro.plots.layout import Panel, legend_below, panel, panels, plain_numbers
+from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels, plain_numbers
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, POINT, REFERENCE, drawn, look, readable, tint
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
+from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
 
 #: What a trace may hold, {name: label}: the objective, and the parts that it is made of.
 _OBJECTIVES = {"elbo": "ELBO", "log_joint": "log joint density"}
@@ -29,20 +30,34 @@ _SAMPLER = {
     "validation_nll": ("NLL, nats per validation row", "ensemble so far, on validation rows"),
     "log_joint": ("nats, all training rows", "log joint density"),
 }
+#: What a pruned network gets wrong.
+_LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units"}
+#: A curve that rises by more than this is drawn on a log scale: its flat part is what matters.
+STEEP = 4
 
 
 @drawn
 def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
-    """Objective and each of its parts per epoch, in nats of the whole training set; axes (3,), or (4,).
+    """Objective and each of its parts per epoch, in nats of the whole training set; axes (panels,).
 
     The last panel has the NLL of the validation rows, if there are any: marked is the lowest, whose weights early
     stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, and the picture says
     so.
 
-    trace: ``posterior.trace``.   Raises UserError where it has neither an ELBO nor a log joint density.
+    Of a stochastic-gradient sampler: kinetic temperature, 1 in equilibrium (dashed; above it the step is too large or
+    the noise estimate too small), step size, NLL of the ensemble stored so far, and log joint density. Draws begin to
+    be stored at the dotted line.
+
+    trace: ``posterior.trace``.   Raises UserError where it has neither an objective nor what a sampler leaves behind.
     """
-    table = _by_epoch(trace, "a training curve", _OBJECTIVES)
-    name = next(name for name in _OBJECTIVES if name in table)
+    table = pd.DataFrame({name: values for name, values in trace.items() if len(values)}, dtype=float)
+    # A line an epoch, numbered from 1 where the trace does not say.
+    table = table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
+    if "kinetic_temperature" in table or "step_size" in table:
+        return _sampler_curves(table)
+    name = next((name for name in _OBJECTIVES if name in table), None)
+    if name is None:
+        raise UserError(f"a training curve needs 'elbo' or 'log_joint'; the trace has {', '.join(trace) or 'nothing'}")
     labels = {name: label for name, label in (_OBJECTIVES | _PARTS).items() if name in table}
     nll, order = table.get("validation_nll"), [name, *(part for part in _PARTS if part in table)]
     num = len(order) + (nll is not None)
@@ -60,16 +75,7 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     return axes
 
 
-@drawn
-def sampler_trace(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
-    """A stochastic-gradient sampler per epoch: one panel for each number that its trace holds; axes (panels,).
-
-    Kinetic temperature, 1 in equilibrium (dashed): above it the step is too large or the noise estimate too small. Step
-    size. NLL per validation row of the ensemble stored so far. Draws begin to be stored at the dotted line.
-
-    trace: ``posterior.trace``.   Raises UserError where it has no kinetic temperature and no step size.
-    """
-    table = _by_epoch(trace, "a sampler's trace", ("kinetic_temperature", "step_size"))
+def _sampler_curves(table: pd.DataFrame) -> np.ndarray:
     present = [name for name in _SAMPLER if name in table and np.isfinite(table[name]).any()]
     axes = panels(len(present), 2 if len(present) == 4 else 3, (3.5, 2.8), least=4.4)
     stored = table.index[table.get("draws", np.zeros(len(table))) > 0]
@@ -89,15 +95,6 @@ def sampler_trace(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     if len(stored):
         axes[0].figure.legend(handles=[first], loc="outside lower center")
     return axes
-
-
-def _by_epoch(trace: Mapping[str, Sequence[float]], what: str, needed: Collection[str]) -> pd.DataFrame:
-    """What the trace holds, a line an epoch, numbered from 1 where it does not say. Refused with none of ``needed``."""
-    table = pd.DataFrame({name: values for name, values in trace.items() if len(values)}, dtype=float)
-    if table.columns.intersection(list(needed)).empty:
-        one_of = " or ".join(f"'{name}'" for name in needed)
-        raise UserError(f"{what} needs {one_of}; this trace holds {', '.join(trace) or 'nothing'}")
-    return table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
 
 
 def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> None:
@@ -185,3 +182,39 @@ def _running_nll(
         of_chain -= (grown - size.log()[:, None]).sum(2)
         together -= (torch.logsumexp(grown, 0) - (chains * size).log()[:, None]).sum(1)
     return tuple((total / len(x)).numpy() for total in (together, single, of_chain))
+
+
+@drawn
+def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None) -> np.ndarray:
+    """Loss (left) and NLL (right) against the share of weights removed, with 95 % bootstrap intervals; axes (2,).
+
+    curve: of ``pruning.pruning_curve``.   removed: a share to mark, that beyond log α = 3.
+    Raises UserError for fewer than two points, or one with no weights left, which has no place on a log scale.
+    """
+    curve = sorted(curve, key=lambda point: point.share)
+    if len(curve) < 2 or curve[-1].share >= 1:
+        raise UserError("a pruning curve needs two shares or more, each below 1")
+    axes = panels(2, 2, (3.8, 3.3))
+    left = np.array([1 - point.share for point in curve])
+    # The share at the threshold has a line of its own: a tick would run into its neighbour.
+    ticks = [point.share for point in curve if removed is None or abs(point.share - removed) > 1e-9]
+    losses = np.array([point.loss for point in curve]) * (100 if curve[0].measure == "error" else 1)
+    nll = np.array([point.nll for point in curve])
+    for ax, scores, label in zip(axes, (losses, nll), (_LOSSES[curve[0].measure], "NLL, nats a point"), strict=True):
+        value, low, high = scores.T
+        ax.fill_between(left, low, high, color=tint(BAYES, 0.25), linewidth=0, label="95% interval over points")
+        ax.axhline(value[0], **DASHED, label="all weights")
+        ax.plot(left, value, color=BAYES, marker="o", label="pruned")
+        if removed is not None and 0 < removed < 1:
+            ax.axvline(1 - removed, color=CONTRAST[0], linestyle=":", label=f"log α > {LOG_ALPHA:g}: {removed:.1%}")
+        ax.set(xscale="log", xlim=(1.08, left[-1] / 1.12), xlabel="weights removed, % (log scale of those left)")
+        ax.set_xticks([1 - share for share in ticks], [f"{100 * share:.3g}" for share in ticks])
+        ax.set_ylabel(label)
+        if value.min() > 0 and value.max() > STEEP * value.min():
+            ax.set(yscale="log", ylim=(0.8 * max(low.min(), value.min() / 2), 1.2 * high.max()))
+            ax.set_ylabel(f"{label} (log scale)")
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter("{x:g}")
+        ax.minorticks_off()
+        ax.grid(axis="y", color="0.92")
+    return legend_outside(axes, 4)

@@ -246,5 +246,4 @@ def _cells(finding: Mapping[str, Any]) -> list[str]:
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "errors": lambda e: plots.standard_errors(e["findings"]),
     "rank-ecdfs": plots.rank_ecdfs,
-    "outputs": plots.reference_outputs,
 }

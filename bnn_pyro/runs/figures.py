@@ -127,7 +127,7 @@ def figures_of(
     if "lp" in posterior.stats:
         figures["transitions"] = lambda: _densities(sampler_series(posterior))
     if sampled:
-        figures["sampler-trace"] = lambda: plots.sampler_trace(trace)
+        figures["sampler-trace"] = lambda: plots.training_curves(trace)
     return figures
 
 

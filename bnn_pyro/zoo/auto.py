@@ -4,9 +4,9 @@
 
     kind of inputs, rows N, multiplications of the network a row M, minutes  →  variant, method, settings, reason
 
-The first rule for the data's kind of inputs is taken whose fit, of the share ``least`` of its default length or
-more, ends within the minutes. Of that length so much is run as fits into them, and chains of few rows are longer. Times
-are those of the machine that the constants were measured on (docs/which-method.md has the evidence for the rules).
+The first rule for the data's kind of inputs and rows is taken whose fit, of the share ``least`` of its default length
+or more, ends within the minutes. Of that length so much is run as fits into them, and chains of few rows are longer.
+Times are those of the machine that the constants were measured on (evidence: docs/which-method.md).
 """
 
 import math
@@ -48,6 +48,8 @@ FEW, SEVERAL = 40, 4
 LEFT, MIN_LINEAR, MAX_LINEAR = 0.2, 10, 1_000_000
 #: Settings that ask for no other model or method than that of nearly linear targets.
 LINEAR_TAKES = {"prior", "noise", "bias", "draws", "warmup", "chains", "thin", "target_accept", "cores", "compiled"}
+#: Noise of numbers: see ``Rule.noise``.
+BY_INPUT = {"noise": "heteroscedastic", "likelihood": "student-t"}
 #: Rows above which a network to be sampled has a third hidden layer; from which on noise is Student's t.
 MANY, MIN_STUDENT_T = 1000, 100
 
@@ -67,6 +69,7 @@ class Rule:
     lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
     longer    those of them that may also be up to ``LONGER`` times their default, where the minutes allow it
     least     the smallest such factor; 0: this rule is always taken where it is reached
+    most      rows, more of which other rules are for, whatever the minutes
     seconds   of a fit
     reason    why, a clause
     """
@@ -86,6 +89,7 @@ class Rule:
     noise: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
     longer: tuple[str, ...] = ()
+    most: float = math.inf
 
 
 RULES = (
@@ -95,19 +99,16 @@ RULES = (
          cost.sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.08,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
          wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)}, few={"prior": "fan-in:2"},
-         noise={"noise": "heteroscedastic", "likelihood": "student-t"}, longer=("thin",)),
-    Rule("table", "mlp", "ensemble", "too many rows to sample the posterior in the time: networks from mini-batches",
+         noise=BY_INPUT, longer=("thin",), most=20_000),
+    Rule("table", "mlp", "ensemble", "so many rows teach larger networks more than small ones that are sampled",
          cost.optimisation, {"members": 2, "epochs": 1}, 0.25, {"hidden": (100,) * 4, "prior": "normal:1"},
-         {"members": 6, "batch_size": 256}, steps=10_000,
-         noise={"noise": "heteroscedastic", "likelihood": "student-t"}),
+         {"members": 6, "batch_size": 256}, noise=BY_INPUT, steps=10_000),
     Rule("table", "hidden-layer", "svi", "too many rows for several networks in the time: one q from mini-batches",
-         cost.optimisation, {"epochs": 1}, 0.0, {"hidden": (50,) * 4},
-         noise={"noise": "heteroscedastic", "likelihood": "student-t"}),
+         cost.optimisation, {"epochs": 1}, 0.0, {"hidden": (50,) * 4}, noise=BY_INPUT),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
          cost.optimisation, {"members": 1}, 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
          steps=600),
-    Rule("image", "bayesian-convnet", "svi", "images, and no time for several networks",
-         cost.optimisation, {"epochs": 1}),
+    Rule("image", "bayesian-convnet", "svi", "images, and no time for several", cost.optimisation, {"epochs": 1}),
 )  # fmt: skip
 
 
@@ -259,9 +260,8 @@ def choose(
     """
     if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):
         raise UserError(f"minutes must be a number above 0 and below a million, got {minutes!r:.40}")
-    kind, cores, rows = "image" if schema.is_image else "table", usable_cores(), max(1, rows)
-    kind = "linear" if linear else kind
-    inputs = math.prod(schema.input_shape)
+    kind = "linear" if linear else "image" if schema.is_image else "table"
+    cores, rows, inputs = usable_cores(), max(1, rows), math.prod(schema.input_shape)
     rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
     if not rules:
         check_known("inference method", METHODS, method)
@@ -292,7 +292,7 @@ def choose(
             if seconds <= 60 * minutes or share <= MIN_SHARE:
                 break
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
-        if share >= rule.least or rule is rules[-1]:
+        if (share >= rule.least and rows <= rule.most) or rule is rules[-1]:
             break
     span = f"{minutes:g} minute{'s' * (minutes != 1)}"
     what = f"{rows:,} rows × {inputs - schema.exposure:,} inputs in {span}, {rule.reason}"
