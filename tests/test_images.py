@@ -135,7 +135,7 @@ def test_bad_inputs_get_one_clear_line(tmp_path):
     for what, to, message in (
         (tmp_path / "no.png", schema, "no.png: is no image"),
         (tmp_path / "empty", schema, "no PNG or JPG file"),
-        (tmp_path / "small.npz", schema, r"shape \(1, 5, 5\); this model takes \(1, 28, 28\)"),
+        (tmp_path / "small.npz", schema, r"shape \(1, 5, 5\); this model takes \(1, 28, 28\); a folder of PNG"),
         ("noise", table, "don't fit a model of 10 features"),
         ("nois", schema, "did you mean 'noise'"),
     ):

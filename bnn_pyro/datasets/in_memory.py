@@ -227,7 +227,8 @@ def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
         return encode_rows(f"{what} (rows from 0)", table, like)[0]
     values = image_arrays(what, x)
     if tuple(values.shape[1:]) != like.input_shape:
-        raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}")
+        way = "; a folder of PNG or JPG files is scaled to that" * (values.ndim == 4 and like.is_image)
+        raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}{way}")
     return values
 
 
