@@ -57,7 +57,7 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
     distinct, leave = cells.nunique(), "" if is_target else "exclude"
     refused = distinct > (max(2, len(cells) // 2) if is_target else max_categories(len(cells)))
     if meant := as_meant(cells):
-        way = leave if meant.refused else "" if is_target else meant.way
+        way = leave if meant.refused or (refused and not meant.way) else "" if is_target else meant.way
         yield Doubt(meant.sentence if refused else f"{meant.sentence}; {AS_IT_IS}", refused, way)
     elif refused:
         yield Doubt(f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment", True, leave)

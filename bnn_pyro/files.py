@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 LOCK = "in-use.lock"
 #: What ends the name of a file that is being written.
 PART = ".part"
+#: Suffixes of a user's files: of those that hold arrays, of tables, of both.
+ARRAYS = (".npz", ".npy")
+TABLES = (".csv", ".tsv", ".parquet")
+SUFFIXES = (*TABLES, *ARRAYS)
 
 
 # -- places ------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from bnn_pyro.cells import MISSING, TASKS, gaps_in, infer_task, parsed, skewed
 from bnn_pyro.csv_files import read_cells
 from bnn_pyro.doubts import Doubt, copies, of_numbers, of_texts
 from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.files import SUFFIXES
 
 #: Share of the rows that are one class, from which on accuracy says little.
 UNBALANCED = 0.9
@@ -97,6 +98,10 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
 
     given: see :class:`Inspection`.   Raises UserError where it is no table, or has no such column.
     """
+    if path.suffix.lower() not in (".csv", ".tsv"):
+        way = f"inspect reads .csv and .tsv, and `train --data {path}` takes this as it is"
+        way = way if path.suffix.lower() in SUFFIXES else f"save it as {', '.join(SUFFIXES)}"
+        raise UserError(f"{path}: can't read a '{path.suffix}' file; {way}")
     frame = read_cells(path)
     beside = {given[name]: name for name in ("exposure", "event") if name in given}
     beside = {name if name in frame else name.partition("=")[0]: what for name, what in beside.items()}
@@ -189,7 +194,8 @@ def _target(cells: pd.Series, task: str) -> Iterator[str]:
     if task == "classification":
         counts = cells.value_counts()
         if len(counts) > 2 and not np.isnan(parsed(cells)).any():
-            yield "numbers are taken for classes; --task regression takes them for quantities, --task counts for counts"
+            yield ("numbers are taken for classes; --task ordinal has them in order, --task regression takes "
+                   "them for quantities, --task counts for counts")  # fmt: skip
         if counts.iloc[0] > UNBALANCED * len(cells):
             share = counts.iloc[0] / len(cells)
             yield f"who always says {counts.index[0]} is right in {share:.1%} of the rows: do not judge by accuracy"

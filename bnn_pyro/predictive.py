@@ -12,7 +12,7 @@ import torch
 from pyro.distributions import Bernoulli, Categorical, Distribution, LogNormal, Normal, Poisson
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows
 from bnn_pyro.errors import UserError
@@ -132,24 +132,30 @@ def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int
         there.copy_(value.expand(there.shape))
 
 
-def knows_nothing(schema: Schema, y: Tensor, num: int) -> Prediction:
-    """The prediction of ``num`` rows without any input, by training targets y (N,), or (N, T).
+def knows_nothing(data: Dataset, x: Tensor) -> Prediction:
+    """The prediction of rows x (B, …) without any input but an exposure, by the training targets.
 
     It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
     deviation (of log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull. Several
-    targets have such a Normal each; labels their frequency, with a row more of either kind.
+    targets have such a Normal each; labels their frequency, with a row more of either kind. Where there is an
+    exposure e, the mean of a row is e · Σy/Σe.
     """
-    y = y.cpu()
+    schema, num, y = data.schema, len(x), data.y_train.cpu()
     if schema.has_classes:
         return of_classes(schema.task, (y.bincount(minlength=len(schema.classes)) + 1.0).expand(1, num, -1))
     if schema.task == "survival":
         return TimeMixture(without_inputs(y).expand((1, num)))
     y = y.double().log() if schema.target_scale == "log" else y.double()
+    loc = y.mean(0)
+    if schema.exposure:
+        trained, exposure = (rows[:, -1].cpu().double() for rows in (data.x_train, x))
+        rate = y.sum() / trained.sum()
+        loc, y = rate * exposure, y - rate * trained
     if schema.task == "counts":
-        return Prediction(Poisson(y.mean().clamp_min(FLOOR).expand(1, num)))
+        return Prediction(Poisson(loc.clamp_min(FLOOR).expand(1, num)))
     if schema.task == "labels":
         return SeveralMixture(Bernoulli((y.sum(0) + 1) / (len(y) + 2)).expand((1, num, y.shape[1])))
-    loc, scale = y.mean(0), y.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+    scale = y.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
     if schema.targets:
         return SeveralMixture(Normal(loc, scale).expand((1, num, y.shape[1])))
     return of_numbers(schema, loc.expand(1, num), scale.expand(1, num))

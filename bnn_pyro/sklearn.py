@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import Tags, assert_all_finite
@@ -52,6 +53,7 @@ class _Bayesian(BaseEstimator):
     validation: int | float = 0
     missing: str = "refuse"
     unseen: str = "refuse"
+    dates: str = "refuse"
     num_draws: int = 100
     device: str = "auto"
     random_state: int | np.random.RandomState | None = None
@@ -62,8 +64,8 @@ class _Bayesian(BaseEstimator):
         seed = int(state.randint(2**31) if isinstance(state, np.random.RandomState) else state)
         if len(y) < 2:
             raise UserError(f"X has n_samples = {len(y)}; a fit needs two rows or more")
-        options = dict(missing=self.missing, unseen=self.unseen, validation=self.validation)
-        options["target_scale"] = getattr(self, "target_scale", "identity")
+        options = dict(missing=self.missing, unseen=self.unseen, dates=self.dates)
+        options |= dict(validation=self.validation, target_scale=getattr(self, "target_scale", "identity"))
         data = dataset(x, y, task=self._task, split=0.0, **options)
         if classes is not None:
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
@@ -128,7 +130,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
                   command line; None leaves each as it is.   settings: any others, {name: value}; ``minutes`` of "auto"
     task, target_scale  "regression" or "counts"; "log" of positive numbers, as in ``dataset``
     validation    number or share of the training rows that are held out, for methods that stop early
-    missing, unseen  of frames, as in ``dataset``
+    missing, unseen, dates  of frames, as in ``dataset``
     num_draws     draws of the weights in a prediction
     random_state  the seed; None is 0, so that the same fit comes again
 
@@ -190,9 +192,10 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
         """Train on all rows. y (N,) labels of any type."""
         x = self._checked(X, True, y)
         y = column_or_1d(y, warn=True)
-        assert_all_finite(y, input_name="y")
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        known, codes = ~pd.isna(y) | (self.missing != "drop"), np.full(len(y), np.nan)
+        assert_all_finite(y[known], input_name="y")
+        check_classification_targets(y[known])
+        self.classes_, codes[known] = np.unique(y[known], return_inverse=True)
         if len(self.classes_) < 2:
             raise UserError(f"y has one class only, '{self.classes_[0]}'; classification needs two")
         self._fit(x, codes, self.classes_)

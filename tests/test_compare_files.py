@@ -251,7 +251,7 @@ def test_a_skewed_positive_target(box, tmp_path):
     log_train, log_test = (np.log(y.double().numpy()) for y in (data.y_train, data.y_test))
     z = (log_test - log_train.mean()) / log_train.std()
     nll = np.mean(z**2 / 2 + np.log(log_train.std() * np.sqrt(2 * np.pi)) + log_test)
-    nothing = knows_nothing(data.schema, data.y_train, len(data.y_test))
+    nothing = knows_nothing(data, data.x_test)
     assert bp.metrics.nll(nothing, data.y_test) == pytest.approx(nll, rel=1e-4)
     assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-3)
 

@@ -20,6 +20,7 @@ from bnn_pyro.calibration.recalibration import Affine, CdfMap
 from bnn_pyro.diagnostics.failures import _knows_nothing
 from bnn_pyro.parts.likelihoods import LogNormalMixture, make_likelihood
 from bnn_pyro.parts.several import CorrelatedNoise
+from bnn_pyro.predictive import knows_nothing
 
 
 def visits(num=120, seed=0):
@@ -41,6 +42,15 @@ def test_the_exposure_multiplies_the_mean_and_is_no_input_of_the_network():
         return dist.Poisson(data.schema.y_shift * f[:, 0].exp())
 
     check_log_joint(data, law, {}, offset=lambda x: x[:, 3:].log(), likelihood="poisson")
+    # Knowing nothing is the training rows' rate: its Poisson by hand, and the Normal around it that a fit must reach.
+    count, of = (table[name].to_numpy(float) for name in ("count", "hours")), (data.index_train, data.index_test)
+    (y, y_test), (h, h_test) = ([values[rows] for rows in of] for values in count)
+    means, nothing = h_test * y.sum() / h.sum(), knows_nothing(data, data.x_test)
+    np.testing.assert_allclose(nothing.log_prob(data.y_test), stats.poisson.logpmf(y_test, means), rtol=1e-4)
+    density, error, its_error = _knows_nothing(data, nothing, data.x_test, data.y_test)
+    law = stats.norm(means, (y - h * y.sum() / h.sum()).std())
+    np.testing.assert_allclose(density, law.logpdf(y_test), rtol=1e-4)
+    np.testing.assert_allclose(error, its_error, rtol=1e-4)
 
 
 def mixture(num=4000, wrong=False):
@@ -91,6 +101,7 @@ def test_commands_take_an_exposure(tmp_path, command):
     data = bp.dataset(table, "count", task="counts", exposure="hours")
     with bp.isolated(0):
         refuses("my-network takes no exposure", bp.fit, torch.nn.Linear(4, 1), data, progress=False)
+    refuses(r"shape \(2,\); .* takes \(4,\), the last one the exp", bp.load_inputs, np.ones((5, 2)), data.schema)
     refuses("no column 'hours', which this model needs", bp.load_inputs, table.drop(columns="hours"), data.schema)
 
 
@@ -178,8 +189,8 @@ def test_a_fit_is_that_of_the_logarithm(pair, tmp_path):
     np.testing.assert_allclose(bp.metrics.pit(one, data.y_test), bp.metrics.pit(other, logged.y_test), atol=1e-3)
     fits[0].save(tmp_path)
     assert torch.equal(bp.predict(bp.load(tmp_path), data.x_test).mean, one.mean)
-    density, *errors = _knows_nothing(data, one, data.y_test)
-    log_density, *log_errors = _knows_nothing(logged, other, logged.y_test)
+    density, *errors = _knows_nothing(data, one, data.x_test, data.y_test)
+    log_density, *log_errors = _knows_nothing(logged, other, logged.x_test, logged.y_test)
     torch.testing.assert_close(density, log_density - logged.y_test.double(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(errors, log_errors, rtol=1e-2, atol=1e-3)
     assert bp.diagnostics.failure(fits[0], data) is None

@@ -132,6 +132,9 @@ def test_too_certain_predictions_of_right_means_and_probabilities_of_rare_counts
     posterior = bp.fit(entry, data, bp.MAP(epochs=300, lr=0.05), progress=False)
     found = failure(posterior, data)
     assert found.finite and "on 150 validation rows the NLL is" in str(found) and "too certain" in str(found)
+    for kind, which in {"time": "later", "groups": "of other groups"}.items():
+        sentence = str(failure(posterior, replace(data, split={"kind": kind})))
+        assert f"they are {which} than the rows that trained" in sentence and "--epochs" not in sentence
     assert "150 training rows" in str(failure(posterior, replace(data, x_val=x[:29, None], y_val=y[:29])))
     good = bp.fit(replace(entry, noise=1.0), data, bp.MAP(epochs=300, lr=0.05), progress=False)
     assert failure(good, data) is None

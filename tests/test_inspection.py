@@ -109,7 +109,7 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
     assert "text in 1, the first 'many' in row 9" in said["gap", True]
     assert "skewed" in said["rent", False] and report.missing == 1
     excluded = [report.command.split()[k + 1] for k, word in enumerate(report.command.split()) if word == "--exclude"]
-    assert excluded == ["id", "name", "same"] and report.command.endswith("--dates parts --missing indicator")
+    assert excluded == ["id", "name", "same", "price"] and report.command.endswith("--dates parts --missing indicator")
 
 
 #: A table, its target; the command that is printed ends with this, and a finding says this (and refuses the table).
@@ -133,7 +133,8 @@ COMMANDS = {
     "units": ("w,y", (lambda k: f"{k % 9}kg", lambda k: k + 0.5), "y",
               "--target y", ("w", False, "'0kg': leave the unit out of the cells; as they are, each is a category")),
     "blanks for thousands": ("w,y", (lambda k: f"{10 + k} 500", lambda k: k + 0.5), "y",
-                             "--target y", ("w", True, "a blank or an apostrophe for thousands")),
+                             "--exclude w", ("w", True, "a blank or an apostrophe for thousands")),
+    "stars": ("a,y", (lambda k: k % 7, lambda k: k % 5 + 1), "y", "--target y", ("y", False, "--task ordinal has")),
     "numbers for dates": ("a,y", (lambda k: 20240101 + k % 28, lambda k: k + 0.5), "y",
                           "--target y", ("a", False, "may be dates, such as 20240101")),
     "the target again": ("a,b,y", (lambda k: k + 0.5, lambda k: k % 7, lambda k: k + 0.5), "y",
@@ -181,6 +182,8 @@ def test_the_command_has_columns_to_leave_out_as_a_list_with_quotes_around_a_com
     proposed = command("inspect", path, "--target", "y").split("train with: ")[1].strip()
     assert proposed == inspect_table(path, "y").command and proposed.endswith("""--exclude '"id, own"'""")
     command("inspect", tmp_path / "none.csv", code=2)
+    for suffix, words in {".parquet": "train --data .* takes this as it is", ".xlsx": "save it as .csv, "}.items():
+        refuses(f"can't read a '{suffix}' file; .*{words}", inspect_table, tmp_path / f"t{suffix}")
     flags = Namespace(data=str(path), target="y", exclude=['"id, own",b'], task="regression")
     assert resolve(flags, {}).load().schema.features == ("a",)
 

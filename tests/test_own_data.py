@@ -198,6 +198,7 @@ def test_given_rows_are_the_test_part():
 COUNTS = dict(y=FRAME["rooms"].to_numpy(), task="counts", exposure="area")
 ORDINAL = dict(y=LABELS, task="ordinal")
 ZERO, GAP = (FRAME.assign(area=FRAME["area"].where(FRAME.index != row, cell)) for row, cell in ((7, 0.0), (0, np.nan)))
+MASKED = np.ma.array(ARRAY, mask=np.arange(ARRAY.size).reshape(ARRAY.shape) == 7 * ARRAY.shape[1])
 BAD = {
     "lengths": (dict(y=PRICE[:9]), "X has 60 rows and y 9"),
     "no target": (dict(y=None), "y is missing"),
@@ -205,6 +206,10 @@ BAD = {
     "mixed": (dict(x=FRAME.assign(a=[1, "a"] * 30)), r"'a' holds mixed-integer values \(row 0: int, row 1: str\)"),
     "gap": (dict(x=GAP), r"'area', row 0: missing value.*missing='drop'"),
     "gap in array": (dict(x=np.where(np.arange(NUM)[:, None] == 7, np.nan, ARRAY)), r"x\[7, 0\] is nan.*row 7"),
+    "mask": (dict(x=MASKED), r"x\[7, 0\] is nan.*row 7"),
+    "mask of targets": (dict(y=MASKED[:, 0]), "'y', row 7: missing value"),
+    "mask of labels": (dict(x=ARRAY, y=np.ma.array(LABELS, mask=MASKED.mask[:, 0])), "'y', row 7: missing value"),
+    "mask of exposure": (dict(**COUNTS | {"exposure": MASKED[:, 0]}), "'exposure', row 7: missing value"),
     "gap in labels": (dict(x=ARRAY, y=[None, *LABELS[1:]]), "'y', row 0: missing value"),
     "gap in target": (dict(y=PRICE.where(PRICE.index > 0)), "'price', row 0: missing value .*rows out: missing='drop'"),
     "other order": (dict(y=PRICE[::-1]), "y has the row labels of X in another order.* y.loc.X.index., or y.to_numpy"),
@@ -226,7 +231,7 @@ BAD = {
     "pixels": (dict(x=np.full((NUM, 4, 4), 300.0)), r"pixels from 300.0 to 300.0; .*bp.dataset\(\(X,\), y\)"),
     "class without rows": (dict(y=np.repeat(["u", "v"], 30), split=np.arange(NUM) < 30), "class 'u' .*no training row"),
     "negative counts": (dict(y=np.arange(NUM) - 3, task="counts"), r"row 0: -3.0 is no count.*task='regression'"),
-    "mask": (dict(split=np.ones(5, bool)), r"split= is bool of shape \(5,\)"),
+    "mask of rows": (dict(split=np.ones(5, bool)), r"split= is bool of shape \(5,\)"),
     "nothing to train": (dict(split=0.9), r"split=0.9 and validation=0.15 of the rows leave none to train"),
     "rows": (dict(split=[3, 99]), "split= names rows 3 to 99, but there are rows 0 to 59"),
     "few groups": (dict(groups=np.arange(NUM) % 2), "2 different values are too few"),

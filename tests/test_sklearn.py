@@ -34,6 +34,18 @@ def test_scikit_learns_own_checks(estimator, check):
     np.random.set_state(state)  # noqa: NPY002
 
 
+def test_rows_without_a_label_are_dropped_where_that_is_said_and_dates_are_taken():
+    labels, frame = LABELS.astype(object), FRAME.assign(sold=pd.date_range("2024-01-01", periods=60))
+    labels[7] = None
+    how = dict(**QUICK, missing="drop", dates="elapsed")
+    parts = (np.arange(60) != 7, np.arange(60) >= 0)
+    known, same = (BayesianClassifier("mlp", **how).fit(frame[rows], labels[rows]) for rows in parts)
+    assert list(same.classes_) == ["no", "yes"] and "sold in days since 2024-01-01" in same.posterior_.schema.features
+    np.testing.assert_array_equal(same.predict_proba(frame), known.predict_proba(frame))
+    with pytest.raises(ValueError, match="NaN"):
+        BayesianClassifier("mlp", **QUICK).fit(X, np.where(np.arange(60) == 7, np.nan, LABELS == "yes"))
+
+
 @pytest.fixture(scope="module")
 def regressor():
     return BayesianRegressor("mean-field", **{**QUICK, "num_draws": 50}, random_state=3).fit(X, Y)

@@ -169,6 +169,9 @@ def test_a_better_recipe_is_told_equal_ones_are_not_and_one_that_failed_on_the_h
     assert rmse.means["partly"].value < rmse.means["whole"].value
     assert rmse.best == "whole" and rmse.differences["partly"].fits == 2
     assert found.states["partly"] == {"finished": 2, "failed": 1}
+    for kind, share in {"groups": 0.25, "time": 0}.items():
+        (found,) = summarise([fit("a", k, kind=kind, rmse=1.0) for k in (0, 1)], {})
+        assert found.share == share and ("2 group splits of the same rows" in found.error_sources) == (share > 0)
 
 
 def replicated(kind, rows=40):

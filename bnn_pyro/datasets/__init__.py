@@ -15,7 +15,7 @@ from bnn_pyro.datasets.in_memory import dataset, inputs
 from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
-from bnn_pyro.files import data_root, existing, resolve
+from bnn_pyro.files import ARRAYS, SUFFIXES, data_root, existing, resolve
 
 __all__ = [
     "DATASETS", "NOISE", "Column", "Dataset", "Schema", "data_root", "dataset", "load_data", "load_inputs",
@@ -107,10 +107,6 @@ DATASETS: dict[str, Callable[[], Raw]] = {
     "fashion-mnist": fashion_mnist,
     "kmnist": kmnist,
 }
-#: Suffixes of a user's files: of those that hold arrays, of tables, of both.
-ARRAYS = (".npz", ".npy")
-TABLES = (".csv", ".tsv", ".parquet")
-SUFFIXES = (*TABLES, *ARRAYS)
 #: Names of out-of-distribution noise.
 NOISE = ("noise", "uniform-noise", "gaussian-noise")
 

@@ -93,7 +93,9 @@ def check_order(what: str, value: Any, x: Any) -> None:
 
 
 def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
-    """Numbers (N, …)."""
+    """Numbers (N, …), or with ``text`` cells of any type; what is masked is missing."""
+    if np.ma.is_masked(x):
+        x = np.where(np.ma.getmaskarray(x), math.nan if x.dtype.kind in "biuf" else None, x.data)
     try:
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     except (TypeError, ValueError):

@@ -135,7 +135,8 @@ def dataset(
             raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one "
                             "for each")  # fmt: skip
         exposure = exposure if isinstance(exposure, str) else "exposure"
-        table = (named(as_array("X", x)) if table is None else table).assign(**{exposure: np.asarray(values)})
+        table = named(as_array("X", x)) if table is None else table
+        table = table.assign(**{exposure: as_array("exposure", values, text=True)})
     how = dict(task=task, order=classes, exposure=exposure, event=of_event)
     raw = _raw(x, table, columns["y"], missing, dates, **how)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
@@ -227,7 +228,8 @@ def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
         return encode_rows(f"{what} (rows from 0)", table, like)[0]
     values = image_arrays(what, x)
     if tuple(values.shape[1:]) != like.input_shape:
-        way = "; a folder of PNG or JPG files is scaled to that" * (values.ndim == 4 and like.is_image)
+        way = "; a folder of PNG or JPG files is scaled to that" if values.ndim == 4 and like.is_image else ""
+        way = ", the last one the exposure" if like.exposure else way
         raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}{way}")
     return values
 

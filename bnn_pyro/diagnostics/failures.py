@@ -31,6 +31,8 @@ MARGINS, ALPHA, CUTS = {"nll": 0.1, "square": 0.1, "error": 0.02}, 1e-4, (1.0, 1
 MIN_DRAWS = 10
 
 REMEDY = "try a smaller step size (--lr) or a narrower prior"
+#: What validation rows are, by how the rows were divided.
+APART = {"time": "later", "groups": "of other groups"}
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
         return Failure(f"predictions of the {what} rows are not finite: {REMEDY}", finite=False)
     if diverged := posterior.provenance.get("failed") or _diverging(posterior):
         return Failure(diverged)
-    log_density, errors, its_errors = _knows_nothing(data, prediction, y)
+    log_density, errors, its_errors = _knows_nothing(data, prediction, x, y)
     if prediction.is_discrete:  # of counts a probability, at most 1
         log_density = log_density.clamp_max(0.0)
     classes, settled = posterior.schema.has_classes, "try more --epochs or draws, or a smaller --lr"
@@ -85,6 +87,9 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
             settled += "try rows that validate (--validation), a stronger prior, more noise or more --epochs"
     else:
         return None
+    if what == "validation" and (which := APART.get(data.split.get("kind", ""))):
+        settled = (f"they are {which} than the rows that trained, and may be unlike them, which no longer training "
+                   "mends: look for inputs that mean the same in both")  # fmt: skip
     return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {what} rows {measured}; {settled}")
 
 
@@ -100,11 +105,11 @@ def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
     return any(worse)
 
 
-def _knows_nothing(data: Dataset, prediction: Prediction, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _knows_nothing(data: Dataset, prediction: Prediction, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of the rows, (N,) each: log density of the reference, errors of the fit's mean, errors of the reference."""
     counts, train = data.schema.task == "counts", data.y_train.cpu()
     schema = replace(data.schema, task="regression") if counts else data.schema  # for a Normal
-    pair = prediction, knows_nothing(schema, train, len(y))
+    pair = prediction, knows_nothing(replace(data, schema=schema), x)
     density = pair[1].log_prob(y).double()
     if schema.has_classes:
         return density, *((p.mean.argmax(-1) != y).double() for p in pair)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bnn_pyro import diagnostics, metrics
 from bnn_pyro.calibration.calibrated import with_calibration
-from bnn_pyro.datasets import DATASETS, TABLES, load_data, load_inputs, read_rows
+from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
@@ -20,7 +20,7 @@ from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import resolve
+from bnn_pyro.files import TABLES, resolve
 from bnn_pyro.loading import load
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, knows_nothing, predict
@@ -155,7 +155,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         elif data.schema.task == "survival":
             scores["censored_rows"] = int((data.y_test < 0).sum())
         names = HEADLINE[data.schema.task]
-        nothing = knows_nothing(data.schema, data.y_train, len(data.y_test))
+        nothing = knows_nothing(data, data.x_test)
         scores |= paired_differences(prediction, nothing, data.y_test, NOTHING, names)
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
         scores |= {"rows_that_trained": _known_rows(posterior, data.x_test, data.y_test)}

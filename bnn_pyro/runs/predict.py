@@ -14,7 +14,7 @@ from torch import Tensor
 from bnn_pyro.calibration import calibrate, monitor
 from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, with_calibration
 from bnn_pyro.cells import MISSING
-from bnn_pyro.datasets import TABLES, load_inputs
+from bnn_pyro.datasets import load_inputs
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.prepare import inputs_of, quantities
@@ -22,6 +22,7 @@ from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.doubts import FAR
 from bnn_pyro.errors import FitFailed, UserError, unknown
+from bnn_pyro.files import TABLES
 from bnn_pyro.parts.decisions import check_level, columns_of, intervals_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict

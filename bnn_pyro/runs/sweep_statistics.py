@@ -30,8 +30,8 @@ ALPHA = 0.05
 CLEAR = 2.0
 #: How a recipe compares with the best.
 BEST, OPEN, WORSE = "best", NOT_CLEAR, "worse"
-#: Splits whose test rows are drawn at random from all rows, so that they overlap.
-RESAMPLED = ("random", "given")
+#: Splits whose test rows, or groups, are drawn at random from all, so that they overlap.
+RESAMPLED = ("random", "given", "groups")
 
 
 class Mean(NamedTuple):
@@ -71,7 +71,7 @@ class DatasetSummary:
     states    {recipe: how many of its fits have which status}
     task      "" where no fit is finished        rows   (training, test) rows of a split, mean over the fits
     splits, seeds  how many the finished fits have
-    kind      how its splits are made: random, given, own test part
+    kind      how its splits are made, as ``divide`` names it
     share     n_test/n_train where splits overlap, else 0: see :func:`mean_of`
     seconds   {recipe: of training, a fit}       metrics  {metric: its summary}, of those that any fit has
     """
@@ -106,7 +106,7 @@ class DatasetSummary:
             over = f"{self.seeds} seeds on one split"
             rows += " It says nothing of other training rows: add splits."
         elif self.share:
-            over = f"{self.splits} {self.kind} splits of the same rows{each}"
+            over = f"{self.splits} {self.kind.removesuffix('s')} splits of the same rows{each}"
             rows = (f"The splits overlap, so the variance is taken as var · (1/{self.splits} + n_test/n_train), with "
                     f"n_test/n_train = {self.share:.2g} (Nadeau & Bengio 2003). It includes the error of their test "
                     "rows.")  # fmt: skip
