@@ -157,7 +157,7 @@ def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int 
     classes, maps = prediction.mean.argmax(-1).numpy()[chosen], []
     for row, k in zip(chosen, classes, strict=True):
         image = x[rows[row]].cpu()
-        covered = torch.cat([image[None], torch.where(windows[:, None], 0.0, image)])  # 0: the mean of training pixels
+        covered = torch.cat([image[None], torch.where(windows[:, None], 0.0, image)])  # 0: the median training pixel
         probs = predict(posterior, covered, num_draws=num_draws).probs.double()
         odds = probs[..., k].log() - probs[..., np.arange(probs.shape[-1]) != k].sum(-1).log()
         falls = (odds[:, :1] - odds[:, 1:]) @ windows.flatten(1).double()

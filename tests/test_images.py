@@ -16,6 +16,8 @@ from bnn_pyro.datasets import Schema, load_data, load_inputs
 from bnn_pyro.datasets.images import read_images
 from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows
+from bnn_pyro.runs.evaluate import labelled
+from bnn_pyro.runs.recipe import Recipe
 
 
 def write_idx(path, array):
@@ -97,10 +99,18 @@ def test_pictures_are_resized_greyed_flattened_on_white_and_inverted(tmp_path):
     schema = image_schema(8)
     Image.new("RGB", (40, 20), (51, 51, 51)).save(tmp_path / "a.png")
     Image.new("RGBA", (5, 5), (0, 0, 0, 0)).save(tmp_path / "b.png")
-    Image.fromarray(np.full((4, 4), 32768, np.uint16)).save(tmp_path / "c.png")
+    for name, value, kind in (
+        ("c.png", 32768, np.uint16),
+        ("d.tif", 128.5 / 255, np.float32),
+        ("e.tif", 128, np.float32),
+    ):
+        Image.fromarray(np.full((4, 4), value, kind)).save(tmp_path / name)
     x = schema.unstandardise(read_images(tmp_path, schema))
-    assert x.shape == (3, 1, 8, 8)
-    torch.testing.assert_close(x.mean((1, 2, 3)), torch.tensor([0.2, 1.0, 128 / 255]))
+    assert x.shape == (5, 1, 8, 8)
+    torch.testing.assert_close(x.mean((1, 2, 3)), torch.tensor([0.2, 1.0, *[128 / 255] * 3]))
+    for name, value in (("s.png", np.uint16(255)), ("l.tif", np.int32(1e5)), ("f.tif", np.float32(-1))):
+        Image.fromarray(np.full((4, 4), value)).save(tmp_path / name)
+        refuses(f"{name}: .* to {value:g}, .*save it as 8 bits", read_images, tmp_path / name, schema)
     inverted = schema.unstandardise(load_inputs(tmp_path / "a.png", schema, invert=True))
     torch.testing.assert_close(inverted, torch.full((1, 1, 8, 8), 0.8))
 
@@ -125,7 +135,7 @@ def test_bad_inputs_get_one_clear_line(tmp_path):
     for what, to, message in (
         (tmp_path / "no.png", schema, "no.png: is no image"),
         (tmp_path / "empty", schema, "no PNG or JPG file"),
-        (tmp_path / "small.npz", schema, r"shape \(1, 5, 5\); this model takes \(1, 28, 28\)"),
+        (tmp_path / "small.npz", schema, r"shape \(1, 5, 5\); this model takes \(1, 28, 28\); a folder of PNG"),
         ("noise", table, "don't fit a model of 10 features"),
         ("nois", schema, "did you mean 'noise'"),
     ):
@@ -169,12 +179,14 @@ def test_bad_folders_get_one_clear_line_and_damaged_pictures_can_be_left_out(tmp
         ("one", {}, "1 folders of classes"),
         ("two", {}, "no picture of class 'b'"),
         ("new", {}, "test/c: class 'c' has no training pictures"),
-        ("three", {}, r"03.png: is no image.*--missing drop"),
+        ("three", {}, r"03.png: is no image.*remove it.*--missing drop"),
         ("three", {"task": "regression", "drop_missing": True}, "its task is 'classification', not 'regression'"),
     ):
         refuses(message, load_data, tmp_path / name, **options)
     data = load_data(tmp_path / "three", drop_missing=True)
     assert sum(data.split["rows"]) == 15 and data.split["dropped"] == 1
+    for option in ({"missing": "drop"}, {"drop_missing": True}):  # what a run left out is left out of other data too
+        assert len(labelled(str(tmp_path / "three"), data.schema, Recipe.from_dict({"data": option}))[1]) == 15
 
 
 def test_archives_hold_tables_and_images(tmp_path):

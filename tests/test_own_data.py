@@ -186,6 +186,7 @@ def test_given_rows_are_the_test_part():
     np.testing.assert_allclose(of_mask.y_test, PRICES[mask], rtol=1e-6)
     three = bp.dataset(FRAME, PRICE, split=(np.arange(10, 50), np.arange(50, 55), np.arange(55, 60)))
     assert three.split["rows"] == [40, 5, 5]
+    assert bp.dataset(FRAME, PRICE, split=(np.arange(50), [], np.arange(50, 60))).split["rows"] == [50, 0, 10]
     np.testing.assert_allclose(three.y_val, PRICES[50:55], rtol=1e-6)
     given = bp.dataset(FRAME[:40], PRICE[:40], x_test=FRAME[40:], y_test=PRICE[40:], validation=0)
     np.testing.assert_allclose(given.y_test, PRICES[40:], rtol=1e-6)

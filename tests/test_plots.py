@@ -202,6 +202,20 @@ def test_confusion_matrix_has_the_counts_and_selective_risk_lies_between_oracle_
     np.testing.assert_allclose(np.ravel(ax.collections[0].get_array()), shares.ravel())
 
 
+def test_images_beside_the_ten_most_probable_of_many_classes_with_long_names():
+    names = [f"a class called {k}" for k in range(30)]
+    of = bp.Prediction(Categorical(logits=random(DRAWS, 4, 30))), bp.Prediction(Categorical(logits=random(1, 4, 30)))
+    schema, x = bp.Schema("classification", (1, 3, 3), tuple(names)), random(4, 1, 3, 3)
+    for axes, mean in ((plots.uncertain_images(of[0], x, None, schema, num=1), of[0].mean),
+                       (plots.ood_bars(*of, x, schema), of[0].mean + of[1].mean)):  # fmt: skip
+        row = 0 if len(axes) == 4 else of[0].total.argmax()
+        ticks = axes[0, 1].get_xticklabels()
+        assert [t.get_text() for t in ticks] == [f"a class…{names[k][-6:]}" for k in
+                                                 sorted(mean[row].topk(10).indices.tolist())]  # fmt: skip
+        assert {t.get_rotation() for t in ticks} == {90}
+    assert "; 2 without" in plots.convergence([1.0, np.nan, np.inf], [400, 500, 1])[0].get_title()
+
+
 @pytest.mark.parametrize("numbers", [2**24, 40])
 def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypatch):
     monkeypatch.setattr("bnn_pyro.diagnostics.draws.BLOCK", numbers)  # 40: two rows at a time

@@ -131,8 +131,14 @@ def test_predict_images(predict, runs, tmp_path):
     prediction = bp.predict(bp.load(runs / "digits"), data.x_test[:3], num_draws=5)
     assert rows["digit"].tolist() == prediction.mean.argmax(1).tolist()
     assert np.allclose(rows["total_nats"], prediction.total, atol=1e-5)
-    assert np.allclose(one.iloc[0, 1:11].astype(float), rows.iloc[0, 1:11].astype(float), atol=0.02)
-    assert folder.iloc[:, 1:].equals(one) and folder["file"].tolist() == ["b/1.png"]
+    assert np.allclose(one.iloc[0, 2:12].astype(float), rows.iloc[0, 1:11].astype(float), atol=0.02)
+    assert folder.iloc[:, 1:].equals(one.iloc[:, 1:]) and [*folder["file"], *one["file"]] == ["b/1.png", "1.png"]
+    (tmp_path / "new" / "a.png").write_bytes(b"half")
+    assert "a.png: is no image" in predict("--num-draws", "5", run="digits", file=tmp_path / "new", code=2)
+    for how in ("skip", "flag"):
+        some, said = predict("--num-draws", "5", "--on-bad-row", how, run="digits", file=tmp_path / "new")
+        assert some["total_nats"].dropna().tolist() == one["total_nats"].tolist() and "row 0: " in said
+        assert len(some) == 1 + (how == "flag") and some["file"].tolist()[-1] == "b/1.png"
 
 
 ROWS = ["A 1,50,south,1", "B 2,,north,2", "C 3,90,west,3", "D 4,much,,4", "E 5,1e3,south,5", "F 6,150,north,6"]

@@ -198,7 +198,7 @@ def most_off(findings: Sequence[Finding]) -> str:
     if not bad:
         return ""
     first = min(bad, key=lambda f: f.p if f.p is not None else 0.0)
-    words = f"{len(bad)} of {len(findings)} quantities are off, most of all the {first.about}: "
+    words = f"{len(bad)} of {len(findings)} quantities are off, most of all the {first.about.removeprefix('the ')}: "
     return f"{words}{first.estimate:.4g}, and {first.expected:.4g} is right."
 
 

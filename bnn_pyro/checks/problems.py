@@ -207,8 +207,8 @@ class Problem:
     def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
         """Of stochastic gradients at a finite step: low and high (M,), and what these may be off."""
         if self.is_linear:  # from the recursion itself
-            low, high = (self.expect(self.normal(self.gaussian[0], c)) for c in integration.stationary(method, self))
-            return low, high, 0.0
+            ends = [self.expect(self.normal(self.gaussian[0], c)) for c in integration.stationary(method, self)]
+            return np.minimum(*ends), np.maximum(*ends), 0.0  # noise may make a covariance smaller
         largest = torch.linalg.eigvalsh(integration.curvature(self.log_joint, self.mode())).max().item()
         relative = method.eta_share * method.lr / len(self.inputs) * largest / (4 - 2 * method.friction)
         return self.exact, self.exact, relative * np.maximum(np.abs(self.exact), 1.0)

@@ -92,7 +92,7 @@ def _shape(files: Iterable[Path]) -> tuple[int, int, int]:
         # Of a damaged one, decoding tells.
         with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError), Image.open(file) as picture:
             sizes[picture.size] += 1
-            coloured |= picture.mode not in ("1", "L", "LA", "I", "I;16", "F")
+            coloured |= picture.mode[:2] not in ("1", "L", "LA", "I", "I;", "F")
     (width, height) = sizes.most_common(1)[0][0] if sizes else (MAX_SIDE, MAX_SIDE)
     share = min(1.0, MAX_SIDE / max(width, height))
     return (3 if coloured else 1, *(max(1, round(share * side)) for side in (height, width)))
@@ -106,7 +106,8 @@ def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int], dro
             x[len(y)] = _pixels(file, shape)
         except UserError as error:
             if not drop:
-                raise UserError(f"{error}, or leave such files out with missing='drop' (--missing drop)") from None
+                way = "or remove it; a run trained with missing='drop' (--missing drop) leaves such files out"
+                raise UserError(f"{error}, {way}") from None
             continue
         y.append(label)
     return x[: len(y)], torch.tensor(y, dtype=torch.int64)
@@ -120,12 +121,20 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     try:
         with Image.open(path) as opened:
             picture = ImageOps.exif_transpose(opened)
-            if picture.mode.startswith("I"):  # 16 bits a pixel
-                picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
+            if picture.mode[0] in "IF":  # whole numbers of 16 bits; or floats, of 0 to 1 or 0 to 255
+                values = np.asarray(picture, dtype=np.float64)
+                low, high = values.min(), values.max()
+                scale = 1 / 256 if picture.mode[0] == "I" else 255 if high <= 1 else 1
+                if low < 0 or not (high == 0 or 1 <= scale * high < 256):
+                    raise UserError(f"{path}: pixels of mode {picture.mode} from {low:g} to {high:g}, of which 8 bits "
+                                    "would keep next to nothing; save it as 8 bits, of 0 to 255")  # fmt: skip
+                picture = Image.fromarray((scale * values).astype(np.uint8))
             if picture.has_transparency_data:
                 picture = picture.convert("RGBA")
                 picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
             picture = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
+    except UserError:
+        raise
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         raise UserError(f"{path}: is no image that can be read; give a whole PNG or JPG file") from None
     return torch.from_numpy(np.array(picture)).reshape(height, width, channels).movedim(2, 0)

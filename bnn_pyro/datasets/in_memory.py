@@ -228,8 +228,9 @@ def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
         return encode_rows(f"{what} (rows from 0)", table, like)[0]
     values = image_arrays(what, x)
     if tuple(values.shape[1:]) != like.input_shape:
-        last = ", the last one the exposure" if like.exposure else ""
-        raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}{last}")
+        way = "; a folder of PNG or JPG files is scaled to that" if values.ndim == 4 and like.is_image else ""
+        way = ", the last one the exposure" if like.exposure else way
+        raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}{way}")
     return values
 
 

@@ -161,6 +161,7 @@ def _rows_of_file(path: Path, split: int, raw: Raw) -> np.ndarray:
 def _numbers(where: str, rows: Any, num: int) -> np.ndarray:
     """Row numbers, of a mask or of a list of them."""
     rows = np.asarray(rows)
+    rows = rows.astype(int) if rows.shape == (0,) and rows.dtype.kind == "f" else rows  # an empty list
     if rows.dtype == bool and rows.shape == (num,):
         return np.flatnonzero(rows)
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):

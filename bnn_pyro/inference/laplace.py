@@ -40,7 +40,7 @@ MAX_DISTANCE = 1e-3
 
 @dataclass(frozen=True)
 class Laplace(Settings):
-    """Settings of the Laplace approximation, for linear models: last layers, and networks without hidden ones.
+    """Settings of the Laplace approximation, for last layers, of inputs too: LastLayer(backbone=torch.nn.Identity()).
 
     temperature     T: the posterior of p(y | x, w)^(1/T); 1 is Bayes, less is a cold posterior
     max_iterations  of L-BFGS over all rows, in search of the most probable weights
@@ -126,8 +126,8 @@ class Laplace(Settings):
 def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
     """In float64. Raises UserError where there is no approximation of it here."""
     if linear_layer(model) is None:
-        raise UserError("the Laplace approximation here is for linear models: a last layer, or a network without "
-                        "hidden layers (--hidden ''); take --inference svi for this one")  # fmt: skip
+        raise UserError("the Laplace approximation here is for linear models: a last layer, which is one of the "
+                        "inputs with backbone=torch.nn.Identity(); take --inference svi for this one")  # fmt: skip
     size = sum(value.numel() for value in model.initial.values())
     if size > MAX_WEIGHTS:
         raise UserError(f"the Laplace approximation here takes {MAX_WEIGHTS:,} weights at most, and this model has "

@@ -53,18 +53,19 @@ def convergence(
     rhat, ess_bulk, ess_tail: any shape, NaN where an output never varies.   draws: C·D, the effective draws of an
     ideal sampler.   nested: R-hat is the nested one (Margossian et al. 2022, arXiv:2110.13017), for many short chains.
     """
-    arrays = (np.asarray(v, dtype=float) for v in (rhat, ess_bulk, ess_tail))
+    arrays = [np.asarray(v, dtype=float) for v in (rhat, ess_bulk, ess_tail)]
     rhat, *effective = (v[np.isfinite(v)] for v in arrays)
     if not len(rhat):
         raise UserError("no output varies between draws, so there is no R-hat to draw")
     axes = layout.panels(2, 2, (3.9, 3.2))
     name, worst, good = "nested R-hat" if nested else "R-hat", rhat.max(), (rhat < RHAT).mean()
+    without = f"; {left:,} without" if (left := arrays[0].size - len(rhat)) else ""
     low, high = max(0.9, min(0.998, rhat.min() - 0.001)), max(1.02, 1.0 + 1.15 * (worst - 1))
     _threshold(axes[0], RHAT, high)
     axes[0].ecdf(rhat, color=BAYES, label=name)
     axes[0].set(xlim=(low, high), xlabel=f"{name} of an output", ylabel="share of the outputs")
     axes[0].xaxis.set_major_locator(MaxNLocator(6))
-    axes[0].set_title(f"largest {name} {worst:.3f}; below {RHAT:g}: {100 * good:.0f} %")
+    axes[0].set_title(f"largest {name} {worst:.3f}; below {RHAT:g}: {100 * good:.0f} %{without}")
     effective = {kind: v for kind, v in zip(("bulk", "tail"), effective, strict=True) if len(v)}
     fewest = {kind: v.min() for kind, v in effective.items()}
     low = min(ESS, *fewest.values()) / 1.3

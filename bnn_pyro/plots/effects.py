@@ -16,7 +16,7 @@ from torch import Tensor
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.explanation import Explanation, PixelMaps
-from bnn_pyro.plots.layout import Panel, class_names, figure, legend_below, legend_outside, panel, panels
+from bnn_pyro.plots.layout import Panel, class_names, figure, legend_below, legend_outside, panel, panels, short
 from bnn_pyro.plots.points import show_image
 from bnn_pyro.plots.style import BAYES, DASHED, EPISTEMIC, MARKERS, drawn, look, tint
 from bnn_pyro.predictive import Prediction
@@ -226,7 +226,7 @@ def pixel_maps(maps: PixelMaps, schema: Schema) -> np.ndarray:
     most, widest = (max(np.abs(values).max(), 1e-9) for values in (maps.falls, maps.spreads))
     for ax, image, k in zip(axes[0], maps.images, maps.classes, strict=True):
         show_image(ax, image, schema)
-        ax.set_title(schema.classes[k])
+        ax.set_title(short(schema.classes[k]))
     panels = (
         (maps.falls, "speaks for it, nats", dict(cmap="RdBu", vmin=-most, vmax=most)),
         (maps.spreads, "sd over draws, nats", dict(cmap="viridis", vmin=0, vmax=widest)),

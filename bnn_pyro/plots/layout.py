@@ -101,3 +101,8 @@ def class_names(prediction: Prediction, schema: object | None = None) -> list[st
     """Names of the K classes: the schema's, else 0 … K−1. Raises UserError for a regression."""
     classes = prediction.probs.shape[-1]
     return list(schema.classes) if schema is not None and schema.classes else [str(k) for k in range(classes)]
+
+
+def short(name: str, most: int = 14) -> str:
+    """A name of so many characters at most: both of its ends."""
+    return name if len(name) <= most else f"{name[: most // 2]}…{name[most // 2 + 1 - most :]}"

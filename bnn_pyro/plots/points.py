@@ -9,19 +9,20 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import XTick
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import class_names, figure, legend_outside
+from bnn_pyro.plots.layout import class_names, figure, legend_outside, short
 from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
 #: What images can be sorted by, and what it is called.
 ORDERS = {"total": "total entropy", "epistemic": "mutual information", "aleatoric": "aleatoric entropy"}
-#: Classes that a panel shows at most.
-MOST_CLASSES = 10
+#: Classes that a panel shows at most, and letters that its width holds.
+MOST_CLASSES, MOST_LETTERS = 10, 30
 
 
 @drawn
@@ -42,7 +43,7 @@ def uncertain_images(
     check_known("order", ORDERS, by)
     _need_images(prediction, x)
     y = None if y is None else targets(prediction, y)
-    names = class_names(prediction, schema)
+    names = [short(name) for name in class_names(prediction, schema)]
     order = getattr(prediction, by).argsort(descending=True, stable=True)[:num].tolist()
     height = 1.5 if max(map(len, names)) <= 2 else 1.9
     columns, lines = min(3, len(order)), -(-len(order) // 3)
@@ -82,22 +83,24 @@ def ood_bars(
     sizes = [tuple(prediction.probs.shape[1:]) for prediction in (bayesian, deterministic)]
     if sizes[0] != sizes[1]:
         raise UserError(f"predictions of {sizes[0]} and {sizes[1]} points and classes are not of the same points")
-    classes = class_names(bayesian, schema)
+    names_of = [short(name) for name in class_names(bayesian, schema)]
     _need_images(bayesian, x)
     num = min(num, len(x))
     shape = dict(squeeze=False, sharey="row", height_ratios=(1, 1.3))  # image above bars, side by side
     axes = figure(2.3 * num + 0.5, 3.9).subplots(2, num, **shape).T
-    place, width = np.arange(len(classes)), 0.4
+    width = 0.4
     for row, (image, bars) in enumerate(axes):
         show_image(image, x[row], schema)
         image.set_title(names[row] if names is not None else f"input {row}", size=8)
-        mean, draws = bayesian.mean[row].numpy(), bayesian.probs[:, row].double().numpy()
+        classes = _most_probable(bayesian.mean[row] + deterministic.mean[row])
+        place, draws = np.arange(len(classes)), bayesian.probs[:, row, classes].double().numpy()
+        mean = draws.mean(0)
         whiskers = np.abs(np.quantile(draws, [0.05, 0.95], axis=0) - mean)
         bars.bar(place - width / 2, mean, width, color=BAYES, label="Bayesian (whiskers: 90% of draws)")
         bars.errorbar(place - width / 2, mean, whiskers, fmt="none", ecolor="black", elinewidth=1, capsize=0)
         look = dict(color=tint(POINT, 0.55), edgecolor=POINT, hatch=HATCH, label="deterministic")
-        bars.bar(place + width / 2, deterministic.mean[row].numpy(), width, **look)
-        bars.set_xticks(place, classes, rotation=0 if all(len(name) <= 3 for name in classes) else 90)
+        bars.bar(place + width / 2, deterministic.mean[row, classes].numpy(), width, **look)
+        _ticks(bars, [names_of[k] for k in classes])
         bars.set_ylim(0, 1.02)
         totals = [f"{p.total[row]:.2f} nats {who}" for p, who in ((bayesian, "Bayesian"), (deterministic, "determ."))]
         bars.set_title("entropy " + ",\n".join(totals), size=8)
@@ -134,11 +137,15 @@ def _boxes(
         colours = {f"{part}props": {"color": BAYES} for part in ("box", "whisker", "cap")}
         look = dict(widths=0.45, whis=(5, 95), showfliers=False, medianprops={"color": DATA})
         ax.boxplot(draws[:, classes], positions=place, **look, **colours)
-    long = len(classes) > 3 and max(len(name) for name in names) > 3
-    for tick, k in zip(ax.set_xticks(place, [names[k] for k in classes], rotation=90 * long), classes, strict=True):
+    for tick, k in zip(_ticks(ax, [names[k] for k in classes]), classes, strict=True):
         if y is not None and k == y[row]:
             tick.label1.set(color=WRONG, fontweight="bold")
     ax.set_ylim(0, 1.03)
+
+
+def _ticks(ax: Axes, names: Sequence[str]) -> Sequence[XTick]:
+    """A tick for each, turned where they would lie over each other."""
+    return ax.set_xticks(range(len(names)), names, rotation=90 * (len(names) * max(map(len, names)) > MOST_LETTERS))
 
 
 def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:

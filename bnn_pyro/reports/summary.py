@@ -153,8 +153,10 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     elif nothing is not None and nothing.verdict != "better":
         doubts = run.provenance["split"].get("doubts")
-        rest = "more rows, or other columns"
-        yield f"correct what is named of the data; else {rest}" if doubts else f"the inputs may say little: {rest}"
+        rest, epochs = "more rows, or other columns", run.recipe["inference_settings"].get("epochs")
+        first = f"more --epochs than {epochs:,}, if the training curve still rose in the end; else " if epochs else ""
+        yield (f"correct what is named of the data; else {first}{rest}" if doubts
+               else f"{first}the inputs may say little: {rest}")  # fmt: skip
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and not run.guarantees and run.task not in ("survival", "targets"):

@@ -160,8 +160,10 @@ class RunFacts:
             if len(sites := self.metrics.get("signal_to_noise_of_sites", {})) > 1:
                 lowest = sorted(sites, key=sites.get)[:3]
                 figures.append("lowest in " + ", ".join(f"{site} {sites[site]:.2g}" for site in lowest))
+            longer = "more --minutes" if self.recipe.get("auto") and "stopped" in self.provenance else "more epochs"
+            last = f"or {longer}" if self.recipe.get("auto") else f"{longer}, or auto"
             sentence = (f"The network at the mean weights predicts better than the draws ({', '.join(figures)}): q is "
-                        "too wide here. Try fewer weights, a narrower prior, more epochs, or auto.")  # fmt: skip
+                        f"too wide here. Try fewer weights, a narrower prior, {last}.")  # fmt: skip
             failed.append({"level": "caution", "about": "mean weights", "sentence": sentence})
         return failed
 

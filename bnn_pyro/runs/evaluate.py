@@ -261,7 +261,9 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
         from bnn_pyro.datasets.images import load_folder
 
         of_folder = (path := resolve(name)).is_dir() and schema.is_image
-        raw = load_folder(path, schema.input_shape) if of_folder else load_archive(path, task=schema.task)
+        drop = recipe.data.get("drop_missing") or recipe.data.get("missing") == "drop"
+        folder = of_folder and load_folder(path, schema.input_shape, drop_damaged=drop)
+        raw = folder or load_archive(path, task=schema.task)
         task, classes, x, y = raw.task, raw.classes, raw.x, raw.y
         x = standardised(x, schema) if tuple(x.shape[1:]) == schema.input_shape else x
     if task != schema.task:

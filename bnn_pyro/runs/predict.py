@@ -15,6 +15,7 @@ from bnn_pyro.calibration import calibrate, monitor
 from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, with_calibration
 from bnn_pyro.cells import MISSING
 from bnn_pyro.datasets import load_inputs
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.prepare import inputs_of, quantities
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
@@ -124,12 +125,25 @@ def predict_file(
     elif args.keep:
         raise UserError(f"--keep takes columns of a CSV, TSV or Parquet file, and {path} is none; leave it out")
     else:
-        x = load_inputs(path, schema, invert=args.invert)
-        problems = pd.Series("", range(len(x)))
-        if path.is_dir():
-            from bnn_pyro.datasets.images import pictures_in
+        from bnn_pyro.datasets.images import pictures_in
 
-            beside = pd.DataFrame({"file": [str(file.relative_to(path)) for file in pictures_in(path)]})
+        files = pictures_in(path) if path.is_dir() else [path] * (path.suffix.lower() in IMAGE_SUFFIXES)
+        read, problems = [], pd.Series("", range(len(files)))
+        for row, file in enumerate(files):
+            try:
+                read.append(load_inputs(file, schema, invert=args.invert))
+            except UserError as error:
+                if how == "refuse" or len(files) == 1:
+                    raise UserError(f"{error}{'; or give --on-bad-row skip or flag' * (len(files) > 1)}") from None
+                problems[row] = str(error)
+        if files and not read:
+            raise UserError(f"{path}: no picture can be predicted; {problems[0]}")
+        x = torch.cat(read) if read else load_inputs(path, schema, invert=args.invert)
+        if files:
+            home = path if path.is_dir() else path.parent
+            beside = pd.DataFrame({"file": [str(file.relative_to(home)) for file in files]})
+        else:
+            problems = pd.Series("", range(len(x)))
     prediction = predict_with_progress(posterior, x, recipe.num_draws, str(path))
     columns, notes = columns_of(prediction, schema, args.threshold), []
     finite = np.isfinite([values for values in columns.values() if values.dtype.kind == "f"]).all(0)
