@@ -114,7 +114,6 @@ def test_what_is_not_bayesian_is_trained_or_stays():
 
 def test_priors_by_pattern_and_around_the_pretrained_weights():
     net = made("norms")
-    refuses(r"for bp.Bayesian\(net\)", bp.MeanField(prior="pretrained:0.1").model, rows().schema)
     entry = bp.Bayesian(net, prior={"4": "normal:2", "0.weight": "pretrained:0.1", "*": "fan-in:3"})
     model = entry.model(rows().schema)
     with bp.isolated(0):

@@ -63,9 +63,6 @@ class Network(Settings):
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``."""
-        if str(self.prior).startswith("pretrained"):
-            raise UserError(f"prior={self.prior} is around trained weights, and this network has none: it is for "
-                            "bp.Bayesian(net); take normal:SCALE or fan-in:SCALE")  # fmt: skip
         likelihood = make_likelihood(schema, self.noise, self.likelihood)
         return BayesianNet(self.net(schema, likelihood.outputs), likelihood, self.prior).eval()
 
