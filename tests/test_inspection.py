@@ -252,7 +252,7 @@ def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     sizes = ((9, 359), (9, 360), (4, 50), (3, 50))
     assert [choose(replace(TABLE, input_shape=(w,)), n).entry.prior for w, n in sizes] == ["fan-in:2", "normal:1"] * 2
     assert [choose(TABLE, n).entry.hidden for n in (1000, 1001)] == [(16, 16), (16, 16, 16)]
-    many = [choose(TABLE, n, minutes=m) for n, m in ((20_000, 5), (20_001, 60), (1_000_000, 1))]
+    many = [choose(TABLE, n, minutes=m) for n, m in ((20_000, 60), (20_001, 60), (1_000_000, 1))]
     assert [(c.inference, c.entry.hidden[-1], c.entry.likelihood) for c in many] == [
         (method, width, "student-t") for method, width in (("mile", 16), ("ensemble", 100), ("svi", 50))
     ]
