@@ -282,7 +282,7 @@ def test_few_rows_of_many_columns_that_tell_nothing(box, tmp_path):
     data = bp.load_data(tmp_path / "t.csv", target="y", task="counts")
     nll = -poisson.logpmf(data.y_test, data.y_train.double().mean()).mean()
     assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-4)
-    beside = next(sentence for sentence in sentences if "beside the training mean alone" in sentence)
+    beside = next(sentence for sentence in sentences if "beside the training rate alone" in sentence)
     assert scores["nll_minus_nothing_high"] > 0 and not re.search(r"nll [^;]*, better", beside)
     assert "inputs may say little" in sentences[-1]
 
