@@ -71,6 +71,21 @@ def test_draws_are_plain_passes_of_the_module_with_these_weights(name):
         torch.testing.assert_close(prediction.components.logits[s], f, rtol=1e-4, atol=1e-5)
 
 
+NUTS = bp.NUTS(draws=4, warmup=4, chains=2)
+
+
+@pytest.mark.parametrize("method", [bp.Ensemble(members=1, epochs=1, lr=1e-7), bp.SVI(epochs=1, lr=1e-7), NUTS])
+def test_a_layer_of_two_names_keeps_its_weights(method):
+    """Its draws come one after the other; around them a prior is narrow."""
+    with bp.isolated(1):
+        conv = nn.Conv1d(4, 4, 1)
+        net = nn.Sequential(conv, nn.Tanh(), conv, nn.Flatten(), nn.Linear(24, OUT))
+    data = rows()
+    posterior = fit(bp.Bayesian(net, start="pretrained", prior="pretrained:1e-5", init_scale=1e-5), method)
+    expected = net(data.x_train).softmax(-1).detach()
+    torch.testing.assert_close(bp.predict(posterior, data.x_train).mean, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_parameters_are_chosen_by_glob_path_class_or_regex():
     net = made("transformer")
     names = [n for n, _ in net.named_parameters()]
@@ -188,6 +203,12 @@ def test_batch_statistics_are_saved_and_frozen_ones_stay(tmp_path):
         assert (posterior.model.net[1].running_mean == 0.3).all()
         here, there = (bp.predict(p, data.x_test, num_draws=3).components.logits for p in (posterior, again))
         assert torch.equal(here, there)
+    one, other = nn.Linear(6, 6), nn.Linear(6, 6)
+    other.weight = one.weight
+    tied = BatchStatistics(net := nn.Sequential(one, other, nn.BatchNorm1d(4)))
+    tied.take(data.x_train)
+    found = tied(net, dict(net.named_parameters()))["2.running_mean"]
+    torch.testing.assert_close(found, net[:2](data.x_train).mean((0, 2)))
     with pytest.raises(bp.UserError, match="normalises several times in one call"):
         norm = nn.BatchNorm1d(4)
         twice = BatchStatistics(net := nn.Sequential(norm, nn.Tanh(), norm))

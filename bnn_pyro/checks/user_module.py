@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
-from torch.func import functional_call
 
 from bnn_pyro.checks.check import Subject
 from bnn_pyro.checks.problems import NOISE, Problem
@@ -18,6 +17,7 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.nets import with_weights
 from bnn_pyro.parts.own_module import norm_layers
 from bnn_pyro.parts.weights import CentredNormal
 
@@ -95,7 +95,7 @@ def linear_module(subject: Subject) -> LinearModule:
 
         def outputs(u: Tensor) -> Tensor:
             w = {site: value[0] for site, value in joint.sites(u[None]).items()}
-            return model.likelihood.components(functional_call(model.net, w, (rows.x_train,))).loc.double()
+            return model.likelihood.components(with_weights(model.net, w, rows.x_train)).loc.double()
 
         a = torch.autograd.functional.jacobian(outputs, mean)
         with torch.no_grad():

@@ -7,13 +7,15 @@ channels-last in memory, where pooling and the noise of local layers are several
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, repeat
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from bnn_pyro.errors import UserError, check_known, first_line
 
@@ -58,6 +60,18 @@ def outputs_seen(module: nn.Module, seen: Callable[[str, object], None]) -> Iter
     finally:
         for handle in hooks:
             handle.remove()
+
+
+def with_weights(net: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> Any:
+    """The outputs for x with weights and buffers by their first names, which a layer or a tensor may have more of."""
+    first: dict[int, str] = {}
+    every: dict[str, Tensor] = {}  # of each layer once: torch, which ties by name, does not restore one of two names
+    for path, part in net.named_modules():
+        for key, value in (*part._parameters.items(), *part._buffers.items()):
+            own = f"{path}.{key}".lstrip(".")
+            if (name := first.setdefault(id(value), own)) in w:
+                every[own] = w[name]
+    return functional_call(net, every, (x,), tie_weights=False)
 
 
 def weights_digest(net: nn.Module) -> str:

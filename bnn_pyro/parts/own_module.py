@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -28,7 +28,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.errors import UserError, first_line, unknown
-from bnn_pyro.parts.nets import users_code
+from bnn_pyro.parts.nets import users_code, with_weights
 
 #: Rows from which on many draws of convolutions are slower by ``vmap`` than one after the other, on a CPU.
 MANY_ROWS = 16
@@ -193,14 +193,14 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
     By ``vmap`` over the draws; one after the other where that is faster, or (with a warning) the net cannot be mapped.
     """
     if getattr(net, "takes_draws", False):
-        return functional_call(net, w, (x,))
+        return with_weights(net, w, x)
     dims = {name: value.dim() for name, value in (*net.named_parameters(), *net.named_buffers())}
     leads = {name: value.shape[: value.dim() - dims[name]] for name, value in w.items()}
     lead = torch.broadcast_shapes(*leads.values())
 
     def call(one: Mapping[str, Tensor], x: Tensor) -> Tensor:
         with calling(net):
-            return functional_call(net, one, (x,))
+            return with_weights(net, one, x)
 
     if not lead:
         return call(w, x)

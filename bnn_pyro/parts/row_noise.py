@@ -14,13 +14,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import local_linear
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.nets import in_mode, with_weights
 
 #: What :class:`RowNoise` samples by row.
 LAYERS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -79,5 +78,5 @@ def sampling_of(net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, str]:
     with isolated(0), in_mode(net, training=False), torch.enable_grad():
         w = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
         with _Uses(w) as uses:
-            functional_call(net, w, (torch.zeros(ROWS, *input_shape),))
+            with_weights(net, w, torch.zeros(ROWS, *input_shape))
     return {site: ways[0] for site, ways in uses.ways.items() if len(ways) == 1 and ways[0] != "weights"}
