@@ -85,6 +85,8 @@ def _restored(
             shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
             if mismatch := differences(shapes, provenance["module"]["parameters"]):
                 raise UserError(f"the module has not the parameters of the posterior in {folder}: {mismatch}")
+            for site in provenance["module"].get("sampled_as_weights", ()):
+                model.sampling.pop(site, None)
             settings, now = provenance["entry_settings"].get("module"), layers_digest(model.net)
             earlier = settings.get("layers", now) if isinstance(settings, dict) else now  # of a function: not known
             exported = {isinstance(model.net, GraphModule), provenance["module"]["class"] == "GraphModule"}

@@ -5,6 +5,8 @@ from typing import ClassVar
 
 import pytest
 import torch
+from refused import refuses
+from test_own_network import rows
 from torch import nn
 
 import bnn_pyro as bp
@@ -12,6 +14,7 @@ from bnn_pyro.checks.problems import Problem
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.parts.guides import inverse_softplus
+from bnn_pyro.parts.row_noise import ROWS, sampling_of
 
 # An LSTM cannot be mapped over draws, and says so.
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -150,3 +153,38 @@ def test_the_elbo_of_a_layer_has_its_value_and_its_maximum_at_the_best_normal(na
             draws[:, 0] -= one.elbo(guide.loc.detach().double(), covariance)
             z.append((draws.mean(0) / (draws.std(0) / 300**0.5)).abs())
     assert z[0].max() < 4.5 and z[1][0] < 4.5 < z[1][1:].max()
+
+
+class TimeFirst(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1)).mean(0)
+
+
+class Again(nn.Linear):
+    def forward(self, x):
+        f = super().forward(x[:, 0])
+        return f + 0 * super().forward(x[:, 1]) if self.when(x) else f
+
+
+class More(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.cat([x[:, 0]] * (1 + bool(self.when(x)))))[: len(x)]
+
+
+@pytest.mark.parametrize("kind", [Again, More])
+def test_a_site_that_rows_share_is_drawn_or_refused(monkeypatch, kind):
+    """Where its use depends on values or training, of which the pass of zeros knows nothing; of steps before rows."""
+    data = rows(classes=0)
+    for steps in ROWS:
+        assert sampling_of(TimeFirst(6, 1), *(torch.zeros(num, steps, 6) for num in ROWS)) == {}
+    often, once = [lambda net, x: (x > 1).any(), lambda net, x: net.training], lambda net, x: (x > 99).any()
+    for when in (*often, once):
+        monkeypatch.setattr(kind, "when", when, raising=False)
+        with bp.isolated(0):
+            entry = bp.Bayesian(kind(6, 1))
+            model = entry.model(data.schema)
+            guide = entry.guide(model)
+            drawn = entry.prepare(model, guide, data).get("sampled_as_weights", [])
+        assert [*model.sampling, *drawn] == ["weight", "bias"] and len(drawn) == 2 * (when in often)
+    words = "'weight' is used again .* take sampling='weights'"
+    refuses(words, Objective(model.train(), guide, 1), 100 * data.x_train, data.y_train, 1.0, 1.0)

@@ -22,7 +22,7 @@ from bnn_pyro.inference.optimise import schedule
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import current_executor, on_cluster, usable_cores
-from bnn_pyro.parts.nets import in_mode, outputs_seen
+from bnn_pyro.parts.nets import blank_row, in_mode, outputs_seen
 from bnn_pyro.progress import Figures, duration
 
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
@@ -167,7 +167,7 @@ def step_work(method: Any, model: nn.Module, schema: Schema, rows: int) -> int:
     """Multiplications of a step or gradient, forward: of a row · rows of a step · chains that move as one."""
     net, weights = getattr(model, "net", None), sum(v.numel() for v in model.initial.values() if v.dim() > 1)
     with in_mode(net or model, training=False), torch.no_grad():
-        macs = weights if net is None else max(weights, multiplications(net, torch.zeros(1, *schema.input_shape)))
+        macs = weights if net is None else max(weights, multiplications(net, blank_row(net, schema)))
     batch, chains = getattr(method, "batch_size", 0), getattr(method, "chains", 1) or CHAINS
     batch = schedule(rows, weights).batch_size if batch is None else 0 if hasattr(method, "warmup") else batch
     alone = getattr(method, "one_by_one", False) and not getattr(method, "group", False)

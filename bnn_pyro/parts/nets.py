@@ -6,6 +6,7 @@ channels-last in memory, where pooling and the noise of local layers are several
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, check_known, first_line
 
 ACTIVATIONS = dict(relu=F.relu, tanh=torch.tanh, sigmoid=torch.sigmoid, leaky_relu=F.leaky_relu, gelu=F.gelu)
@@ -72,6 +74,19 @@ def with_weights(net: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> Any:
             if (name := first.setdefault(id(value), own)) in w:
                 every[own] = w[name]
     return functional_call(net, every, (x,), tie_weights=False)
+
+
+def blank_row(net: nn.Module, schema: Schema) -> Tensor:
+    """(1, *input_shape) zeros, or where a net takes no such whole numbers, as ids and lengths from 1 on, ones there."""
+    zeros = torch.zeros(1, *schema.input_shape)
+    if any(part.is_whole for part in schema.input_parts):
+        with in_mode(net, training=False), torch.no_grad():
+            try:
+                net(zeros)
+            except Exception:  # whatever the user's code raises: of other rows it is told
+                whole = [p.is_whole or p.is_bool for p in schema.input_parts for _ in range(math.prod(p.shape))]
+                return torch.tensor([whole], dtype=zeros.dtype)
+    return zeros
 
 
 def weights_digest(net: nn.Module) -> str:

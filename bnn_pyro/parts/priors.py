@@ -225,7 +225,7 @@ class BayesianNet(nn.Module):
             if self.sampling and self.net.training:
                 from bnn_pyro.parts.row_noise import RowNoise  # of networks of one's own alone
 
-                modes.enter_context(RowNoise(w, self.sampling))
+                modes.enter_context(RowNoise(w, len(x), self.sampling))
             if self.precision == "bfloat16" and self.net.training:
                 modes.enter_context(torch.autocast(x.device.type, torch.bfloat16))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)

@@ -23,11 +23,11 @@ from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
-from bnn_pyro.parts.nets import described, in_mode, layers_digest, users_code
+from bnn_pyro.parts.nets import blank_row, described, in_mode, layers_digest, users_code
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
-from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, start_guide
+from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, START_ROWS, BatchStatistics, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
-from bnn_pyro.parts.row_noise import sampling_of
+from bnn_pyro.parts.row_noise import ROWS, sampling_of
 from bnn_pyro.settings import Settings, setting
 
 
@@ -164,14 +164,16 @@ class Bayesian(Settings):
             net.register_forward_pre_hook(partial(_unstandardise, schema))
         if schema.input_parts:
             net.register_forward_pre_hook(partial(_unpack, schema.input_parts), with_kwargs=True)
-        likelihood = self._likelihood(schema, net)
+        row = blank_row(net, schema)
+        likelihood = self._likelihood(schema, net, row)
         prior = assign(net, self.prior, bayesian, "prior")
         norms = norm_layers(net)
         if self.norm == "frozen" and any(layer.running_mean is None for layer in norms.values()):
             raise UserError("its batch normalisation has no running statistics to be frozen; use batch_norm='batch'")
         statistics = BatchStatistics(net) if norms and self.norm == "batch" else None
         # Batch statistics mix the rows: noise of each row would be another network.
-        by_row = {} if self.sampling == "weights" or statistics else sampling_of(net, schema.input_shape)
+        draws = self.sampling == "weights" or statistics
+        by_row = {} if draws else sampling_of(net, *(row[[0] * rows] for rows in ROWS))
         model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
         model.is_own_network, model.still = True, still
         return model
@@ -188,9 +190,14 @@ class Bayesian(Settings):
         Raises UserError for a module whose outputs depend on more than x and the weights.
         """
         check_scale(model.net, data, self.inputs, type(model.net).__name__, "Bayesian", hooked=self.inputs == "raw")
-        return start_guide(model, guide, data.x_train, self.init_scale)
+        facts = start_guide(model, guide, data.x_train, self.init_scale)
+        used = sampling_of(model.net, data.x_train[:START_ROWS], training=True) if model.sampling else {}
+        if drawn := [site for site, how in model.sampling.items() if used.get(site) != how]:  # by values, or training
+            facts["sampled_as_weights"] = drawn
+            model.sampling = {site: how for site, how in model.sampling.items() if site not in drawn}
+        return facts
 
-    def _likelihood(self, schema: Schema, net: nn.Module) -> Likelihood:
+    def _likelihood(self, schema: Schema, net: nn.Module, row: Tensor) -> Likelihood:
         """That of the data, or the user's; of two classes a network has one output, or two."""
         likelihood = self.likelihood if isinstance(self.likelihood, Likelihood) else None
         own = likelihood or make_likelihood(schema, self.noise, self.likelihood)
@@ -198,10 +205,9 @@ class Bayesian(Settings):
         widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
         if self.likelihood is None and count == 2:
             widths[2] = "two logits"
-        x = torch.zeros(2, *schema.input_shape)
         with in_mode(net, training=False):
             shapes = {part.name: (2, *part.shape) for part in schema.input_parts}
-            width = check_outputs(net, x, widths, shapes)
+            width = check_outputs(net, row[[0, 0]], widths, shapes)
         return own if width == own.outputs else Categorical(2)
 
 
