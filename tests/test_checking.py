@@ -185,9 +185,9 @@ def test_what_does_not_apply_says_why():
 
 def test_predictions_are_those_of_plain_passes_and_other_outputs_are_bad(monkeypatch):
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
-    check, one, call = PredictiveCheck(draws=20, effort=0.02), subject(net, inputs="raw"), own_module.functional_call
+    check, one, call = PredictiveCheck(draws=20, effort=0.02), subject(net, inputs="raw"), own_module.with_weights
     assert not check.refuses(one) and check.run(one).level == "good"
-    monkeypatch.setattr(own_module, "functional_call", lambda *args: 1.01 * call(*args))
+    monkeypatch.setattr(own_module, "with_weights", lambda *args: 1.01 * call(*args))
     assert check.run(one).level == "bad"
 
 

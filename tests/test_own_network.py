@@ -94,6 +94,8 @@ def test_parameters_are_chosen_by_glob_path_class_or_regex():
     assert select(net, "head.bias | block.norm*", "where") == [n for n in names if "norm" in n or n == "head.bias"]
     assert select(net, "LayerNorm", "where") == [n for n in names if "norm" in n]
     assert select(net, r"re:.*\.bias", "where") == [n for n in names if n.endswith(".bias")]
+    brackets = nn.ModuleDict({"x[0]": nn.Linear(1, 1), "x0": nn.Linear(1, 1)})
+    assert select(brackets, "x[0].weight", "where") == ["x[0].weight"] and len(select(brackets, "x[0]*", "where")) == 2
     tied = made("embedding, tied")
     assert select(tied, "head.weight", "where") == ["table.weight"]
     prior = assign(net, {"head.*": "normal:2", "*": "fan-in:1"}, names, "prior")
@@ -237,6 +239,7 @@ def test_bad_modules_are_told_in_one_line():
     for module, sentence in (
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)).double(), "is torch.float64, and inputs are float32"),
+        (lambda: nn.utils.spectral_norm(nn.Linear(24, OUT)), "use torch.nn.utils.parametrizations.weight_norm or"),
         (lambda: nn.Flatten(), "Flatten has no parameters"),
         (lambda: nn.Linear(24, OUT, device="meta"), "'weight' of Linear is on the meta device and has no values"),
         (lambda: filled(torch.nan), "outputs that are not finite for training rows, with the weights it came with"),

@@ -46,6 +46,10 @@ def own_copy(module: nn.Module) -> nn.Module:
     name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         raise UserError(f"{name} is TorchScript, which takes no other weights; give the nn.Module itself")
+    hooks = {type(hook).__name__ for part in module.modules() for hook in part._forward_pre_hooks.values()}
+    if hooks & {"WeightNorm", "SpectralNorm"}:
+        raise UserError(f"{name} has layers whose norm is kept by hooks, which cannot be copied; use "
+                        "torch.nn.utils.parametrizations.weight_norm or spectral_norm")  # fmt: skip
     for key, value in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(value, UninitializedParameter | UninitializedBuffer):
             raise UserError(f"'{key}' of {name} is lazy and has no shape yet; call the module once with inputs before")
@@ -62,10 +66,8 @@ def own_copy(module: nn.Module) -> nn.Module:
                         "nn.Parameter, nn.ParameterList, nn.ModuleList or nn.ModuleDict")  # fmt: skip
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
-    try:
+    with users_code(f"{name} cannot be copied, and copy.deepcopy(module) must work"):
         copied = copy.deepcopy(module).cpu()
-    except Exception as error:  # whatever a user's own network raises
-        raise UserError(f"{name} cannot be copied ({first_line(error)}); copy.deepcopy(module) must work") from error
     for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
@@ -140,16 +142,16 @@ def select(net: nn.Module, text: str, setting: str) -> list[str]:
         owners = [".".join(parts[:i]) for i in range(len(parts))]
         known = paths.setdefault(first.setdefault(id(parameter), name), set())
         known |= {name, *owners[1:], *(type(net.get_submodule(owner)).__name__ for owner in owners)}
-    regex = text.startswith("re:")
+    regex, every = text.startswith("re:"), set().union(*paths.values())
     chosen: set[str] = set()
     for pattern in [text[3:]] if regex else [part.strip() for part in text.split("|") if part.strip()]:
         try:
-            fits = re.compile(pattern if regex else fnmatch.translate(pattern)).fullmatch
+            glob = re.escape(pattern) if pattern in every else fnmatch.translate(pattern)  # names may have brackets
+            fits = re.compile(pattern if regex else glob).fullmatch
         except re.error as error:
             raise UserError(f"{setting} '{text}' is no regular expression: {error}") from None
         names = {name for name, known in paths.items() if any(map(fits, known))}
         if not names:
-            every = set().union(*paths.values())
             raise unknown(f"parameter in {setting}", pattern, difflib.get_close_matches(pattern, every, 8, 0) or every)
         chosen |= names
     return [name for name in paths if name in chosen]
@@ -222,9 +224,8 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
             raise
         except RuntimeError as error:  # what vmap does not support, such as a branch on values
             problem = first_line(error)
-    draws = range(lead.numel())
-    one = ({k: v if mapped[k] is None else v[s] for k, v in flat.items()} for s in draws)
-    f = torch.stack([call(w, x[s] if rows_of_each else x) for s, w in zip(draws, one, strict=True)])
+    one = ({k: v if mapped[k] is None else v[s] for k, v in flat.items()} for s in range(lead.numel()))
+    f = torch.stack([call(w, x[s] if rows_of_each else x) for s, w in enumerate(one)])
     if problem and "_not_mapped" not in net.__dict__:
         net.__dict__["_not_mapped"] = problem
         warnings.warn(f"{type(net).__name__} runs one draw after the other: vmap cannot map it ({problem})",
