@@ -40,6 +40,12 @@ def exported(rows):
     return torch.export.export(net, (torch.zeros(rows, 4, 6),)).module()
 
 
+def called_before():
+    net = nn.Sequential(nn.Flatten(), nn.utils.spectral_norm(nn.Linear(24, OUT)))
+    net(torch.ones(2, 4, 6))
+    return net
+
+
 def filled(value):
     net = made("linear")
     nn.init.constant_(net[0].weight, value)
@@ -79,6 +85,7 @@ def test_a_layer_of_two_names_keeps_its_weights(method):
     """Its draws come one after the other; around them a prior is narrow."""
     with bp.isolated(1):
         conv = nn.Conv1d(4, 4, 1)
+        conv.register_forward_hook(lambda layer, _, f: setattr(layer, "last", f))  # with a graph, it cannot be copied
         net = nn.Sequential(conv, nn.Tanh(), conv, nn.Flatten(), nn.Linear(24, OUT))
     data = rows()
     posterior = fit(bp.Bayesian(net, start="pretrained", prior="pretrained:1e-5", init_scale=1e-5), method)
@@ -239,7 +246,7 @@ def test_bad_modules_are_told_in_one_line():
     for module, sentence in (
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)).double(), "is torch.float64, and inputs are float32"),
-        (lambda: nn.utils.spectral_norm(nn.Linear(24, OUT)), "use torch.nn.utils.parametrizations.weight_norm or"),
+        (called_before, r"torch.nn.utils.parametrizations.weight_norm and spectral_norm are copied, .* Only Tensors"),
         (lambda: nn.Flatten(), "Flatten has no parameters"),
         (lambda: nn.Linear(24, OUT, device="meta"), "'weight' of Linear is on the meta device and has no values"),
         (lambda: filled(torch.nan), "outputs that are not finite for training rows, with the weights it came with"),

@@ -46,10 +46,6 @@ def own_copy(module: nn.Module) -> nn.Module:
     name = type(module).__name__
     if isinstance(module, torch.jit.ScriptModule):
         raise UserError(f"{name} is TorchScript, which takes no other weights; give the nn.Module itself")
-    hooks = {type(hook).__name__ for part in module.modules() for hook in part._forward_pre_hooks.values()}
-    if hooks & {"WeightNorm", "SpectralNorm"}:
-        raise UserError(f"{name} has layers whose norm is kept by hooks, which cannot be copied; use "
-                        "torch.nn.utils.parametrizations.weight_norm or spectral_norm")  # fmt: skip
     for key, value in (*module.named_parameters(), *module.named_buffers()):
         if isinstance(value, UninitializedParameter | UninitializedBuffer):
             raise UserError(f"'{key}' of {name} is lazy and has no shape yet; call the module once with inputs before")
@@ -66,7 +62,8 @@ def own_copy(module: nn.Module) -> nn.Module:
                         "nn.Parameter, nn.ParameterList, nn.ModuleList or nn.ModuleDict")  # fmt: skip
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
-    with users_code(f"{name} cannot be copied, and copy.deepcopy(module) must work"):
+    norms = "torch.nn.utils.parametrizations.weight_norm and spectral_norm are copied, those of torch.nn.utils are not"
+    with users_code(f"{name} cannot be copied by copy.deepcopy ({norms})"):
         copied = copy.deepcopy(module).cpu()
     for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})

@@ -176,16 +176,16 @@ class BayesianNet(nn.Module):
 
     precision: str | None = None
     still: Collection[str] = ()
+    sampling: Mapping[str, str] = {}
 
     def __init__(
         self, net: nn.Module, likelihood: nn.Module, prior: str | Mapping[str, str] = "fan-in",
         points: Collection[str] = (), statistics: nn.Module | None = None, frozen: bool = False,
-        sampling: Mapping[str, str] = {},
     ) -> None:  # fmt: skip
         super().__init__()
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.likelihood = likelihood
-        self.points, self.statistics, self.frozen, self.sampling = tuple(points), statistics, frozen, sampling
+        self.points, self.statistics, self.frozen = tuple(points), statistics, frozen
         names = dict(self.net.named_parameters())
         if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "

@@ -171,10 +171,10 @@ class Bayesian(Settings):
         if self.norm == "frozen" and any(layer.running_mean is None for layer in norms.values()):
             raise UserError("its batch normalisation has no running statistics to be frozen; use batch_norm='batch'")
         statistics = BatchStatistics(net) if norms and self.norm == "batch" else None
+        model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen").eval()
         # Batch statistics mix the rows: noise of each row would be another network.
-        draws = self.sampling == "weights" or statistics
-        by_row = {} if draws else sampling_of(net, *(row[[0] * rows] for rows in ROWS))
-        model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
+        if self.sampling != "weights" and not statistics:
+            model.sampling = sampling_of(net, *(row[[0] * rows] for rows in ROWS))
         model.is_own_network, model.still = True, still
         return model
 
