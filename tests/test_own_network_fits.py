@@ -43,7 +43,11 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method):
     zoo = fit(bp.MeanField(hidden=(4,), activation="tanh", **SMALL), METHODS[method], REGRESSION)
-    own = fit(bp.Bayesian(own_layers, sampling="weights", **SMALL), METHODS[method], REGRESSION)
+    torch.set_default_dtype(torch.float64)  # as in a user's script
+    try:
+        own = fit(bp.Bayesian(own_layers, sampling="weights", **SMALL), METHODS[method], REGRESSION)
+    finally:
+        torch.set_default_dtype(torch.float32)
     here, there = (posterior.draw(3, seed=5) for posterior in (own, zoo))
     assert here.keys() == there.keys() and all(torch.equal(here[site], there[site]) for site in there)
 
