@@ -97,9 +97,7 @@ def figures_of(
             outside, own = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
             figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=own)
     elif prediction is not None:
-        if schema.task == "survival":
-            figures["survival-curve"] = lambda: plots.survival_curve(prediction, y, schema)
-        else:
+        if schema.task != "survival":
             figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
         if schema.task == "counts":
@@ -134,7 +132,7 @@ def figures_of(
 def draw_all(figures: Mapping[str, Callable[[], object]], folder: RunFolder) -> list[Picture]:
     """Draw the figures into ``folder``, and remove those of an earlier evaluation that no longer apply."""
     pictures = draw_figures("report", {name: lambda _, draw=draw: draw() for name, draw in figures.items()}, {})
-    former = [*read_texts("figures")["report"], "outside-*", "signal-to-noise"]  # the last by earlier versions
+    former = [*read_texts("figures")["report"], "outside-*", "signal-to-noise", "survival-curve"]  # by earlier versions
     folder.write_figures(pictures, former)
     return pictures
 
