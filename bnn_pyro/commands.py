@@ -79,18 +79,12 @@ def evaluate(args: Namespace) -> None:
     from bnn_pyro.runs import evaluate as scoring
 
     folder, recipe, posterior = _opened(args)
-    if args.data is not None or args.mean_weights:
+    if args.data is not None:
         if args.prune or args.ood:
             how = "--prune scores draws on" if args.prune else "--ood scores draws against"
-            raise UserError(f"{how} the run's own test rows; leave out --data and --mean-weights")
-        if args.data is not None:
-            what, (x, y) = [Path(args.data).stem], scoring.labelled(args.data, posterior.schema, recipe)
-        else:
-            folder.check_data(posterior, data := recipe.load())
-            what, x, y = [], data.x_test, data.y_test
-        if args.mean_weights:
-            posterior, what = posterior.at_mean_weights(), [*what, "mean-weights"]
-        print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, "-".join(what)))
+            raise UserError(f"{how} the run's own test rows; leave out --data")
+        x, y = scoring.labelled(args.data, posterior.schema, recipe)
+        print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, Path(args.data).stem))
         return
     data = recipe.load()
     num = 10_000 if args.limit is None else args.limit  # rows of each outside data set
@@ -190,15 +184,12 @@ def check(args: Namespace) -> int:
 def sweep(args: Namespace) -> int:
     """All recipes on all data sets, splits, seeds: missing fits, one report. Returns 1 where a fit failed, else 0."""
     from bnn_pyro.parallel.executor import parse_executor
-    from bnn_pyro.runs.sweep import SweepFolder, planned_text, run_sweep
+    from bnn_pyro.runs.sweep import SweepFolder, run_sweep
     from bnn_pyro.runs.sweep_config import FAILED, read_sweep_config
     from bnn_pyro.runs.sweep_report import sweep_text, write_report
 
     config = read_sweep_config(args.spec)
     folder = SweepFolder.claim(args.out or Path("runs") / f"sweep-{config.path.stem}")
-    if args.dry_run:
-        print(planned_text(config, folder))
-        return 0
     if args.executor is not None:
         parse_executor(args.executor)
     again = f"finished fits are kept, the same command goes on: {typed_command()}"

@@ -6,7 +6,6 @@ known from the run folders alone.
 
 import functools
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,6 @@ from bnn_pyro.files import is_occupied, lock_folder, read_archive
 from bnn_pyro.parallel.executor import executor
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.progress import progress_bar, quiet, report_progress
-from bnn_pyro.reports.tables import as_text
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
@@ -109,7 +107,7 @@ def run_sweep(
     Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after a signal: the rest is kept.
     """
     start, tasks = time.perf_counter(), config.tasks
-    missing = [task for task, (state, _) in _plan(config, folder, overwrite).items() if state != FINISHED]
+    missing = _missing(config, folder, overwrite)
     results = {"name": config.path.stem, "spec": config.text, "facts": facts}
     failures: dict[str, str] = {}
 
@@ -148,16 +146,8 @@ def run_sweep(
     return results, summaries
 
 
-def planned_text(config: SweepConfig, folder: SweepFolder) -> str:
-    """What `--dry-run` prints: where every fit stands, after the checks before training. Raises as ``run_sweep``."""
-    plan = _plan(config, folder, overwrite=True)
-    table = as_text(pd.DataFrame({"": {task.name: " ".join(status).strip() for task, status in plan.items()}}))
-    counts = Counter(state for state, _ in plan.values())
-    return f"{table}\n\n{len(plan):,} fits in {folder.path}: " + ", ".join(f"{n:,} {s}" for s, n in counts.items())
-
-
-def _plan(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> dict[RunTask, tuple[str, str]]:
-    """{fit: its status, of rows too}. Raises UserError where settings or rows have changed, without ``overwrite``."""
+def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[RunTask]:
+    """The fits to make. Raises UserError where settings or rows have changed, without ``overwrite``."""
     statuses = {task: folder.status(task) for task in config.tasks}
     changed = [(task, reason) for task, (state, reason) in statuses.items() if state == CHANGED]
     if changed and not overwrite:
@@ -175,7 +165,7 @@ def _plan(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> dict[Run
             f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were trained on: the "
             "file has changed; choose another --out, or add --overwrite to make them anew"
         )
-    return statuses | {task: (CHANGED, "has other rows now") for task in finished if task.data in stale}
+    return [task for task, (state, _) in statuses.items() if state != FINISHED or task.data in stale]
 
 
 def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[str, int], str]:
