@@ -123,7 +123,9 @@ def figures_of(
     if not sampled and any(trace.get(name) for name in ("elbo", "log_joint")):
         figures["training-curves"] = lambda: plots.training_curves(trace)
     if "lp" in posterior.stats:
-        figures["transitions"] = lambda: _densities(sampler_series(posterior))
+        series = sampler_series(posterior)
+        how = dict(diverging=series.get("diverging"), unit="nats")
+        figures["transitions"] = lambda: plots.trace_ranks(series["lp"][..., None], ["log joint density"], **how)
     if sampled:
         figures["sampler-trace"] = lambda: plots.training_curves(trace)
     return figures
@@ -241,11 +243,6 @@ def _band(run: Scored, far: float | None = None) -> object:
         middle, reach = (low.item() + high.item()) / 2, far * (high.item() - low.item())
         x, truth = plots.line(run.data, middle - reach, middle + reach), None
     return plots.predictive_band(run.predict(x), x, run.data, truth=truth)
-
-
-def _densities(series: Mapping[str, np.ndarray]) -> object:
-    diverging = series.get("diverging")
-    return plots.trace_ranks(series["lp"][..., None], ["log joint density"], diverging=diverging, unit="nats")
 
 
 def _map(run: Scored, draw: Callable) -> object:
