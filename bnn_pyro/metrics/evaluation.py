@@ -92,7 +92,6 @@ _DRAWN = "; of a censored row drawn from what is predicted beyond it"
 _WIDTH = "mean width of the central 95% interval, target units"
 width_95 = Metric(lambda p, y: p.quantile([0.025, 0.975]).double().diff(dim=0)[0].numpy(), mean_of, _WIDTH)
 
-
 _NLL = "how improbable the prediction thought what was observed: −log p of the mixture over draws, nats a row"
 nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mean_of, _NLL)
 

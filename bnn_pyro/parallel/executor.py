@@ -22,7 +22,6 @@ ANSWER = 10.0
 #: What must be the same on workers, for results to be the same bit for bit.
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 
-
 #: Of the innermost block: how many processes (1: this one, 0: as many as there are cores), or a ``distributed.Client``.
 _CURRENT: ContextVar[Any] = ContextVar("executor", default=None)
 
