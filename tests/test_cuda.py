@@ -116,12 +116,7 @@ def test_processes_that_read_mini_batches_use_no_cuda():
 
 @pytest.mark.parametrize(
     ("hidden", "method", "gpu"),
-    [
-        ((50,), bp.SVI(), True),
-        ((50,), bp.NUTS(), False),
-        ((100, 100), bp.MILE(), False),
-        ((999,), bp.ChEES(), True),
-    ],
+    [((50,), bp.SVI(), True), ((50,), bp.NUTS(), False), ((100, 100), bp.MILE(), False), ((999,), bp.ChEES(), True)],
 )
 def test_a_gpu_is_taken_but_for_samplers_whose_gradients_a_cpu_has_compiled(hidden, method, gpu, monkeypatch):
     data, begun = bp.dataset(torch.rand(1500, 16), torch.arange(1500) % 3), type("Begun", (Exception,), {})

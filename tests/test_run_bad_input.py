@@ -69,10 +69,7 @@ PREDICT = ["predict", "RUNS/houses", "--input", "RUNS/houses.csv", *TO]
 OTHERS = {
     "no run": (["evaluate", "DIR/nowhere"], "no run folder"),
     "unfinished": (["evaluate", "DIR/unfinished"], "--resume"),
-    "what save() wrote": (
-        ["evaluate", "DIR/saved"],
-        "posterior.save() wrote is for bp.load(…), and `train` makes runs",
-    ),
+    "what save() wrote": (["evaluate", "DIR/saved"], "posterior.save() wrote is for bp.load(…), and `train` makes"),
     "data of another shape": (["evaluate", "RUNS/digits", "--data", "breast-cancer"], "shape (30,)"),
     "labels outside the classes": (["evaluate", "RUNS/digits", "--data", "DIR/labels.npz"], "class '10'"),
     "no outside data": (["evaluate", "RUNS/digits", "--ood", "noise", "--limit", "0"], "--limit: must be at least 1"),

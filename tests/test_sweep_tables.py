@@ -84,7 +84,7 @@ WRONG = {
     f"splits = [1]\n[data.toy-curve]\nseed = 3\n{RECIPES}": "'seed' is which split to take",
     f'splits = [0, 2]\n[data.a]\nname = "houses.csv"\nsplits = "given.npz"\n{RECIPES}': "no split 2 in",
     f'{DATA}[recipes.a]\nvariant = "mpl"\n': "s.toml [recipes.a] (a): unknown variant 'mpl'; did you mean 'mlp'?",
-    f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is not the name of one; add",
+    f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is none; add",
     f"{DATA}{RECIPES}epochs = 3\n": "unknown key in s.toml [recipes.mlp] 'epochs'. Valid: auto, baseline",
     f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "[recipes.mlp] (mlp): unknown MAP setting 'epoch'; did",
     f"{DATA}{RECIPES}grid = {{ hiden = [1] }}\n": "(mlp hiden=1): unknown setting of mlp or map 'hiden'; did",

@@ -234,9 +234,7 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
         raise
     except Exception as error:
         kind, writer = ("torch.export", "export.save") if exported else ("TorchScript", "jit.script(module).save")
-        raise UserError(
-            f"{path} is no {kind} file that can be read ({first_line(error)}); write it with torch.{writer}"
-        ) from None
+        raise UserError(f"{path} is no whole {kind} file ({first_line(error)}); write it by torch.{writer}") from None
     return Pretrained(net, {"kind": "file", "path": str(path.resolve()), "sha256": digest})
 
 

@@ -17,7 +17,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.parts.mixtures import BLOCK
 from bnn_pyro.plots.effects import one_feature
-from bnn_pyro.plots.layout import calibrated_histogram, legend_below, panel, panels, plain_numbers
+from bnn_pyro.plots.layout import Panel, calibrated_histogram, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.style import BAYES, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -37,7 +37,7 @@ def predictive_band(
     *,
     truth: Callable[[Tensor], Tensor] | None = None,
     legend: bool = True,
-    ax: Axes | None = None,
+    ax: Panel = None,
 ) -> Axes:
     """Median and central 50, 80 and 95 % of y over one input, and, hatched, the central 95 % of the mean curves.
 
@@ -86,9 +86,7 @@ def predictive_band(
 
 
 @drawn
-def predicted_observed(
-    prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None
-) -> Axes:
+def predicted_observed(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Panel = None) -> Axes:
     """Predictive median with its central 95 % interval against what was observed; the title counts the hits.
 
     Points whose interval misses the target are crosses. Of many points 200 are drawn, evenly from the smallest to the
@@ -156,7 +154,7 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence
 
 
 @drawn
-def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None) -> Axes:
+def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Panel = None) -> Axes:
     """How often each count occurs: bars that hang from how often it was expected, on a scale of square roots.
 
     A bar that ends at 0 is as high as expected; one that ends below 0 occurs more often. Grey: where 95 % of the ends
