@@ -47,9 +47,7 @@ def test_separators_and_commas_are_recognised(tmp_path, text, separator, values)
     frame = read_cells(table(tmp_path, text))
     assert frame.attrs["separator"] == separator
     assert [float(cell) for cell in frame["a"]] == values
-
-
-def test_commas_in_columns_that_are_no_numbers_stay_and_names_are_composed(tmp_path):
+    # Commas in columns that are no numbers stay, and names are composed.
     frame = read_cells(table(tmp_path, 'gro\u0308\u00dfe,b,y\n"1,138",x,1\nmany,"p,q",2\n'))
     assert list(frame["gr\u00f6\u00dfe"]) == ["1,138", "many"] and list(frame["b"]) == ["x", "p,q"]
 
