@@ -67,10 +67,8 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     changed = recipe.difference(folder.recipe) if args.resume else None
     if changed is not None:
         key, now, then = changed
-        raise UserError(
-            f"{folder.path} was started with {key} {then}, not {now}; resume it without other settings, or choose "
-            "another --out"
-        )
+        raise UserError(f"{folder.path} was started with {key} {then}, not {now}; resume it without other settings, or "
+                        "choose another --out")  # fmt: skip
     return recipe, folder
 
 
@@ -114,13 +112,11 @@ def calibrate(args: Namespace) -> None:
     from bnn_pyro.runs.evaluate import evaluate_run, load_posterior
     from bnn_pyro.runs.predict import calibrate_run
 
-    if args.by_uncertainty and args.groups:
-        raise UserError("--groups and --by-uncertainty are two ways to divide the rows: give one of them")
     folder, recipe, posterior = _opened(args)
     baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
     level, data = args.level if args.level is not None else recipe.conformal or 0.9, recipe.load()
     with lock_folder(folder.path):
-        how = dict(name=args.data, method=args.method, level=level, groups=args.by_uncertainty or args.groups)
+        how = dict(name=args.data, method=args.method, level=level, groups=args.groups)
         done = calibrate_run(folder, recipe, data, posterior, **how)
         evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{guarantees_section(done).text()}\n\nreport: {folder.path / 'report.html'}")

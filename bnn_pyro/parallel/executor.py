@@ -94,10 +94,8 @@ def connect(client: Any, stack: contextlib.ExitStack) -> Any:
             client = stack.enter_context(distributed.Client(client, timeout=ANSWER, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
             place = client.replace("tcp:", "dask:") if isinstance(client, str) else client
-            raise UserError(
-                f"no Dask scheduler answers at {place} ({type(error).__name__}); start one with `dask scheduler`, and "
-                "workers with `dask worker HOST:PORT --nthreads 1`"
-            ) from None
+            raise UserError(f"no Dask scheduler answers at {place} ({type(error).__name__}); start one with `dask "
+                            "scheduler`, and workers with `dask worker HOST:PORT --nthreads 1`") from None  # fmt: skip
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise UserError(f"an executor is a text, a synchronous distributed.Client or a Dask cluster, got {client!r}")
     check_workers(client)

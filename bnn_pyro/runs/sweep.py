@@ -152,19 +152,16 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
     changed = [(task, reason) for task, (state, reason) in statuses.items() if state == CHANGED]
     if changed and not overwrite:
         several = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise UserError(
-            f"{folder.path / changed[0][0].name}{several} {changed[0][1]}: give the recipe or the data another name, "
-            "choose another --out, or add --overwrite to replace what was changed"
-        )
+        raise UserError(f"{folder.path / changed[0][0].name}{several} {changed[0][1]}: give the recipe or the data "
+                        "another name, choose another --out, or add --overwrite to replace what changed")  # fmt: skip
     finished = [task for task, (state, _) in statuses.items() if state == FINISHED]
     fingerprints = check_tasks(config, finished)
     rows = {task: fingerprints.get((task.data, task.split)) for task in finished}
     stale = {t.data for t, now in rows.items() if now and folder.outcome(t).get("fingerprint", now) != now}
     if stale and not overwrite:
-        raise UserError(
-            f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were trained on: the "
-            "file has changed; choose another --out, or add --overwrite to make them anew"
-        )
+        raise UserError(f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were "
+                        "trained on: the file has changed; choose another --out, or "
+                        "add --overwrite to make them anew")  # fmt: skip
     return [task for task, (state, _) in statuses.items() if state != FINISHED or task.data in stale]
 
 
