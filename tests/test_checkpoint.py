@@ -109,15 +109,12 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize(
-    ("what", "step", "saves", "message"),
-    [
-        ("loss", 11, 99, "loss became nan at step 11"),
-        ("gradient", 11, 10, "loss became nan at step 12"),
-        ("gradient", 11, 99, "weights stopped being finite at step 11"),
-        ("gradient", STEPS, 23, f"weights stopped being finite at step {STEPS}"),
-    ],
-)
+@pytest.mark.parametrize(("what", "step", "saves", "message"), [
+    ("loss", 11, 99, "loss became nan at step 11"),
+    ("gradient", 11, 10, "loss became nan at step 12"),
+    ("gradient", 11, 99, "weights stopped being finite at step 11"),
+    ("gradient", STEPS, 23, f"weights stopped being finite at step {STEPS}"),
+])  # fmt: skip
 def test_a_loss_or_its_gradient_that_is_not_finite(tmp_path, monkeypatch, what, step, saves, message):
     """The checkpoint on disk stays the last good one. saves: up to which step a checkpoint is due after each."""
     looks, calls = iter(range(1, 100)), iter(range(1, 100))

@@ -97,6 +97,8 @@ def test_recurrent_layers_do_without_cudnn_where_it_has_no_gradient():
     with torch.no_grad():
         call_with_draws(lstm.eval(), dict(lstm.named_parameters()), torch.zeros(2, 4, 6), False)
     assert seen[-1] and seen[0] is False and seen.count(False) == 1
+    # They use their weights at every time.
+    assert multiplications(nn.LSTM(6, 5, batch_first=True), torch.zeros(1, 7, 6)) == 7 * 4 * 5 * (6 + 5)
 
 
 def test_processes_that_read_mini_batches_use_no_cuda():
@@ -126,11 +128,6 @@ def test_a_gpu_is_taken_but_for_samplers_whose_gradients_a_cpu_has_compiled(hidd
         with pytest.raises(begun):
             bp.fit(bp.MeanField(hidden=hidden), data, method, progress=False, device=device)
         assert nn.Module.to.call_args.args[-1].type == ("cuda" if expected else "cpu")
-
-
-def test_a_recurrent_layer_uses_its_weights_at_every_time():
-    net = nn.LSTM(6, 5, batch_first=True)
-    assert multiplications(net, torch.zeros(1, 7, 6)) == 7 * 4 * 5 * (6 + 5)
 
 
 pytestmark = pytest.mark.usefixtures("seeded")

@@ -32,17 +32,14 @@ def rows(*columns):
     return "".join(",".join(str(column(k)) for column in columns) + "\n" for k in range(40))
 
 
-@pytest.mark.parametrize(
-    ("text", "separator", "values"),
-    [
-        ("a;y\n1,5;2\n-0,25;3\n", ";", [1.5, -0.25]),
-        ("a;y\n1.234,5;2\n7;3\n", ";", [1234.5, 7]),
-        ('a,y\n"1,138",2\n12,3\n', ",", [1138, 12]),
-        ('a,y\n"1,5",2\n"2,25",3\n', ",", [1.5, 2.25]),
-        ("a|y\n1|2\n2|3\n", "|", [1, 2]),
-        ('a;"b, in m";y\n1;2;3\n2;3;4\n', ";", [1, 2]),
-    ],
-)
+@pytest.mark.parametrize(("text", "separator", "values"), [
+    ("a;y\n1,5;2\n-0,25;3\n", ";", [1.5, -0.25]),
+    ("a;y\n1.234,5;2\n7;3\n", ";", [1234.5, 7]),
+    ('a,y\n"1,138",2\n12,3\n', ",", [1138, 12]),
+    ('a,y\n"1,5",2\n"2,25",3\n', ",", [1.5, 2.25]),
+    ("a|y\n1|2\n2|3\n", "|", [1, 2]),
+    ('a;"b, in m";y\n1;2;3\n2;3;4\n', ";", [1, 2]),
+])  # fmt: skip
 def test_separators_and_commas_are_recognised(tmp_path, text, separator, values):
     frame = read_cells(table(tmp_path, text))
     assert frame.attrs["separator"] == separator

@@ -16,16 +16,14 @@ import bnn_pyro as bp
 NUM = 60
 LABELS = np.tile(["u", "v"], NUM // 2)
 RNG = np.random.default_rng(0)
-FRAME = pd.DataFrame(
-    {
-        "area": RNG.normal(80, 20, NUM),
-        "rooms": RNG.integers(1, 6, NUM),
-        "city": RNG.choice(["Oslo", "Rome"], NUM),
-        "flat": RNG.random(NUM) < 0.5,
-        "heating": pd.Categorical(RNG.choice(["gas", "oil"], NUM)),
-        "year": RNG.integers(1950, 1960, NUM),
-    }
-)
+FRAME = pd.DataFrame({
+    "area": RNG.normal(80, 20, NUM),
+    "rooms": RNG.integers(1, 6, NUM),
+    "city": RNG.choice(["Oslo", "Rome"], NUM),
+    "flat": RNG.random(NUM) < 0.5,
+    "heating": pd.Categorical(RNG.choice(["gas", "oil"], NUM)),
+    "year": RNG.integers(1950, 1960, NUM),
+})  # fmt: skip
 PRICE = pd.Series(3 * FRAME["area"] + RNG.normal(size=NUM), name="price")
 ARRAY, PRICES = FRAME[["area", "rooms"]].to_numpy(), PRICE.to_numpy()
 
