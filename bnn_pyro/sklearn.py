@@ -6,10 +6,8 @@
 (1, 2)
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -25,7 +23,6 @@ from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.errors import UserError, check_known, unknown
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
-from bnn_pyro.loading import load
 from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
@@ -33,7 +30,6 @@ from bnn_pyro.zoo.auto import AUTO, set_up
 
 #: Parameters that are settings of the variant or of the method; None leaves each as it is.
 SETTINGS = ("hidden", "activation", "prior", "noise", "likelihood", "epochs", "batch_size", "lr")
-FILES = ("posterior.pt", "posterior.json")
 
 
 @dataclass(eq=False, repr=False)
@@ -73,7 +69,6 @@ class _Bayesian(BaseEstimator):
         settings |= dict(self.settings or {})
         minutes = settings.pop("minutes", None) if self.variant == AUTO else None
         setup = set_up(self.variant, self.inference, lambda: data, settings=settings, minutes=minutes)
-        self._entry = None if isinstance(self.variant, str) else setup.entry  # what an archive cannot make again
         self.posterior_ = fit(setup, data, seed=seed, device=self.device, progress=False)
 
     def _checked(self, x: Any, reset: bool = False, y: Any = None) -> Any:
@@ -100,24 +95,6 @@ class _Bayesian(BaseEstimator):
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x, D) of each row, (N,), nats."""
         return self._prediction(X).log_prob(torch.as_tensor(self._codes(y))).numpy()
-
-    # -- pickling: as the archive --------------------------------------------------------------------------------------
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        if "posterior_" in state:
-            with tempfile.TemporaryDirectory() as folder:
-                self.posterior_.save(folder)
-                state["posterior_"] = {name: Path(folder, name).read_bytes() for name in FILES}
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        files = state.get("posterior_")
-        if files is not None:
-            with tempfile.TemporaryDirectory() as folder:
-                for name in FILES:
-                    Path(folder, name).write_bytes(files[name])
-                state = {**state, "posterior_": load(folder, state["_entry"])}
-        super().__setstate__(state)
 
 
 @dataclass(eq=False, repr=False)
