@@ -5,12 +5,16 @@ from typing import ClassVar
 
 import pytest
 import torch
+from refused import refuses
+from test_own_network import fit, rows
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import bnn_pyro as bp
 from bnn_pyro.checks.problems import Problem
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.svi import restarted
 from bnn_pyro.parts.guides import inverse_softplus
 
 # An LSTM cannot be mapped over draws, and says so.
@@ -150,3 +154,19 @@ def test_the_elbo_of_a_layer_has_its_value_and_its_maximum_at_the_best_normal(na
             draws[:, 0] -= one.elbo(guide.loc.detach().double(), covariance)
             z.append((draws.mean(0) / (draws.std(0) / 300**0.5)).abs())
     assert z[0].max() < 4.5 and z[1][0] < 4.5 < z[1][1:].max()
+
+
+def test_members_of_an_ensemble_share_what_is_frozen_and_nothing_else_may_move():
+    with bp.isolated(1):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    model = bp.Bayesian(net, where="4", frozen="*", start="pretrained").model(rows().schema)
+    again = restarted(model)
+    assert all(torch.equal(value, again.get_buffer(name)) for name, value in model.named_buffers())
+    assert not torch.equal(again.net[4].weight, net[4].weight)
+    for norm in ("frozen", "batch"):
+        members = fit(bp.Bayesian(net, batch_norm=norm), bp.Ensemble(members=2, epochs=3, cores=1))
+        alone = fit(bp.Bayesian(net, batch_norm=norm), bp.MAP(epochs=3))
+        first, one = (bp.predict(p, rows().x_test).components.logits[0] for p in (members, alone))
+        assert torch.equal(first, one)
+    net[2] = spectral_norm(nn.Linear(5, 5))
+    refuses("training changes 'net.2.*_u', of which each member", fit, net, bp.Ensemble(members=2, epochs=3))
