@@ -170,3 +170,21 @@ def test_members_of_an_ensemble_share_what_is_frozen_and_nothing_else_may_move()
         assert torch.equal(first, one)
     net[2] = spectral_norm(nn.Linear(5, 5))
     refuses("training changes 'net.2.*_u', of which each member", fit, net, bp.Ensemble(members=2, epochs=3))
+
+
+def test_an_archive_says_what_is_frozen_and_which_constants_are_others(tmp_path):
+    def made(frozen):
+        net = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
+        net[frozen].requires_grad_(False)
+        net[1].table, net[1].seen = torch.randn(3), []
+        net[1].register_buffer("mask", torch.ones(3), persistent=False)
+        net[1].register_forward_hook(lambda layer, _, f: setattr(layer, "last", f))
+        return net
+
+    net = made(frozen=0)
+    posterior = fit(net, out=tmp_path)
+    assert posterior.provenance["module"]["constants"].keys() == {"1.table", "1.mask"}
+    bp.load(tmp_path, module=net)
+    with pytest.warns(UserWarning, match=r"'1\.table' of the module, a tensor that no archive holds, is not that"):
+        again = bp.load(tmp_path, module=made(frozen=3))
+    assert torch.equal(again.model.net[0].weight, net[0].weight)

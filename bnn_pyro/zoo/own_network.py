@@ -23,7 +23,7 @@ from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
-from bnn_pyro.parts.nets import described, in_mode, layers_digest, users_code
+from bnn_pyro.parts.nets import constants, described, in_mode, layers_digest, users_code
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
 from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
@@ -150,6 +150,7 @@ class Bayesian(Settings):
         """
         schema.refuse_exposure("my-network")
         net = self.own(schema)
+        before = constants(net)
         bayesian = select(net, self.where, "where")
         still = {name for name, p in net.named_parameters() if not p.requires_grad}
         if self.where == "*":
@@ -174,6 +175,7 @@ class Bayesian(Settings):
         by_row = {} if self.sampling == "weights" or statistics else sampling_of(net, schema.input_shape)
         model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
         model.is_own_network, model.still = True, still
+        model.constants = {k: v for k, v in constants(net).items() if before.get(k) == v}  # that no pass has changed
         return model
 
     def guide(self, model: nn.Module) -> nn.Module:
@@ -188,7 +190,8 @@ class Bayesian(Settings):
         Raises UserError for a module whose outputs depend on more than x and the weights.
         """
         check_scale(model.net, data, self.inputs, type(model.net).__name__, "Bayesian", hooked=self.inputs == "raw")
-        return start_guide(model, guide, data.x_train, self.init_scale)
+        facts = start_guide(model, guide, data.x_train, self.init_scale)
+        return facts | ({"constants": model.constants} if model.constants else {})
 
     def _likelihood(self, schema: Schema, net: nn.Module) -> Likelihood:
         """That of the data, or the user's; of two classes a network has one output, or two."""
