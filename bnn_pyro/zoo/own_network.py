@@ -164,7 +164,7 @@ class Bayesian(Settings):
         if self.inputs == "raw":
             net.register_forward_pre_hook(partial(_unstandardise, schema))
         if schema.input_parts:
-            net.register_forward_pre_hook(partial(_unpack, schema.input_parts), with_kwargs=True)
+            net.register_forward_pre_hook(partial(unpack, schema.input_parts), with_kwargs=True)
         likelihood = self._likelihood(schema, net)
         prior = assign(net, self.prior, bayesian, "prior")
         norms = norm_layers(net)
@@ -223,7 +223,7 @@ def _unstandardise(schema: Schema, _: nn.Module, inputs: tuple[Tensor, ...]) -> 
     return (schema.unstandardise(inputs[0]), *inputs[1:])
 
 
-def _unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
+def unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
     """A forward pre-hook: the module's own arguments, by position where they are numbered, else by name."""
     own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
     for part, piece in zip(parts, pieces, strict=True):
