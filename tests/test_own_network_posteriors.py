@@ -5,6 +5,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from own_networks import Wrong
 from refused import refuses
 from test_own_network import fit, rows
 from torch import nn
@@ -188,3 +189,12 @@ def test_an_archive_says_what_is_frozen_and_which_constants_are_others(tmp_path)
     with pytest.warns(UserWarning, match=r"'1\.table' of the module, a tensor that no archive holds, is not that"):
         again = bp.load(tmp_path, module=made(frozen=3))
     assert torch.equal(again.model.net[0].weight, net[0].weight)
+
+
+def test_outputs_that_are_not_numbers_are_told_with_their_row():
+    data, far = rows(), rows().x_train.index_fill(0, torch.tensor([5]), 1e5)
+    for method in (bp.SVI(epochs=3), bp.MAP(epochs=3)):
+        for how, words in (("gradient", "weights stopped being finite at step 1"), ("far away", "held out.* row 5")):
+            held_out = replace(data, x_val=far, y_val=data.y_train)
+            refuses(words, fit, Wrong(f"nan {how}"), method, held_out)
+    refuses(r"output at row 5 \(from 0\) is nan", bp.predict, fit(Wrong("nan far away")), far)
