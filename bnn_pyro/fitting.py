@@ -207,7 +207,7 @@ def fit_setup(
         if checkpoint is not None and not resume:
             checkpoint.discard()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
-        with isolated(seed), ExitStack() as stack:
+        with torch.inference_mode(False), torch.enable_grad(), isolated(seed), ExitStack() as stack:
             model = model_of(entry, data.schema)
             if device == "auto" and where.type == "cuda" and getattr(entry, "backbone", None) is None:
                 work = step_work(setup.method, model, data.schema, len(data.x_train))

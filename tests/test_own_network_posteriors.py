@@ -197,4 +197,5 @@ def test_outputs_that_are_not_numbers_are_told_with_their_row():
         for how, words in (("gradient", "weights stopped being finite at step 1"), ("far away", "held out.* row 5")):
             held_out = replace(data, x_val=far, y_val=data.y_train)
             refuses(words, fit, Wrong(f"nan {how}"), method, held_out)
+    assert bp.predict(fit(Wrong("half")), far).components.logits.dtype == torch.float32
     refuses(r"output at row 5 \(from 0\) is nan", bp.predict, fit(Wrong("nan far away")), far)

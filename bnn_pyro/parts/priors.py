@@ -229,7 +229,7 @@ class BayesianNet(nn.Module):
             if self.precision == "bfloat16" and self.net.training:
                 modes.enter_context(torch.autocast(x.device.type, torch.bfloat16))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
-        return self.likelihood(f.float() if f.dtype == torch.bfloat16 else f, y)
+        return self.likelihood(f.float() if f.dtype.itemsize < 4 else f, y)
 
 
 @torch.no_grad()

@@ -114,7 +114,9 @@ class Bayesian(Settings):
         if not isinstance(module, str | ModuleSource):
             raise UserError(f"a module is a torch.nn.Module, or package.module:function, not {module!r:.80}")
         put = {"module": module, "where": _pattern(self.where), "frozen": _pattern(self.frozen)}
-        texts = dict(self.prior) if isinstance(self.prior, Mapping) else {"*": self.prior}
+        texts = {"*": self.prior}
+        if isinstance(self.prior, Mapping):
+            put["prior"] = texts = {_pattern(key): text for key, text in self.prior.items()}
         for text in texts.values():
             parse_prior(text)
         # Points that are trained have no prior to draw from; those that stay are no sites.
@@ -214,7 +216,7 @@ def _pattern(where: Any) -> str:
         return where
     parts = where if isinstance(where, list | tuple) else [where]
     if not parts or not all(isinstance(part, str | type) for part in parts):
-        raise UserError(f"where and frozen take texts or classes of layers, got {where!r:.80}")
+        raise UserError(f"where, frozen and a prior's patterns are texts or classes of layers, got {where!r:.80}")
     return "|".join(part if isinstance(part, str) else part.__name__ for part in parts)
 
 
