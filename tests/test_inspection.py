@@ -32,24 +32,19 @@ def rows(*columns):
     return "".join(",".join(str(column(k)) for column in columns) + "\n" for k in range(40))
 
 
-@pytest.mark.parametrize(
-    ("text", "separator", "values"),
-    [
-        ("a;y\n1,5;2\n-0,25;3\n", ";", [1.5, -0.25]),
-        ("a;y\n1.234,5;2\n7;3\n", ";", [1234.5, 7]),
-        ('a,y\n"1,138",2\n12,3\n', ",", [1138, 12]),
-        ('a,y\n"1,5",2\n"2,25",3\n', ",", [1.5, 2.25]),
-        ("a|y\n1|2\n2|3\n", "|", [1, 2]),
-        ('a;"b, in m";y\n1;2;3\n2;3;4\n', ";", [1, 2]),
-    ],
-)
+@pytest.mark.parametrize(("text", "separator", "values"), [
+    ("a;y\n1,5;2\n-0,25;3\n", ";", [1.5, -0.25]),
+    ("a;y\n1.234,5;2\n7;3\n", ";", [1234.5, 7]),
+    ('a,y\n"1,138",2\n12,3\n', ",", [1138, 12]),
+    ('a,y\n"1,5",2\n"2,25",3\n', ",", [1.5, 2.25]),
+    ("a|y\n1|2\n2|3\n", "|", [1, 2]),
+    ('a;"b, in m";y\n1;2;3\n2;3;4\n', ";", [1, 2]),
+])  # fmt: skip
 def test_separators_and_commas_are_recognised(tmp_path, text, separator, values):
     frame = read_cells(table(tmp_path, text))
     assert frame.attrs["separator"] == separator
     assert [float(cell) for cell in frame["a"]] == values
-
-
-def test_commas_in_columns_that_are_no_numbers_stay_and_names_are_composed(tmp_path):
+    # Commas in columns that are no numbers stay, and names are composed.
     frame = read_cells(table(tmp_path, 'gro\u0308\u00dfe,b,y\n"1,138",x,1\nmany,"p,q",2\n'))
     assert list(frame["gr\u00f6\u00dfe"]) == ["1,138", "many"] and list(frame["b"]) == ["x", "p,q"]
 
