@@ -75,7 +75,8 @@ class RowNoise(TorchFunctionMode):
 
 def sampling_of(net: nn.Module, *inputs: Tensor, training: bool = False) -> dict[str, str]:
     """{parameter: "rows" or "flipout"} of those that each pass uses once, in a layer whose inputs are its rows."""
-    with isolated(0), in_mode(net, training=training), torch.enable_grad():
+    # Out of training mode torch has other functions without gradients; with them a net may keep what nothing copies.
+    with isolated(0), in_mode(net, training=training), torch.set_grad_enabled(not training):
         w = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
         buffers, passes = {name: b.clone() for name, b in net.named_buffers()}, []
         for x in inputs:
