@@ -152,18 +152,16 @@ def raw_table(
         for date in (read := tuple(filter(None, found))):
             frame = date.replaced(where, frame, gaps)
         gaps = gaps_in(frame, words)
-    whole = frame
-    if missing == "drop":
-        whole = frame[~gaps.any(axis=1)]
-        if whole.empty:
-            raise UserError(f"{where}: every row has a missing value (column '{gaps.mean().idxmax()}' most often); "
-                            "leave that column out: --exclude, or exclude=")  # fmt: skip
+    of_rows, whole = [*target, *([] if exposure is None else [exposure])], frame  # what nothing can fill in
+    if missing == "refuse":
+        frames.refuse_gaps(where, frame, gaps, frames.WAY)
     else:
-        inputs = frame.columns.difference(target, sort=False)
-        if missing == "refuse":
-            frames.refuse_gaps(where, frame[inputs], gaps[inputs], frames.WAY)
-        of_rows = [*target, *([] if exposure is None else [exposure])]  # what nothing can fill in
-        frames.refuse_gaps(where, frame[of_rows], gaps[of_rows], frames.WAY_OF_TARGET)
+        whole = frame[~(gaps if missing == "drop" else gaps[of_rows]).any(axis=1)]
+    if whole.empty:
+        mended = missing == "drop" and not gaps[of_rows].all().any()
+        name = gaps.loc[:, gaps.columns.isin(of_rows) != mended].mean().idxmax()
+        way = "; leave it out (--exclude, exclude=), or give missing='indicator' (--missing indicator)" * mended
+        raise UserError(f"{where}: every row has a missing value, most often in column '{name}'{way}")
     gaps = gaps.loc[whole.index]
     fields = frames.target_fields(where, whole[target], **of_target)
     columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
