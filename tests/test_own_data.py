@@ -155,6 +155,7 @@ def test_missing_values_become_the_training_median_and_an_indicator_and_unseen_c
     for x in (gaps, gaps[["area", "rooms"]].to_numpy(), gaps[["rooms"]].to_numpy()):  # what nothing can stand for
         left = bp.dataset(x, PRICE.where(PRICE.index != 3), missing="indicator")
         assert left.split["dropped"] == 1 and sum(left.split["rows"]) == NUM - 1
+        assert left.split["doubts"][0] == "price: missing in 1 of the rows, which are left out"
     rates = bp.dataset(gaps, "rooms", missing="indicator", task="counts", exposure="area")
     assert rates.split["dropped"] == gaps["area"].isna().sum()
     data = bp.dataset(FRAME, PRICE, unseen="ignore", x_test=FRAME.assign(city="Paris"), y_test=PRICE)

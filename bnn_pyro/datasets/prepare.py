@@ -207,8 +207,7 @@ def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
 
 def say_doubts(data: Dataset) -> Dataset:
     """The first few of what is doubtful in the data, on standard error; the same data."""
-    doubts, dropped = data.split.get("doubts", []), data.split.get("dropped", 0)
-    announce(f"{data.name}: rows left out for a missing value: {dropped:,}", dropped > 0)
+    doubts = data.split.get("doubts", [])
     for line in doubts[:MAX_SAID]:
         announce(f"{data.name}: {line}")
     announce(f"{data.name}: {len(doubts) - MAX_SAID} more, see print(data) or `inspect`", len(doubts) > MAX_SAID)

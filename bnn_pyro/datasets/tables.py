@@ -174,6 +174,8 @@ def raw_table(
 
     made = {part for date in read for part in date.parts}
     looked_at = [name for name in whole.columns if name not in made and name not in target]
+    left = len(frame) - len(whole)
+    said = [f"{' or '.join(of_rows)}: missing in {left:,} of the rows, which are left out"] * (missing == "indicator")
     return Raw(
         **fields,
         name=str(where),
@@ -182,9 +184,9 @@ def raw_table(
         columns=tuple(columns),
         dates=read,
         source=str(where),
-        dropped=len(frame) - len(whole),
-        doubts=tuple(of_table(whole[looked_at], gaps, whole[target])),
-        rows=None if len(whole) == len(frame) else torch.from_numpy(frame.index.get_indexer(whole.index)),
+        dropped=left,
+        doubts=(*said[:left], *of_table(whole[looked_at], gaps, whole[target])),
+        rows=None if not left else torch.from_numpy(frame.index.get_indexer(whole.index)),
         index=torch.from_numpy(whole.index.to_numpy(copy=True)),
     )
 

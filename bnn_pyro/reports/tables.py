@@ -140,12 +140,14 @@ class RunFacts:
 
     @property
     def worries(self) -> list[Mapping[str, str]]:
-        """Why the fit failed; chains that have not converged; inputs of another kind that look familiar; a q too wide.
+        """Why the fit failed; chains not converged; worse than knowing nothing; strange inputs look familiar; wide q.
 
         {level, about, sentence} of each.
         """
         failed = [{"level": "failed", "about": "fit", "sentence": self.failed}] if self.failed else []
         failed += [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
+        worse = self.metrics.get("worse")
+        failed += [{"level": "bad", "about": "test rows", "sentence": worse}] if worse else []
         for key in (key for key in self.metrics if re.fullmatch("ood_.+_total_entropy", key)):
             if self.metrics.get(f"{key}_high", 1.0) < 0.5:
                 name = key.removeprefix("ood_").removesuffix("_total_entropy")
