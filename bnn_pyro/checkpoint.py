@@ -98,10 +98,8 @@ class Checkpoint:
             except Exception:
                 raise UserError(f"the checkpoint {self.path} is damaged; {AGAIN}") from None
             if not same_fit(key, self.key):
-                raise UserError(
-                    f"the checkpoint {self.path} was made with other settings, seed or data, or another module; "
-                    f"resume with the same ones, or {AGAIN}"
-                )
+                raise UserError(f"the checkpoint {self.path} was made with other settings, seed or data, or another "
+                                f"module; resume with the same ones, or {AGAIN}")  # fmt: skip
             return state
 
         return here().first_does(read)

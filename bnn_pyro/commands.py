@@ -67,10 +67,8 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     changed = recipe.difference(folder.recipe) if args.resume else None
     if changed is not None:
         key, now, then = changed
-        raise UserError(
-            f"{folder.path} was started with {key} {then}, not {now}; resume it without other settings, or choose "
-            "another --out"
-        )
+        raise UserError(f"{folder.path} was started with {key} {then}, not {now}; resume it without other settings, or "
+                        "choose another --out")  # fmt: skip
     return recipe, folder
 
 
@@ -79,18 +77,12 @@ def evaluate(args: Namespace) -> None:
     from bnn_pyro.runs import evaluate as scoring
 
     folder, recipe, posterior = _opened(args)
-    if args.data is not None or args.mean_weights:
+    if args.data is not None:
         if args.prune or args.ood:
             how = "--prune scores draws on" if args.prune else "--ood scores draws against"
-            raise UserError(f"{how} the run's own test rows; leave out --data and --mean-weights")
-        if args.data is not None:
-            what, (x, y) = [Path(args.data).stem], scoring.labelled(args.data, posterior.schema, recipe)
-        else:
-            folder.check_data(posterior, data := recipe.load())
-            what, x, y = [], data.x_test, data.y_test
-        if args.mean_weights:
-            posterior, what = posterior.at_mean_weights(), [*what, "mean-weights"]
-        print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, "-".join(what)))
+            raise UserError(f"{how} the run's own test rows; leave out --data")
+        x, y = scoring.labelled(args.data, posterior.schema, recipe)
+        print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, Path(args.data).stem))
         return
     data = recipe.load()
     num = 10_000 if args.limit is None else args.limit  # rows of each outside data set
@@ -120,13 +112,11 @@ def calibrate(args: Namespace) -> None:
     from bnn_pyro.runs.evaluate import evaluate_run, load_posterior
     from bnn_pyro.runs.predict import calibrate_run
 
-    if args.by_uncertainty and args.groups:
-        raise UserError("--groups and --by-uncertainty are two ways to divide the rows: give one of them")
     folder, recipe, posterior = _opened(args)
     baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
     level, data = args.level if args.level is not None else recipe.conformal or 0.9, recipe.load()
     with lock_folder(folder.path):
-        how = dict(name=args.data, method=args.method, level=level, groups=args.by_uncertainty or args.groups)
+        how = dict(name=args.data, method=args.method, level=level, groups=args.groups)
         done = calibrate_run(folder, recipe, data, posterior, **how)
         evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{guarantees_section(done).text()}\n\nreport: {folder.path / 'report.html'}")
@@ -190,15 +180,12 @@ def check(args: Namespace) -> int:
 def sweep(args: Namespace) -> int:
     """All recipes on all data sets, splits, seeds: missing fits, one report. Returns 1 where a fit failed, else 0."""
     from bnn_pyro.parallel.executor import parse_executor
-    from bnn_pyro.runs.sweep import SweepFolder, planned_text, run_sweep
+    from bnn_pyro.runs.sweep import SweepFolder, run_sweep
     from bnn_pyro.runs.sweep_config import FAILED, read_sweep_config
     from bnn_pyro.runs.sweep_report import sweep_text, write_report
 
     config = read_sweep_config(args.spec)
     folder = SweepFolder.claim(args.out or Path("runs") / f"sweep-{config.path.stem}")
-    if args.dry_run:
-        print(planned_text(config, folder))
-        return 0
     if args.executor is not None:
         parse_executor(args.executor)
     again = f"finished fits are kept, the same command goes on: {typed_command()}"

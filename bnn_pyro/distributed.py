@@ -220,10 +220,9 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     ranks = here()
     if ranks.local >= torch.cuda.device_count():
-        raise UserError(
-            f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; start as many "
-            "processes as there are GPUs (torchrun --nproc-per-node), or take --device cpu"
-        )
+        raise UserError(f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; "
+                        "start as many processes as there are GPUs (torchrun --nproc-per-node), "
+                        "or take --device cpu")  # fmt: skip
     if ranks.size == 1:
         return torch.device("cuda")
     torch.cuda.set_device(ranks.local)  # where NCCL works

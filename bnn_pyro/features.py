@@ -46,10 +46,9 @@ def check_split(description: Mapping[str, Any], data: Dataset) -> None:
         for split in (description["split"], data.split)
     )
     if then != now:
-        raise UserError(
-            f"the backbone ({in_words(description)}) was trained on another split of {data.name} ({then}; here {now}), "
-            "so that it may have seen rows that validate or test here; divide the data as then, or train another one"
-        )
+        raise UserError(f"the backbone ({in_words(description)}) was trained on another split of {data.name} ({then}; "
+                        f"here {now}), so that it may have seen rows that validate or test here; divide the data as "
+                        "then, or train another one")  # fmt: skip
 
 
 def check_inputs(backbone: Backbone, data: Dataset) -> None:
@@ -100,10 +99,8 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
     with ranks.agreed():
         # Features must be those of a row: not drawn at random, and no matter which rows are beside it.
         if len(probe) and (probe - features[: len(probe)]).abs().max() > TOLERANCE * probe.abs().max():
-            raise UserError(
-                f"{name} gives other features for the same rows each time: it has dropout or batch statistics that "
-                "stay on out of training mode; export it after .eval()"
-            )
+            raise UserError(f"{name} gives other features for the same rows each time: it has dropout or batch "
+                            "statistics that stay on out of training mode; export it after .eval()")  # fmt: skip
     c = 1.0
     if unit:
         squares = sum(part.square().sum(dtype=torch.float64) for part in features.split(CHUNK))

@@ -22,7 +22,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method
-from bnn_pyro.inference.cost import GPU_WORK, step_work
+from bnn_pyro.inference.cost import LARGE
 from bnn_pyro.inference.early_stopping import chosen_settings
 from bnn_pyro.inference.log_joint import check_sites
 from bnn_pyro.isolation import isolated
@@ -209,11 +209,9 @@ def fit_setup(
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
         with isolated(seed), ExitStack() as stack:
             model = model_of(entry, data.schema)
-            if device == "auto" and where.type == "cuda" and getattr(entry, "backbone", None) is None:
-                work = step_work(setup.method, model, data.schema, len(data.x_train))
-                if work < GPU_WORK:
-                    where = torch.device("cpu")
-                    announce(f"on the CPU: steps of {work:,} multiplications are faster there (--device cuda)", show)
+            if device == "auto" and hasattr(setup.method, "compiled") and getattr(entry, "backbone", None) is None:
+                work = len(data.x_train) * sum(value.numel() for value in model.initial.values())
+                where = torch.device("cpu") if work <= LARGE else where  # which has gradients compiled for it
             model = model.to(where)
             inferred, seen = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)

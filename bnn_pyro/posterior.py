@@ -170,9 +170,7 @@ class Posterior(Introduced):
         networks is not a likely one), or where q has sites other than the model's or without a mean.
         """
         if self.guide is None:
-            raise UserError(
-                "stored draws have no mean weights: the mean of likely networks is in general no likely one"
-            )
+            raise UserError("stored draws have no mean weights: the mean of likely networks is in general not likely")
         with isolated(0):
             sites = drawn_sites(self.guide)
         try:
@@ -244,9 +242,7 @@ def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, A
         raise UserError(f"{folder / 'posterior.json'} has format {version}; this version reads format {FORMAT}")
     blob = path.read_bytes()
     if archive_digest(blob, meta) != expected:
-        raise UserError(
-            f"{path} (or posterior.json) is truncated or was altered (checksum); train again or restore the file"
-        )
+        raise UserError(f"{path} (or posterior.json) is truncated or was altered (checksum); train again or restore it")
     try:
         return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True), meta
     except Exception:

@@ -69,10 +69,9 @@ def predict(
         return made
     num_draws, shape = NUM_DRAWS if num_draws is None else num_draws, posterior.schema.input_shape
     if tuple(x.shape[1:]) != tuple(shape):
-        raise UserError(
-            f"inputs have shape {tuple(x.shape[1:])}, but this posterior was trained on {tuple(shape)} "
-            f"({posterior.provenance.get('data', 'its data')}); load the data with the run's own schema"
-        )
+        raise UserError(f"inputs have shape {tuple(x.shape[1:])}, but this posterior was trained on {tuple(shape)} "
+                        f"({posterior.provenance.get('data', 'its data')}); load the data with "
+                        "the run's own schema")  # fmt: skip
     if len(x) == 0:
         raise UserError("there is no input to predict: x has 0 rows")
     if isinstance(x, Tensor):
@@ -116,10 +115,8 @@ def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
             raise
-        raise UserError(
-            f"there is not enough memory to predict {num:,} points by {num_draws:,} draws; take fewer of either, or a "
-            f"smaller max_memory than {max_memory:,} bytes"
-        ) from None
+        raise UserError(f"there is not enough memory to predict {num:,} points by {num_draws:,} draws; take fewer of "
+                        f"either, or a smaller max_memory than {max_memory:,} bytes") from None  # fmt: skip
 
 
 def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int], corner: tuple[slice, slice]) -> None:

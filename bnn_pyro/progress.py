@@ -21,7 +21,6 @@ FORMAT = "{l_bar}{bar}| {n:.9g}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{p
 #: And as a line of a log, which has so many of them.
 LINE, LINES = "{desc}: {percentage:3.0f}% [{elapsed}<{remaining}, {rate_fmt}{postfix}]", 10
 
-
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 

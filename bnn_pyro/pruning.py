@@ -141,10 +141,9 @@ def _pruned(posterior: Posterior, shares: Sequence[float]) -> list[Posterior]:
 def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
     """{site: (|mean|, |mean| / scale)} of the network's weights, in the model's order; float64 on the CPU."""
     if posterior.guide is None:
-        raise UserError(
-            "a signal-to-noise ratio needs a mean and a standard deviation of every weight, and this posterior is "
-            "a point estimate or stored draws; fit mean-field, hidden-layer or sparse-dropout by svi"
-        )
+        raise UserError("a signal-to-noise ratio needs a mean and a standard deviation of every weight, and this "
+                        "posterior is a point estimate or stored draws; fit mean-field, hidden-layer or sparse-dropout "
+                        "by svi")  # fmt: skip
     with isolated(0):
         nodes = drawn_sites(posterior.guide)
     moments = {s: _moments(nodes[s]["fn"]) if s in nodes else None for s in weight_sites(posterior.model)}

@@ -115,7 +115,6 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--baseline",): {"nargs": "?", "const": "all", "choices": ("all", "network", "boosting")},
     ("--no-baseline",): {"action": "store_const", "const": "none", "dest": "baseline"},
     ("--bias",): {"action": BooleanOptionalAction},
-    ("--by-uncertainty",): {"action": "store_const", "const": "uncertainty"},
     ("--conformal", "--level"): {"type": float},
     ("--input", "--output"): {"required": True},
     ("--keep",): {"default": ""},

@@ -33,7 +33,6 @@ from bnn_pyro.zoo.auto import AUTO, set_up
 
 #: Parameters that are settings of the variant or of the method; None leaves each as it is.
 SETTINGS = ("hidden", "activation", "prior", "noise", "likelihood", "epochs", "batch_size", "lr")
-FILES = ("posterior.pt", "posterior.json")
 
 
 @dataclass(eq=False, repr=False)
@@ -73,7 +72,6 @@ class _Bayesian(BaseEstimator):
         settings |= dict(self.settings or {})
         minutes = settings.pop("minutes", None) if self.variant == AUTO else None
         setup = set_up(self.variant, self.inference, lambda: data, settings=settings, minutes=minutes)
-        self._entry = None if isinstance(self.variant, str) else setup.entry  # what an archive cannot make again
         self.posterior_ = fit(setup, data, seed=seed, device=self.device, progress=False)
 
     def _checked(self, x: Any, reset: bool = False, y: Any = None) -> Any:
@@ -101,21 +99,11 @@ class _Bayesian(BaseEstimator):
         """log p(y | x, D) of each row, (N,), nats."""
         return self._prediction(X).log_prob(torch.as_tensor(self._codes(y))).numpy()
 
-    # -- pickling: as the archive --------------------------------------------------------------------------------------
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(super().__getstate__())
-        if "posterior_" in state:
-            with tempfile.TemporaryDirectory() as folder:
-                self.posterior_.save(folder)
-                state["posterior_"] = {name: Path(folder, name).read_bytes() for name in FILES}
-        return state
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        files = state.get("posterior_")
-        if files is not None:
+        if isinstance(files := state.get("posterior_"), dict):  # pickled by an earlier version, as its archive
             with tempfile.TemporaryDirectory() as folder:
-                for name in FILES:
-                    Path(folder, name).write_bytes(files[name])
+                for name, content in files.items():
+                    Path(folder, name).write_bytes(content)
                 state = {**state, "posterior_": load(folder, state["_entry"])}
         super().__setstate__(state)
 

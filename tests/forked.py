@@ -8,9 +8,7 @@ from unittest import mock
 #: Seconds between two checkpoints of a job; 20 otherwise.
 OFTEN = 0.01
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["bnn_pyro.commands", "bnn_pyro.runs.train", "bnn_pyro.runs.evaluate", "bnn_pyro.runs.sweep"]
-)
+SERVER.set_forkserver_preload(["bnn_pyro.commands", "bnn_pyro.runs.evaluate", "bnn_pyro.runs.sweep"])
 
 
 def start(job, **arguments):

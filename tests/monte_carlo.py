@@ -25,9 +25,8 @@ def run_method(entry, data, method, seed=0, **settings):
 
 def weights(posterior):
     """(C, D, P) float64, in the order of the model's sites."""
-    return torch.cat(
-        [v.double().reshape(*v.shape[:2], -1) for v in map(posterior.chains.get, posterior.model.initial)], -1
-    )
+    sites = map(posterior.chains.get, posterior.model.initial)
+    return torch.cat([v.double().reshape(*v.shape[:2], -1) for v in sites], -1)
 
 
 def tensors(posterior):

@@ -164,9 +164,13 @@ def test_the_formulas_of_a_linear_module_are_those_of_the_design_matrix():
     torch.testing.assert_close(one.output(mean[None], one.inputs)[0], 2 + a @ mean, rtol=1e-5, atol=1e-5)
 
 
-def test_a_linear_module_meets_its_claim_and_another_prior_is_bad(monkeypatch):
+def test_a_linear_module_meets_its_claim_others_are_refused_and_another_prior_is_bad(monkeypatch):
     check, one = ClosedForm(fits=2, effort=0.25), subject(nn.Linear(2, 1), "nuts")
     assert not check.refuses(one)
+    assert "not linear in its Bayesian weights" in check.refuses(subject(Net()))
+    assert "needs Normal noise and priors" in check.refuses(subject(nn.Linear(2, 1), likelihood="student-t"))
+    large = nn.Sequential(nn.Linear(2, 800), nn.Tanh(), nn.Linear(800, 1))
+    assert "2,000 weights" in JointDistribution().refuses(subject(large, "nuts"))
     outcome = check.run(one)
     assert outcome.level == "good" and "by the module" in outcome.sentence
     exact, own = linear_module(one), Subject.reduced
@@ -174,13 +178,6 @@ def test_a_linear_module_meets_its_claim_and_another_prior_is_bad(monkeypatch):
     other = subject(nn.Linear(2, 1), prior="normal:0.1")
     monkeypatch.setattr(Subject, "reduced", lambda self, **s: own(other, **s))
     assert check.run(one).level == "bad"
-
-
-def test_what_does_not_apply_says_why():
-    linear, large = nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 800), nn.Tanh(), nn.Linear(800, 1))
-    assert "not linear in its Bayesian weights" in ClosedForm().refuses(subject(Net()))
-    assert "needs Normal noise and priors" in ClosedForm().refuses(subject(linear, likelihood="student-t"))
-    assert "2,000 weights" in JointDistribution().refuses(subject(large, "nuts"))
 
 
 def test_predictions_are_those_of_plain_passes_and_other_outputs_are_bad(monkeypatch):

@@ -109,15 +109,12 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
     assert not (tmp_path / "executed").exists()
 
 
-@pytest.mark.parametrize(
-    ("what", "step", "saves", "message"),
-    [
-        ("loss", 11, 99, "loss became nan at step 11"),
-        ("gradient", 11, 10, "loss became nan at step 12"),
-        ("gradient", 11, 99, "weights stopped being finite at step 11"),
-        ("gradient", STEPS, 23, f"weights stopped being finite at step {STEPS}"),
-    ],
-)
+@pytest.mark.parametrize(("what", "step", "saves", "message"), [
+    ("loss", 11, 99, "loss became nan at step 11"),
+    ("gradient", 11, 10, "loss became nan at step 12"),
+    ("gradient", 11, 99, "weights stopped being finite at step 11"),
+    ("gradient", STEPS, 23, f"weights stopped being finite at step {STEPS}"),
+])  # fmt: skip
 def test_a_loss_or_its_gradient_that_is_not_finite(tmp_path, monkeypatch, what, step, saves, message):
     """The checkpoint on disk stays the last good one. saves: up to which step a checkpoint is due after each."""
     looks, calls = iter(range(1, 100)), iter(range(1, 100))
@@ -180,9 +177,7 @@ def test_the_first_transitions_tell_how_long_it_takes(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(cost, "time", SimpleNamespace(monotonic=lambda: now[0]))
     report = cost.Forecast(bp.NUTS(warmup=500, draws=1000), Run()).run.report
-    with pytest.warns(
-        UserWarning, match=r"about 6 minutes; draws=200 \(--set draws=200\) takes 3 minutes, max_minutes=M"
-    ):
+    with pytest.warns(UserWarning, match=r"6 minutes; draws=200 \(--set draws=200\) takes 3 minutes, max_minutes=M"):
         for done in range(1, 400):
             now[0] += 0.24 if done < 100 else 0.06
             report(done, 6000, {})

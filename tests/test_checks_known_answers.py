@@ -120,22 +120,19 @@ def test_a_correlated_normal_is_integrated_exactly():
     assert elbo == pytest.approx(-3.0, abs=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("check", "variant", "method", "settings", "levels", "ratio"),
-    [
-        (LINEAR, "mean-field", "nuts", {}, "good", (0.93, 1.07)),
-        (LINEAR, "last-layer", "laplace", {"temperature": 0.25}, "good", (0.98, 1.02)),
-        (LINEAR, "mean-field", "sghmc", {}, "good caution", (0.95, 1.1)),
-        (LINEAR, "hidden-layer", "svi", {}, "caution", (AMOUNT - 0.05, AMOUNT + 0.05)),
-        (LINEAR, "last-layer", "svi", {"family": "low-rank:1"}, "caution", (0.6, 1.05)),
-        (LINEAR, "mlp", "mle", {}, "caution", (0.0, 0.03)),
-        (SMALL, "mean-field", "nuts", {}, "good caution", (0.85, 1.15)),
-        (SMALL, "mean-field", "svi", {}, "caution", (0.4, 1.0)),
-        (SMALL, "last-layer", "laplace", {}, "caution", (0.8, 1.05)),
-        (MORE, "mean-field", "chees", {}, "good", (0.9, 1.1)),
-        (MORE, "mean-field", "svi", {}, "caution", (0.4, 0.85)),
-    ],
-)
+@pytest.mark.parametrize(("check", "variant", "method", "settings", "levels", "ratio"), [
+    (LINEAR, "mean-field", "nuts", {}, "good", (0.93, 1.07)),
+    (LINEAR, "last-layer", "laplace", {"temperature": 0.25}, "good", (0.98, 1.02)),
+    (LINEAR, "mean-field", "sghmc", {}, "good caution", (0.95, 1.1)),
+    (LINEAR, "hidden-layer", "svi", {}, "caution", (AMOUNT - 0.05, AMOUNT + 0.05)),
+    (LINEAR, "last-layer", "svi", {"family": "low-rank:1"}, "caution", (0.6, 1.05)),
+    (LINEAR, "mlp", "mle", {}, "caution", (0.0, 0.03)),
+    (SMALL, "mean-field", "nuts", {}, "good caution", (0.85, 1.15)),
+    (SMALL, "mean-field", "svi", {}, "caution", (0.4, 1.0)),
+    (SMALL, "last-layer", "laplace", {}, "caution", (0.8, 1.05)),
+    (MORE, "mean-field", "chees", {}, "good", (0.9, 1.1)),
+    (MORE, "mean-field", "svi", {}, "caution", (0.4, 0.85)),
+])  # fmt: skip
 def test_methods_are_what_they_claim(check, variant, method, settings, levels, ratio):
     """Ratio: of standard deviations of the weights to the posterior's."""
     outcome = check.run(subject(variant, method, **settings))

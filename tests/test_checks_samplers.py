@@ -56,15 +56,12 @@ def test_a_sampler_that_never_moves_passes_nothing():
     assert outcome.level == "caution" and "off by any amount" in outcome.sentence
 
 
-def test_order():
+@pytest.mark.parametrize("inference", ["sghmc", "sgld"])
+def test_the_order_of_the_bias_is_that_of_the_step_size(inference):
     """An exact power law has its power; a bias that is not positive has none."""
     order, error = order_of(Estimate(3 * np.array([0.4, 0.2]) ** 2, np.array([0.01, 0.02])))
     assert order == pytest.approx(2) and error == pytest.approx(math.hypot(0.01 / 0.48, 0.02 / 0.12) / math.log(2))
     assert math.isnan(order_of(Estimate(np.array([0.2, 0.0]), np.ones(2)))[0])
-
-
-@pytest.mark.parametrize("inference", ["sghmc", "sgld"])
-def test_the_bias_is_that_of_the_step_size(inference):
     outcome = STEPS.run(subject(inference, {}))
     assert outcome.level == "good" and "as it should" in outcome.sentence, outcome.sentence
     order, error = map(float, re.search(r"power of (.+) ± (.+), as", outcome.sentence).groups())
@@ -114,19 +111,16 @@ def estimated(variant, method, task="regression", settings=None):
     return Subject(bp.ZOO[variant](**{**small, **(settings or {})}), bp.METHODS[method], DATA[task])
 
 
-@pytest.mark.parametrize(
-    ("variant", "method", "task", "settings"),
-    [
-        ("mean-field", "svi", "regression", {}),
-        ("mean-field", "svi", "three classes", {"prior": "scale-mixture:1,0.1,0.5"}),
-        ("variational-dropout", "svi", "regression", {}),
-        ("last-layer", "svi", "regression", {"family": "full", "backbone": "mlp"}),
-        ("mlp", "map", "three classes", {}),
-        ("dropout-mlp", "mc-dropout", "regression", {}),
-        ("mean-field", "nuts", "regression", {"activation": "tanh"}),
-        ("mean-field", "sghmc", "three classes", {"prior": "gamma:2,1"}),
-    ],
-)
+@pytest.mark.parametrize(("variant", "method", "task", "settings"), [
+    ("mean-field", "svi", "regression", {}),
+    ("mean-field", "svi", "three classes", {"prior": "scale-mixture:1,0.1,0.5"}),
+    ("variational-dropout", "svi", "regression", {}),
+    ("last-layer", "svi", "regression", {"family": "full", "backbone": "mlp"}),
+    ("mlp", "map", "three classes", {}),
+    ("dropout-mlp", "mc-dropout", "regression", {}),
+    ("mean-field", "nuts", "regression", {"activation": "tanh"}),
+    ("mean-field", "sghmc", "three classes", {"prior": "gamma:2,1"}),
+])  # fmt: skip
 def test_right_ones_pass(variant, method, task, settings):
     outcome = QUICK.run(estimated(variant, method, task, settings))
     assert outcome.level == "good", [f for f in outcome.findings if f.level != "good"]

@@ -72,17 +72,14 @@ def test_an_exact_posterior_passes():
     assert all(finding.level == "good" for finding in exact.findings)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "level", "words"),
-    [
-        (Exact(width=0.7), "bad", "too narrow"),
-        (Exact(width=1.5), "bad", "too wide"),
-        (Exact(shift=0.7), "bad", "too often below the draws"),
-        (Exact("best in family", width=0.6), "caution", "too narrow"),
-        (Exact("best in family", width=0.6, shift=1.0), "bad", "lies to one side of the truth"),
-        (Exact("best in family", prior=True), "bad", "no likelier than those of the prior"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "level", "words"), [
+    (Exact(width=0.7), "bad", "too narrow"),
+    (Exact(width=1.5), "bad", "too wide"),
+    (Exact(shift=0.7), "bad", "too often below the draws"),
+    (Exact("best in family", width=0.6), "caution", "too narrow"),
+    (Exact("best in family", width=0.6, shift=1.0), "bad", "lies to one side of the truth"),
+    (Exact("best in family", prior=True), "bad", "no likelier than those of the prior"),
+])  # fmt: skip
 def test_wrong_posteriors_are_caught_and_the_spread_of_an_approximation_is_reported(wrong, level, words):
     outcome = judged(wrong, number=90)
     assert outcome.level == level and words in outcome.sentence

@@ -10,14 +10,7 @@ from refused import refuses
 from scipy.stats import betabinom
 
 import bnn_pyro as bp
-from bnn_pyro.calibration import (
-    RECALIBRATIONS,
-    SCORES,
-    Conformal,
-    likelihood_ratio,
-    rows_needed,
-    threshold,
-)
+from bnn_pyro.calibration import RECALIBRATIONS, SCORES, Conformal, likelihood_ratio, rows_needed, threshold
 from bnn_pyro.calibration.conformal import DRAWN, NEAREST
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.several import SeveralMixture

@@ -235,12 +235,6 @@ def test_what_has_no_logarithm_is_refused_with_its_row(tmp_path):
     assert "the logarithm of y: 30 in row 0" in bp.dataset(x, prices, target_scale="log").split["doubts"][0]
 
 
-def test_schemas_of_before_are_on_the_identity():
-    plain = bp.Schema("regression", (1,)).to_dict()
-    del plain["target_scale"]
-    assert bp.Schema.from_dict(plain) == bp.Schema("regression", (1,), target_scale="identity")
-
-
 def test_parts_know_the_numbers_of_their_rows(tmp_path):
     """Of a file as an editor counts, without empty lines and dropped rows; else from 0."""
     path = tmp_path / "houses.csv"

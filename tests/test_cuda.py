@@ -8,7 +8,7 @@ autocast on CUDA, and samplers, which decide by numbers all the time.
 
 import os
 from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -97,6 +97,8 @@ def test_recurrent_layers_do_without_cudnn_where_it_has_no_gradient():
     with torch.no_grad():
         call_with_draws(lstm.eval(), dict(lstm.named_parameters()), torch.zeros(2, 4, 6), False)
     assert seen[-1] and seen[0] is False and seen.count(False) == 1
+    # They use their weights at every time.
+    assert multiplications(nn.LSTM(6, 5, batch_first=True), torch.zeros(1, 7, 6)) == 7 * 4 * 5 * (6 + 5)
 
 
 def test_processes_that_read_mini_batches_use_no_cuda():
@@ -114,40 +116,18 @@ def test_processes_that_read_mini_batches_use_no_cuda():
     assert moved[0] is chosen  # no process can take a tensor of the GPU
 
 
-SMALL, LARGE = dict(hidden=(50,)), dict(hidden=(1000, 1000))
-
-
-@pytest.mark.parametrize(("variant", "settings", "method", "gpu"), [
-    ("mean-field", SMALL, bp.SVI(batch_size=32), False),
-    ("mean-field", LARGE, bp.SVI(batch_size=32), True),
-    ("mean-field", LARGE, bp.SVI(batch_size=10), False),
-    ("hidden-layer", LARGE, bp.SVI(batch_size=32), True),
-    ("mean-field", SMALL, bp.NUTS(), False),
-    ("mean-field", dict(hidden=(100, 100)), bp.NUTS(), False),
-    ("mean-field", dict(hidden=(100, 100)), bp.ChEES(), True),
-    ("bayesian-convnet", {}, bp.SVI(), True),
-    ("mean-field", SMALL, bp.MILE(), False),
-])  # fmt: skip
-def test_a_gpu_is_for_steps_that_are_worth_it(variant, settings, method, gpu, monkeypatch):
-    """By the multiplications of a step: rows of it, chains that move as one, weights and how often a row uses them."""
-    shape = (1, 28, 28) if "convnet" in variant else (16,)
-    data = bp.dataset(torch.rand(1500, *shape), torch.arange(1500) % 3)
-
-    Begun = type("Begun", (Exception,), {})
-
-    def begin(model, device):
-        raise Begun(device.type)
-
+@pytest.mark.parametrize(
+    ("hidden", "method", "gpu"),
+    [((50,), bp.SVI(), True), ((50,), bp.NUTS(), False), ((100, 100), bp.MILE(), False), ((999,), bp.ChEES(), True)],
+)
+def test_a_gpu_is_taken_but_for_samplers_whose_gradients_a_cpu_has_compiled(hidden, method, gpu, monkeypatch):
+    data, begun = bp.dataset(torch.rand(1500, 16), torch.arange(1500) % 3), type("Begun", (Exception,), {})
     monkeypatch.setattr("bnn_pyro.fitting.choose_device", lambda name: CUDA)
-    monkeypatch.setattr(nn.Module, "to", begin)
+    monkeypatch.setattr(nn.Module, "to", Mock(side_effect=begun))
     for device, expected in (("auto", gpu), ("cuda", True)):
-        with pytest.raises(Begun, match="cuda" if expected else "cpu"):
-            bp.fit(bp.ZOO[variant](**settings), data, method, progress=False, device=device)
-
-
-def test_a_recurrent_layer_uses_its_weights_at_every_time():
-    net = nn.LSTM(6, 5, batch_first=True)
-    assert multiplications(net, torch.zeros(1, 7, 6)) == 7 * 4 * 5 * (6 + 5)
+        with pytest.raises(begun):
+            bp.fit(bp.MeanField(hidden=hidden), data, method, progress=False, device=device)
+        assert nn.Module.to.call_args.args[-1].type == ("cuda" if expected else "cpu")
 
 
 pytestmark = pytest.mark.usefixtures("seeded")

@@ -145,18 +145,15 @@ def test_chains_apart_are_no_chance(phi):
     assert chain_statistics(short, SHARED).rhat_p[0] < 1e-4, "superchains that have not forgotten their starts"
 
 
-@pytest.mark.parametrize(
-    ("rhat", "p", "effective", "level", "words"),
-    [
-        (1.009, None, 800.0, "good", "(it should be below 1.01), with"),
-        (1.013, 0.3, 600.0, "good", "chance alone"),
-        (1.013, 0.009, 600.0, "caution", "Nearly converged"),
-        (1.02, 0.3, 399.0, "caution", "Nearly converged"),
-        (1.06, 1e-9, 600.0, "bad", "the chains disagree"),
-        (1.06, 0.4, 200.0, "bad", "too few effective draws"),
-        (1.005, None, 99.0, "bad", "too few effective draws"),
-    ],
-)
+@pytest.mark.parametrize(("rhat", "p", "effective", "level", "words"), [
+    (1.009, None, 800.0, "good", "(it should be below 1.01), with"),
+    (1.013, 0.3, 600.0, "good", "chance alone"),
+    (1.013, 0.009, 600.0, "caution", "Nearly converged"),
+    (1.02, 0.3, 399.0, "caution", "Nearly converged"),
+    (1.06, 1e-9, 600.0, "bad", "the chains disagree"),
+    (1.06, 0.4, 200.0, "bad", "too few effective draws"),
+    (1.005, None, 99.0, "bad", "too few effective draws"),
+])  # fmt: skip
 def test_what_is_said(rhat, p, effective, level, words):
     numbers = dict(chains=4.0, draws=250.0, points=100.0, divergences=0.0, stuck_chains=0.0, rhat_max=rhat)
     numbers |= {"ess_bulk_min": effective, "ess_tail_min": 700.0} | ({} if p is None else {"rhat_p": p})

@@ -83,18 +83,14 @@ def put(unit, where, value):
     return unit
 
 
-@pytest.mark.parametrize(
-    ("change", "words", "stuck"),
-    [
-        (lambda u: put(u, 0, 1.0), "the chains disagree about what the network predicts", []),
-        (autocorrelated, "effective draws of 2,000", []),
-        (lambda u: put(u, 2, 6.0), "1 chain got stuck", [2]),
-        (lambda u: put(u, 1, lambda u: u[1, :1]), "1 chain got stuck", [1]),
-        (lambda u: u[:1, :1].expand(4, 20, 5).clone(), "did not move", [0, 1, 2, 3]),
-        (lambda u: put(u, (3, slice(10, None)), torch.nan), "490 draws of 2,000 predict", [3]),
-    ],
-    ids=["apart", "slow", "poor mode", "frozen", "none moved", "not finite"],
-)
+@pytest.mark.parametrize(("change", "words", "stuck"), [
+    (lambda u: put(u, 0, 1.0), "the chains disagree about what the network predicts", []),
+    (autocorrelated, "effective draws of 2,000", []),
+    (lambda u: put(u, 2, 6.0), "1 chain got stuck", [2]),
+    (lambda u: put(u, 1, lambda u: u[1, :1]), "1 chain got stuck", [1]),
+    (lambda u: u[:1, :1].expand(4, 20, 5).clone(), "did not move", [0, 1, 2, 3]),
+    (lambda u: put(u, (3, slice(10, None)), torch.nan), "490 draws of 2,000 predict", [3]),
+], ids=["apart", "slow", "poor mode", "frozen", "none moved", "not finite"])  # fmt: skip
 def test_chains_in_trouble(change, words, stuck):
     found = sound(diagnose(exact(change), DATA))
     assert found.level == "bad" or (found.level == "caution" and change is autocorrelated)

@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 import torch
 from conjugate import correlated
-from predictions import classes, gaussians
 from pyro.distributions import LogNormal, Poisson
 from refused import refuses
 from scipy import stats
 from test_conformal import simulated
+from test_metrics import classes, gaussians
 
 import bnn_pyro as bp
 from bnn_pyro.calibration import Conformal

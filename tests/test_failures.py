@@ -200,8 +200,7 @@ def test_adaptive_levels_hold_under_a_drift_that_breaks_split_conformal():
         assert torch.equal(covered[-1] == 1, (low <= targets) & (targets <= high))
         level += rate * (LEVEL - covered[-1]).sum().item()
         assert adaptive.now == pytest.approx(level)
-    with pytest.raises(bp.UserError, match="once"):
-        adaptive.update(targets)
+    refuses("once", adaptive.update, targets)
     # Gibbs & Candès 2021, proposition 4.1, with steps of a batch: the level stays within one step of [0, 1].
     assert abs(torch.stack(covered).mean() - LEVEL) < (1 + 2 * rate * batch) / (rate * rounds * batch) < 0.03
     assert torch.stack(covered[110:200]).mean() > 0.85

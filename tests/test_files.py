@@ -25,33 +25,6 @@ def table(path, num=40, **columns):
     return path
 
 
-def written(path, text):
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-@pytest.mark.parametrize(
-    ("text", "separator", "values"),
-    [
-        ("a;y\n1,5;2\n-0,25;3\n", ";", [1.5, -0.25]),
-        ("a;y\n1.234,5;2\n7;3\n", ";", [1234.5, 7]),
-        ('a,y\n"1,138",2\n12,3\n', ",", [1138, 12]),
-        ('a,y\n"1,5",2\n"2,25",3\n', ",", [1.5, 2.25]),
-        ("a|y\n1|2\n2|3\n", "|", [1, 2]),
-        ('a;"b, in m";y\n1;2;3\n2;3;4\n', ";", [1, 2]),
-    ],
-)
-def test_separators_and_commas_are_recognised(tmp_path, text, separator, values):
-    frame = read_cells(written(tmp_path / "t.csv", text))
-    assert frame.attrs["separator"] == separator
-    assert [float(cell) for cell in frame["a"]] == values
-
-
-def test_commas_in_columns_that_are_no_numbers_stay_and_names_are_composed(tmp_path):
-    frame = read_cells(written(tmp_path / "t.csv", 'gro\u0308\u00dfe,b,y\n"1,138",x,1\nmany,"p,q",2\n'))
-    assert list(frame["gr\u00f6\u00dfe"]) == ["1,138", "many"] and list(frame["b"]) == ["x", "p,q"]
-
-
 def test_a_table_becomes_numbers_and_one_hot_features(tmp_path):
     data = load_data(table(tmp_path / "houses.csv"), target="price", features=["city", "rooms"])
     schema = data.schema

@@ -218,12 +218,9 @@ BAD_ARCHIVES = {
 
 
 @pytest.mark.parametrize(("arrays", "arguments", "message"), BAD_ARCHIVES.values(), ids=BAD_ARCHIVES)
-def test_bad_archives_get_one_line(tmp_path, arrays, arguments, message):
+def test_bad_archives_and_files_that_are_none_get_one_line(tmp_path, arrays, arguments, message):
     np.savez(tmp_path / "bad.npz", **arrays)
     refuses(rf"(?=.*bad\.npz).*{message}", load_data, tmp_path / "bad.npz", **arguments)
-
-
-def test_a_file_that_is_no_archive_is_told(tmp_path):
     np.save(tmp_path / "one", X)
     for content in (b"", b"PK\x03\x04 cut short", b"anything else", (tmp_path / "one.npy").read_bytes()):
         (tmp_path / "bad.npz").write_bytes(content)

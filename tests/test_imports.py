@@ -145,17 +145,14 @@ HEAVY = {"torch", "pyro", "numpy", "pandas", "matplotlib", "seaborn", "sklearn",
 PLOTS = {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"}
 
 
-@pytest.mark.parametrize(
-    ("stage", "there", "absent"),
-    [
-        ("package", "bnn_pyro", HEAVY | {"torchvision", "arviz", "scipy"}),
-        ("commands", "bnn_pyro.run", HEAVY),
-        ("inspect", "pandas", {"torch", "tqdm", "filelock"}),
-        ("fit", "torch", PLOTS),
-        ("work", "bnn_pyro.runs.evaluate", PLOTS - {"jinja2", "bnn_pyro.plots"}),
-        ("train", "bnn_pyro.runs.train", {"bnn_pyro.checks", "bnn_pyro.runs.sweep"}),
-    ],
-)
+@pytest.mark.parametrize(("stage", "there", "absent"), [
+    ("package", "bnn_pyro", HEAVY | {"torchvision", "arviz", "scipy"}),
+    ("commands", "bnn_pyro.run", HEAVY),
+    ("inspect", "pandas", {"torch", "tqdm", "filelock"}),
+    ("fit", "torch", PLOTS),
+    ("work", "bnn_pyro.runs.evaluate", PLOTS - {"jinja2", "bnn_pyro.plots"}),
+    ("train", "bnn_pyro.runs.train", {"bnn_pyro.checks", "bnn_pyro.runs.sweep"}),
+])  # fmt: skip
 def test_what_a_process_loads(loaded, stage, there, absent):
     assert there in loaded[stage] and not absent & loaded[stage]
     assert stage != "train" or sum(name.startswith("bnn_pyro") for name in loaded[stage]) <= 110

@@ -70,14 +70,11 @@ def test_predictions_at_the_start_are_the_networks_own(name):
     torch.testing.assert_close(found.mean, own.mean, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("entry", "method", "what"),
-    [
-        (bp.MeanField(hidden=(4,)), SVI, "mean-field by svi"),
-        (bp.MLP(hidden=(4,)), bp.Ensemble(members=2, epochs=1), "mlp by ensemble"),
-        (bp.LastLayer(backbone="mlp"), QUICK, "last-layer by map"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "method", "what"), [
+    (bp.MeanField(hidden=(4,)), SVI, "mean-field by svi"),
+    (bp.MLP(hidden=(4,)), bp.Ensemble(members=2, epochs=1), "mlp by ensemble"),
+    (bp.LastLayer(backbone="mlp"), QUICK, "last-layer by map"),
+])  # fmt: skip
 def test_what_is_no_point_estimate_of_a_network_with_features_is_refused(entry, method, what, monkeypatch):
     small_defaults(monkeypatch, "mlp", {"hidden": (7,)}, {"epochs": 2, "batch_size": 30})
     posterior = fit(entry, digits(), method)

@@ -72,17 +72,14 @@ def tensors(*arrays):
     return [torch.as_tensor(np.broadcast_to(a, shape).copy(), dtype=torch.float32) for a in arrays]
 
 
-@pytest.mark.parametrize(
-    ("prediction", "reference", "y"),
-    [
-        (Mixture(dist.Poisson(*tensors(RATES))), stats.poisson(RATES), [2.0, 44.0, 0.0]),
-        (
-            Mixture(dist.NegativeBinomial(tensors(DISPERSION)[0], logits=tensors(np.log(RATES / DISPERSION))[0])),
-            stats.nbinom(DISPERSION, DISPERSION / (DISPERSION + RATES)),
-            [2.0, 44.0, 0.0],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("prediction", "reference", "y"), [
+    (Mixture(dist.Poisson(*tensors(RATES))), stats.poisson(RATES), [2.0, 44.0, 0.0]),
+    (
+        Mixture(dist.NegativeBinomial(tensors(DISPERSION)[0], logits=tensors(np.log(RATES / DISPERSION))[0])),
+        stats.nbinom(DISPERSION, DISPERSION / (DISPERSION + RATES)),
+        [2.0, 44.0, 0.0],
+    ),
+])  # fmt: skip
 def test_mixtures_of_counts_are_sums(prediction, reference, y):
     k, y = np.arange(3000)[:, None, None], np.array(y)
     pmf = reference.pmf(k).mean(1)  # (counts, points)

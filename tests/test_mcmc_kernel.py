@@ -90,9 +90,8 @@ class SameNumbers:
 def test_compiled_subtrees(step, depth):
     problem = correlated(num=40)
     with bp.isolated(0):
-        slow, fast = (
-            Potential(problem.entry().model(problem.schema), problem.data.x_train, problem.data.y_train) for _ in "ab"
-        )
+        model, data = problem.entry().model(problem.schema), problem.data
+        slow, fast = (Potential(model, data.x_train, data.y_train) for _ in "ab")
         start = slow.prior_draws(1).numpy()[0]
     assert fast.compile(1)
     gradient, scale, g = gradient_of(slow), np.linspace(0.5, 1.5, slow.size), np.random.default_rng(1)

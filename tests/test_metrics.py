@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from predictions import classes, gaussians
 from pyro.distributions import Bernoulli, Categorical, Normal
 from refused import refuses
 from scipy.stats import binom, norm
@@ -18,6 +17,17 @@ from bnn_pyro.metrics.classification import auroc_of, in_order, mean_probs
 from bnn_pyro.metrics.metric import intervals, mean_of
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.predictive import Prediction
+
+
+def classes(probs):
+    """A Prediction with these probabilities (S, B, K)."""
+    return Prediction(Categorical(logits=torch.as_tensor(probs, dtype=torch.float32).log(), validate_args=False))
+
+
+def gaussians(locs, scales):
+    """A Prediction with these components (S, B)."""
+    locs, scales = (torch.as_tensor(v, dtype=torch.float32) for v in (locs, scales))
+    return Prediction(Normal(locs, scales, validate_args=False))
 
 
 def simulated(num=2000, num_classes=4, draws=3, seed=0, sharpen=1.0):

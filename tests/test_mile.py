@@ -180,16 +180,12 @@ def test_members_are_optimised_stopped_and_differ():
 
 
 @pytest.mark.parametrize(("adjusted", "compiled"), [(False, "yes"), (True, "no")])
-def test_resumed_bit_for_bit(tmp_path, adjusted, compiled):
+def test_two_processes_are_one_and_it_is_resumed_bit_for_bit(tmp_path, adjusted, compiled):
     method = replace(QUICK, adjusted=adjusted, compiled=compiled, cores=1)
     whole = fit(NET, PROBLEM.data, method)
+    assert same(fit(NET, PROBLEM.data, replace(method, cores=2)), whole)
     for step in (1, 38, 50):  # of the members, in the warm-up, between draws
         assert goes_on(whole, [step], fit, NET, PROBLEM.data, method, out=tmp_path / str(step))
-
-
-def test_two_processes_are_one():
-    method = replace(QUICK, compiled="yes", chains=3)
-    assert same(fit(NET, PROBLEM.data, replace(method, cores=2)), fit(NET, PROBLEM.data, replace(method, cores=1)))
 
 
 def test_chains_that_diverge_stay_where_they_are_until_all_have():

@@ -147,12 +147,9 @@ def test_a_description_has_what_each_site_has_learned():
     assert table.loc["3.weight", ["KL", "σ/prior", "|μ|/σ"]].isna().all()
     assert table["sampled"].tolist() == ["flipout", "flipout", "point", "frozen"]
     assert list(table.index)[2:] == ["3.weight", "3.bias"]
-
-
-@pytest.mark.parametrize("family, method", [("full", bp.SVI(epochs=1)), ("mean-field", bp.SGHMC(epochs=2, chains=2))])
-def test_a_description_says_weights_where_these_are_drawn(family, method):
-    posterior = fit(bp.Bayesian(made("linear"), family=family), method, device=torch.device("cpu"))
-    assert set(posterior.describe()["sampled"]) == {"weights"}
+    for family, method in (("full", bp.SVI(epochs=1)), ("mean-field", bp.SGHMC(epochs=2, chains=2))):
+        posterior = fit(bp.Bayesian(made("linear"), family=family), method, device=torch.device("cpu"))
+        assert set(posterior.describe()["sampled"]) == {"weights"}
 
 
 def test_batch_statistics_are_those_of_each_draw_on_the_training_rows():

@@ -7,10 +7,10 @@ import torch
 from conjugate import dataset, model_of
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
-from predictions import classes
 from pyro.distributions import Bernoulli, Categorical, Normal
 from refused import refuses
 from scipy.stats import norm
+from test_metrics import classes
 
 import bnn_pyro as bp
 from bnn_pyro import metrics, plots

@@ -106,9 +106,7 @@ def test_pixels_of_another_range_than_those_of_training_are_noticed(unit, words)
         for _ in range(200):
             net(x)
     for inputs in ("raw", "standardised"):
-        with pytest.warns(
-            UserWarning, match=f"is given {inputs} inputs.*such as {words} ones; give data in these units"
-        ):
+        with pytest.warns(UserWarning, match=f"given {inputs} inputs.*such as {words} ones; give data in these units"):
             fit(bp.Bayesian(net, start="pretrained", inputs=inputs), data=data)
 
 
@@ -208,9 +206,7 @@ def weights(tmp_path_factory):
 IMAGES = rows((1, 32, 32), num=6)
 
 
-def test_a_torchvision_posterior_outlives_its_weights_file_and_has_imagenets_inputs_and_no_last_layer(
-    tmp_path, weights
-):
+def test_a_torchvision_posterior_outlives_its_file_and_has_imagenets_inputs_and_no_last_layer(tmp_path, weights):
     file = shutil.copy(weights, tmp_path / "w.pt")
     posterior = fit(f"shufflenet_v2_x0_5:{file}", tmp_path / "run", IMAGES)
     file.unlink()

@@ -125,7 +125,6 @@ def runs(tmp_path_factory):
 
 COMMANDS = {
     "evaluate": ["evaluate", "RUN", "--quiet"],
-    "mean weights": ["evaluate", "RUN", "--mean-weights", "--quiet"],
     "prune": ["evaluate", "RUN", "--prune", "--quiet"],
     "predict": ["predict", "RUN", "--input", "toy-curve", "--output", "CASE/p.csv", "--quiet"],
     "compare": ["compare", "RUN", "OTHER", "--out", "CASE/c.html", "--quiet"],

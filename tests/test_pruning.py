@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
@@ -155,19 +154,6 @@ def test_command_that_prunes(tmp_path, command):
     assert (out / "report.html").read_text() == report
     (out / "pruning.json").write_text('{"measure": "rmse"}')
     assert "pruning.json is damaged; remove it, and write it again" in command("evaluate", out, code=2)
-
-
-def test_command_at_the_mean_weights(runs, tmp_path, command, no_figures):
-    run = shutil.copytree(runs / "digits", tmp_path / "run")
-    before = {p.name: p.read_bytes() for p in run.iterdir() if p.is_file()}
-    assert "metrics-mean-weights.json" in command("evaluate", run, "--mean-weights")
-    found = json.loads((run / "metrics-mean-weights.json").read_text())
-    digits = bp.load_data("digits", limit=150)
-    exact = bp.metrics.nll(bp.predict(bp.load(run).at_mean_weights(), digits.x_test), digits.y_test)
-    assert found["nll"] == pytest.approx(exact, abs=1e-6) != json.loads(before["metrics.json"])["nll"]
-    command("evaluate", run, "--mean-weights", "--data", "digits")  # other rows get a file of their own as well
-    assert (run / "metrics-digits-mean-weights.json").is_file() and not (run / "metrics-digits.json").exists()
-    assert {name: (run / name).read_bytes() for name in before} == before
 
 
 def test_a_report_says_where_the_mean_weights_predict_better_than_the_draws(tmp_path, command):

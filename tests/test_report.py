@@ -39,15 +39,12 @@ RUN = replace(
 PICTURE = Picture.of("p", lambda: Page(figsize=(1, 1)).add_subplot(), "A title", "A sentence.")
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high", "verdict", "words"),
-    [
-        ("nll", -0.2, -0.1, "better", ["A beside B, paired differences: nll -0.15 nats [-0.2, -0.1], better."]),
-        ("error", 0.1, 0.2, "worse", ["A beside B, paired differences: error +15.00 pp [+10.00, +20.00], worse."]),
-        ("accuracy", 0.1, 0.2, "better", []),
-        ("accuracy", -0.1, 0.0, "no clear difference", []),
-    ],
-)
+@pytest.mark.parametrize(("name", "low", "high", "verdict", "words"), [
+    ("nll", -0.2, -0.1, "better", ["A beside B, paired differences: nll -0.15 nats [-0.2, -0.1], better."]),
+    ("error", 0.1, 0.2, "worse", ["A beside B, paired differences: error +15.00 pp [+10.00, +20.00], worse."]),
+    ("accuracy", 0.1, 0.2, "better", []),
+    ("accuracy", -0.1, 0.0, "no clear difference", []),
+])  # fmt: skip
 def test_verdict_follows_the_interval_and_the_direction(name, low, high, verdict, words):
     found = {name: (low + high) / 2, f"{name}_low": low, f"{name}_high": high}
     assert difference(found, name, "classification").verdict == verdict
@@ -105,14 +102,11 @@ def test_a_report_says_what_was_run_and_found_is_self_contained_and_escaped():
     assert html.count("data:image/png;base64,iVBOR") == 1 and 'alt="A title"' in html
 
 
-@pytest.mark.parametrize(
-    ("coverage", "words"),
-    [
-        ((0.7, 0.5), "90 % intervals hold 70 % of 300 test rows: too narrow"),
-        ((0.89, 0.95), "about right; 50 % intervals hold 95 % of 300 test rows: too wide."),
-        ((0.89, 0.52), ""),
-    ],
-)
+@pytest.mark.parametrize(("coverage", "words"), [
+    ((0.7, 0.5), "90 % intervals hold 70 % of 300 test rows: too narrow"),
+    ((0.89, 0.95), "about right; 50 % intervals hold 95 % of 300 test rows: too wide."),
+    ((0.89, 0.52), ""),
+])  # fmt: skip
 def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(coverage, words):
     numbers = {"rmse": 1.0, "rmse_low": 0.9, "rmse_high": 1.1, "coverage_95": 0.9}
     numbers |= dict(zip(("coverage_90", "coverage_50"), coverage, strict=True))

@@ -72,19 +72,16 @@ CUTS = dist.Normal(torch.cat([EVEN[:1], EVEN.diff().log()]), torch.tensor([1.5, 
 NOISE, DF = dist.Normal(-1.0, 1.0), dist.Normal(2.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("data", "law", "priors", "settings"),
-    [
-        (NUMBERS, lambda f, w: dist.Normal(SHIFT + SCALE * f, SCALE * w["log_noise"].exp()), {"log_noise": NOISE}, {}),
-        (NUMBERS, student_t, {"log_noise": NOISE, "log_df": DF}, {"likelihood": "student-t"}),
-        (NUMBERS, lambda f, w: dist.Normal(*by_input(f)), {}, {"noise": "heteroscedastic"}),
-        (NUMBERS, student_t_by_input, {"log_df": DF}, {"noise": "heteroscedastic", "likelihood": "student-t"}),
-        (LABELS, lambda f, w: dist.Bernoulli(logits=f), {}, {}),
-        (bp.dataset(*ratings(60), seed=0), lambda f, w: dist.Categorical(logits=f), {}, {}),
-        (bp.dataset(X, LABEL, seed=0), lambda f, w: dist.Categorical(torch.cat([-f, f], 1).sigmoid()), {}, {}),
-        (bp.dataset(*ratings(60), task="ordinal", seed=0), ordered, {"cuts": CUTS}, {}),
-    ],
-)
+@pytest.mark.parametrize(("data", "law", "priors", "settings"), [
+    (NUMBERS, lambda f, w: dist.Normal(SHIFT + SCALE * f, SCALE * w["log_noise"].exp()), {"log_noise": NOISE}, {}),
+    (NUMBERS, student_t, {"log_noise": NOISE, "log_df": DF}, {"likelihood": "student-t"}),
+    (NUMBERS, lambda f, w: dist.Normal(*by_input(f)), {}, {"noise": "heteroscedastic"}),
+    (NUMBERS, student_t_by_input, {"log_df": DF}, {"noise": "heteroscedastic", "likelihood": "student-t"}),
+    (LABELS, lambda f, w: dist.Bernoulli(logits=f), {}, {}),
+    (bp.dataset(*ratings(60), seed=0), lambda f, w: dist.Categorical(logits=f), {}, {}),
+    (bp.dataset(X, LABEL, seed=0), lambda f, w: dist.Categorical(torch.cat([-f, f], 1).sigmoid()), {}, {}),
+    (bp.dataset(*ratings(60), task="ordinal", seed=0), ordered, {"cuts": CUTS}, {}),
+])  # fmt: skip
 def test_the_log_joint_is_that_of_a_model_written_by_hand(data, law, priors, settings):
     check_log_joint(data, law, priors, **settings)
 

@@ -37,16 +37,13 @@ def flat(potential, z):
 
 
 @pytest.mark.parametrize("white", [False, True], ids=["plain", "whitened"])
-def test_jitter_is_the_priors_width_around_the_initial_values(white):
+def test_jitter_is_the_priors_width_around_initial_values_and_prior_starts_are_its_draws(white):
     problem, num = correlated(num=10, prior_scale=0.5), 300
     potential, z = starts(problem, "jitter", num, jitter=2.0, white=white)
     offset = flat(potential, z) - torch.cat([v.flatten() for v in potential.model.initial.values()])
     assert offset.std() == pytest.approx(1.0, rel=0.1) and offset.mean().abs() < 4 / math.sqrt(offset.numel())
     _, same = starts(problem, "jitter", 2, jitter=0.0, white=white)
     assert torch.equal(same[0], same[1])
-
-
-def test_prior_starts_are_draws_of_the_prior():
     unit = flat(*starts(correlated(num=10, prior_scale=0.5), "prior", 400)) / 0.5
     assert kstest(unit.flatten().numpy(), "norm").pvalue > 1e-4
 
@@ -112,14 +109,11 @@ def fit(method, data=FEW, entry=NET, **options):
     return bp.fit(entry, data, method, progress=False, device="cpu", **options)
 
 
+small = partial(bp.Ensemble, cores=1)
 METHODS = {
     "svi": (NET, bp.SVI(epochs=40), bp.SVI(**STILL)),
     "map": (NET, bp.MAP(epochs=40, patience=0), bp.MAP(**STILL)),
-    "ensemble": (
-        bp.MLP(hidden=(4,)),
-        bp.Ensemble(epochs=40, members=2, cores=1, patience=0),
-        bp.Ensemble(members=3, cores=1, **STILL),
-    ),
+    "ensemble": (bp.MLP(hidden=(4,)), small(epochs=40, members=2, patience=0), small(members=3, **STILL)),
 }
 
 
@@ -147,13 +141,10 @@ def test_the_optimum_is_that_of_the_new_rows(tmp_path):
     refuses("holds a finished posterior of other settings", fit, method, MORE, linear, out=tmp_path, resume=True)
 
 
-def test_points_start_at_the_mean_of_a_q():
+def test_points_start_at_the_mean_of_a_q_and_who_may_not():
     q = fit(bp.SVI(epochs=40))
     point, mean = fit(bp.MAP(**STILL), MORE, start=q).chains, q.at_mean_weights().chains
     assert all(torch.allclose(point[site], value, atol=1e-5, rtol=1e-5) for site, value in mean.items())
-
-
-def test_who_may_not():
     q, point = fit(bp.SVI(epochs=2)), fit(bp.MAP(epochs=2, patience=0))
     other = bp.dataset(X[:60], (Y[:60] > 0).astype(int), split=0.0, validation=0)
     for message, call in (

@@ -84,7 +84,7 @@ WRONG = {
     f"splits = [1]\n[data.toy-curve]\nseed = 3\n{RECIPES}": "'seed' is which split to take",
     f'splits = [0, 2]\n[data.a]\nname = "houses.csv"\nsplits = "given.npz"\n{RECIPES}': "no split 2 in",
     f'{DATA}[recipes.a]\nvariant = "mpl"\n': "s.toml [recipes.a] (a): unknown variant 'mpl'; did you mean 'mlp'?",
-    f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is not the name of one; add",
+    f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is none; add",
     f"{DATA}{RECIPES}epochs = 3\n": "unknown key in s.toml [recipes.mlp] 'epochs'. Valid: auto, baseline",
     f"{DATA}{RECIPES}inference_settings = {{ epoch = 3 }}\n": "[recipes.mlp] (mlp): unknown MAP setting 'epoch'; did",
     f"{DATA}{RECIPES}grid = {{ hiden = [1] }}\n": "(mlp hiden=1): unknown setting of mlp or map 'hiden'; did",
@@ -210,15 +210,12 @@ def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     assert without.metrics["nll"].verdicts["b"] == OPEN
 
 
-@pytest.mark.parametrize(
-    ("fits", "said", "share"),
-    [
-        ([fit("a", 0, status="failed"), fit("b", 0, status="missing")], "No fit is finished.", 0),
-        ([fit("a", 0, s, rmse=1.0 + s) for s in range(3)], "over 3 seeds on one split", 0),
-        ([fit("a", k, rmse=1.0 + k) for k in range(3)], "over 3 random splits of the same rows. The", 0.25),
-        ([fit("a", k, kind="own test part", rmse=1.0 + k) for k in range(3)], "The test rows are the same", 0),
-    ],
-)
+@pytest.mark.parametrize(("fits", "said", "share"), [
+    ([fit("a", 0, status="failed"), fit("b", 0, status="missing")], "No fit is finished.", 0),
+    ([fit("a", 0, s, rmse=1.0 + s) for s in range(3)], "over 3 seeds on one split", 0),
+    ([fit("a", k, rmse=1.0 + k) for k in range(3)], "over 3 random splits of the same rows. The", 0.25),
+    ([fit("a", k, kind="own test part", rmse=1.0 + k) for k in range(3)], "The test rows are the same", 0),
+])  # fmt: skip
 def test_it_says_what_the_error_is_over(fits, said, share):
     (found,) = summarise(fits, {})
     assert said in found.error_sources and found.share == share

@@ -1,4 +1,4 @@
-"""Times of which some are censored: against SciPy's densities and censored fits, Kaplan-Meier, sums and simulation."""
+"""Times of which some are censored: against SciPy's densities and censored fits, sums and simulation."""
 
 import json
 
@@ -119,25 +119,6 @@ def test_concordance_counts_the_comparable_pairs():
         bp.metrics.concordance(prediction, -np.abs(y))
 
 
-def test_the_survival_curve_is_kaplan_meiers():
-    """Of those at risk at each time the share that has no event then, and Greenwood's formula for log(−log S)."""
-    prediction, y, loc = mixture(num=200)
-    ax = bp.plots.survival_curve(prediction, y)
-    observed, _, predicted = ax.lines
-    times = observed.get_xdata()[1:, None]
-    events, risk = (y == times).sum(1), (np.abs(y) >= times).sum(1)
-    np.testing.assert_allclose(observed.get_ydata()[1:], share := np.cumprod(1 - events / risk), atol=1e-9)
-    events, risk, share = (v[(share > 0) & (share < 1)] for v in (events, risk, share))
-    spread = np.sqrt((events / (risk * (risk - events))).cumsum()) / np.log(share)
-    known = share ** np.exp(stats.norm.ppf([[0.025], [0.975]]) * spread)
-    band = ax.collections[0].get_paths()[0].vertices
-    inside = band[(band[:, 1] > 0.01) & (band[:, 1] < 0.99), 1]
-    assert np.abs(inside[:, None] - known.ravel()).min(1).max() < 1e-5
-    grid = predicted.get_xdata()
-    beyond = law("weibull", loc, 0.6).sf(grid[:, None, None]).mean((1, 2))
-    np.testing.assert_allclose(predicted.get_ydata(), beyond, atol=1e-5)
-
-
 def test_events_may_stand_in_columns_arrays_and_files(tmp_path):
     x, time, event = lifetimes(60)
     y, coded = np.stack([time, event], 1), np.where(event, 2, np.arange(60) % 2)  # of three values 2 is the event
@@ -181,7 +162,7 @@ def test_commands_take_times(tmp_path, command):
     scores, rows = (json.loads((run / name).read_text()) for name in ("metrics.json", "rows.json"))
     assert scores["concordance"] > 0.6 and scores["nll_minus_nothing"] < 0 and scores["censored_rows"] > 0
     figures = {path.stem for path in (run / "figures").glob("*.png")}
-    assert {"survival-curve", "calibration", "permutation-importance"} <= figures
+    assert {"calibration", "permutation-importance"} <= figures
     assert any(row["observed time"].startswith("> ") for row in rows["uncertain"] + rows["worst"])
     assert "takes no censored times" in command("calibrate", run, code=2)
     assert bp.load(run).schema.event == ("status", "2")

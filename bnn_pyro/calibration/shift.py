@@ -42,13 +42,7 @@ class Verdict:
 
 
 def monitor(
-    calibrated: Calibrated,
-    x: Tensor,
-    x_new: Tensor,
-    y_new: Tensor | None = None,
-    *,
-    false_alarm: float = 0.01,
-    seed: int = 0,
+    calibrated: Calibrated, x: Tensor, x_new: Tensor, y_new: Tensor | None = None, *, false_alarm: float = 0.01
 ) -> list[Verdict]:
     """All tests that apply; of rows that are like the calibration rows, any of them alarms at most that often.
 
@@ -66,7 +60,7 @@ def monitor(
         raise UserError(f"monitor takes the {len(calibrated.epistemic)} calibration rows and four new rows or more, "
                         f"got {len(x)} and {len(x_new)}")  # fmt: skip
     prediction = replace(calibrated, conformal=None).predict(x_new)
-    p, auroc = classifier_p(x, x_new, seed)
+    p, auroc = classifier_p(x, x_new)
     results = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
     if np.ptp(calibrated.epistemic) > 0:
         p, share = epistemic_p(calibrated.epistemic, one_number(prediction.epistemic))
@@ -75,7 +69,7 @@ def monitor(
     if y_new is not None and calibrated.conformal is not None:
         y_new = torch.as_tensor(targets(prediction, y_new))
         scores = calibrated.conformal.at(len(x_new), x=x_new).score(prediction, y_new).numpy()
-        peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores, seed)).max())
+        peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores)).max())
         results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
     verdicts = []
     for test, (p, words) in results.items():

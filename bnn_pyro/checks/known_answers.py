@@ -185,9 +185,7 @@ def _compare(
     return claim.name, subject.settings(method, entry), findings, amounts
 
 
-def _sentence(
-    problems: Sequence[Problem], claim: str, findings: Sequence[Finding], amounts: Sequence[list[Finding]]
-) -> str:
+def _sentence(problems: list[Problem], claim: str, findings: list[Finding], amounts: Sequence[list[Finding]]) -> str:
     where = " and ".join(problem.title for problem in problems)
     if off := most_off(findings):
         return f"On {where} this is not {claim}: {off}"

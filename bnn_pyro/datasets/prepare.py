@@ -95,10 +95,9 @@ def check_positive(like: Schema, y: Tensor, index: Any, where: str = "") -> None
         raise UserError(f"target_scale={like.target_scale} is for the task regression, not {like.task}; leave it out")
     if bad := (y <= 0).nonzero()[:, 0].tolist():
         more = f", and {len(bad) - 1:,} more rows have none" if len(bad) > 1 else ""
-        raise UserError(
-            f"{where or like.source}: target '{like.target}', row {int(index[bad[0]])}: {y[bad[0]].item():g} has no "
-            f"logarithm{more}; leave such rows out, or leave out target_scale=log (--target-scale)"
-        )
+        raise UserError(f"{where or like.source}: target '{like.target}', row {int(index[bad[0]])}: "
+                        f"{y[bad[0]].item():g} has no logarithm{more}; leave such rows out, or leave out "
+                        "target_scale=log (--target-scale)")  # fmt: skip
 
 
 def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:

@@ -81,7 +81,7 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
         left_out.append("the inputs")
     groups |= _prior(posterior, data, rows, names, left_out, seed)
     if len(data.x_test):
-        groups["predictions"], coords["test_observation"] = _predictions(posterior, data, shape, seed)
+        groups["predictions"], coords["test_observation"] = _predicted(posterior, data, shape, seed)
     coords["class"] = np.array(posterior.schema.classes or ("",))
     what, provenance = draws.kind(posterior), posterior.provenance
     return _as_arviz(groups, coords, {
@@ -171,9 +171,7 @@ def _prior(
     return {"prior": _weights(own, (1, num), names, [], seed), "prior_predictive": predictive}
 
 
-def _predictions(
-    posterior: Posterior, data: Dataset, shape: tuple[int, int], seed: int
-) -> tuple[Variables, np.ndarray]:
+def _predicted(posterior: Posterior, data: Dataset, shape: tuple[int, int], seed: int) -> tuple[Variables, np.ndarray]:
     classes = len(posterior.schema.classes)
     points = draws.even(len(data.x_test), min(POINTS, NUMBERS // (math.prod(shape) * max(1, classes))))
     blocks = draws.walk(posterior, data.x_test[points], math.prod(shape), seed)

@@ -1,4 +1,4 @@
-"""What a fit is going to cost, and what follows: whether to compile, how many processes, which device, what to say.
+"""What a fit is going to cost, and what follows: whether to compile, how many processes, what to say.
 
     seconds of a run  ≈  gradients · (overhead + arithmetic),   arithmetic ∝ rows · weights
 
@@ -17,12 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Run
-from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.inference.optimise import schedule
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import current_executor, on_cluster, usable_cores
-from bnn_pyro.parts.nets import in_mode, outputs_seen
+from bnn_pyro.parts.nets import outputs_seen
 from bnn_pyro.progress import Figures, duration
 
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
@@ -39,9 +37,8 @@ COMPILATION, PROCESS = 2.5, 5.0
 TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
 #: Steps that a trajectory of ChEES or of the adjusted microcanonical sampler may be expected to take.
 TYPICAL = 20
-#: Chains where settings leave them out; multiplications of a step from which on a GPU is faster: it takes 3 to 6 ms for
-#: any (docs/results/speed.md).
-CHAINS, GPU_WORK = 8, 3e7
+#: Chains where settings leave them out.
+CHAINS = 8
 #: Seconds besides their arithmetic of a transition of chains that move as one, and of a step of several networks.
 TRANSITION, STEP = 3e-4, 6e-3
 #: Gradients of a transition of theirs, and of NUTS.
@@ -161,14 +158,3 @@ class Forecast:
             less = f"draws={fewer} (--set draws={fewer}) takes {duration(share * seconds)}, "
         warnings.warn(f"about {duration(seconds)}; {less}max_minutes=M (--max-minutes M) ends after M minutes with the "
                       "draws so far", stacklevel=1)  # fmt: skip
-
-
-def step_work(method: Any, model: nn.Module, schema: Schema, rows: int) -> int:
-    """Multiplications of a step or gradient, forward: of a row · rows of a step · chains that move as one."""
-    net, weights = getattr(model, "net", None), sum(v.numel() for v in model.initial.values() if v.dim() > 1)
-    with in_mode(net or model, training=False), torch.no_grad():
-        macs = weights if net is None else max(weights, multiplications(net, torch.zeros(1, *schema.input_shape)))
-    batch, chains = getattr(method, "batch_size", 0), getattr(method, "chains", 1) or CHAINS
-    batch = schedule(rows, weights).batch_size if batch is None else 0 if hasattr(method, "warmup") else batch
-    alone = getattr(method, "one_by_one", False) and not getattr(method, "group", False)
-    return macs * (batch if 0 < batch < rows else rows) * (1 if alone else chains)

@@ -170,9 +170,8 @@ class LogJoint:
         try:
             drawn = {site: [prior.sample((num,)) for num in numbers] for site, prior in self.priors.items()}
         except NotImplementedError:
-            raise UserError(
-                "samplers need a proper prior, and this variant's has no samples; take another, such as fan-in:1"
-            ) from None
+            raise UserError("samplers need a proper prior, and this variant's has no samples; take another, such as "
+                            "fan-in:1") from None  # fmt: skip
         return [{site: draws[i] for site, draws in drawn.items()} for i in range(len(numbers))]
 
 

@@ -205,10 +205,9 @@ def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.
     z = _climbed(potential, z) if how == "map" else z
     good = _finite(potential, z)
     if not good.all():
-        raise UserError(
-            f"chain {int((~good).nonzero()[0]) + 1} has no start where the log density and its gradient are finite "
-            f"(start={how}); take a {'narrower prior' if how == 'prior' else 'smaller jitter'}, or start=map"
-        )
+        raise UserError(f"chain {int((~good).nonzero()[0]) + 1} has no start where the log density and its gradient "
+                        f"are finite (start={how}); take a {'narrower prior' if how == 'prior' else 'smaller jitter'}, "
+                        "or start=map")  # fmt: skip
     return z
 
 

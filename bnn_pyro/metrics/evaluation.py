@@ -92,7 +92,6 @@ _DRAWN = "; of a censored row drawn from what is predicted beyond it"
 _WIDTH = "mean width of the central 95% interval, target units"
 width_95 = Metric(lambda p, y: p.quantile([0.025, 0.975]).double().diff(dim=0)[0].numpy(), mean_of, _WIDTH)
 
-
 _NLL = "how improbable the prediction thought what was observed: −log p of the mixture over draws, nats a row"
 nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mean_of, _NLL)
 
@@ -190,8 +189,11 @@ _OF_NUMBERS = {"wasserstein": _transport}
 DISTANCES = dict(classification=_OF_CLASSES, ordinal=_OF_CLASSES, regression=_OF_NUMBERS, survival=_OF_NUMBERS)
 
 
-def _apart(a: Prediction, b: Prediction) -> dict[str, np.ndarray]:
-    """{distance: (B,)} at each point, all finite; the errors of :func:`distances`."""
+def distances(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> dict[str, Estimate]:
+    """Every distance of the task, mean over the points, with its 95 % interval over ``bootstrap`` resamples of them.
+
+    Raises UserError for predictions of other tasks, of different numbers of points or classes, or not finite.
+    """
     if a.task != b.task:
         raise UserError(f"cannot compare a {a.task} with a {b.task} prediction")
     if len(a) != len(b):
@@ -203,13 +205,5 @@ def _apart(a: Prediction, b: Prediction) -> dict[str, np.ndarray]:
     values = {name: distance(a, b) for name, distance in DISTANCES[a.task].items()}
     if not (finite := np.isfinite([*values.values()]).all(0)).all():
         raise UserError(f"a prediction is not finite at row {int(np.argmin(finite))}")
-    return values
-
-
-def distances(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> dict[str, Estimate]:
-    """Every distance of the task, mean over the points, with its 95 % interval over ``bootstrap`` resamples of them.
-
-    Raises UserError for predictions of other tasks, of different numbers of points or classes, or not finite.
-    """
-    reductions = {name: partial(mean_of, points) for name, points in _apart(a, b).items()}
+    reductions = {name: partial(mean_of, points) for name, points in values.items()}
     return intervals(reductions, (len(a),), bootstrap=bootstrap, seed=seed)

@@ -22,7 +22,6 @@ ANSWER = 10.0
 #: What must be the same on workers, for results to be the same bit for bit.
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 
-
 #: Of the innermost block: how many processes (1: this one, 0: as many as there are cores), or a ``distributed.Client``.
 _CURRENT: ContextVar[Any] = ContextVar("executor", default=None)
 
@@ -95,10 +94,8 @@ def connect(client: Any, stack: contextlib.ExitStack) -> Any:
             client = stack.enter_context(distributed.Client(client, timeout=ANSWER, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
             place = client.replace("tcp:", "dask:") if isinstance(client, str) else client
-            raise UserError(
-                f"no Dask scheduler answers at {place} ({type(error).__name__}); start one with `dask scheduler`, and "
-                "workers with `dask worker HOST:PORT --nthreads 1`"
-            ) from None
+            raise UserError(f"no Dask scheduler answers at {place} ({type(error).__name__}); start one with `dask "
+                            "scheduler`, and workers with `dask worker HOST:PORT --nthreads 1`") from None  # fmt: skip
     if not isinstance(client, distributed.Client) or client.asynchronous:
         raise UserError(f"an executor is a text, a synchronous distributed.Client or a Dask cluster, got {client!r}")
     check_workers(client)

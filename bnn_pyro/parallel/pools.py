@@ -172,10 +172,8 @@ class DaskPool:
     def progress(self, numbers: Iterable[int]) -> Iterator[tuple[int, float, Figures]]:
         """See ``ProcessPool``. Raises UserError where the scheduler is gone."""
         if self.client.status != "running":
-            raise UserError(
-                f"the Dask scheduler at {self.client.scheduler.address} is gone; what was finished is kept where "
-                "a folder was given"
-            )
+            raise UserError(f"the Dask scheduler at {self.client.scheduler.address} is gone; what was finished is kept "
+                            "where a folder was given")  # fmt: skip
         while self.reports:
             yield self.reports.popleft()
 

@@ -196,10 +196,9 @@ def from_text(text: str) -> Pretrained:
         return _torchvision(name, Path(file))
     path = Path(text).expanduser()
     if path.suffix not in (".pt", ".ts", ".pt2"):
-        raise UserError(
-            f"the backbone '{text}' is none of: auto, convnet, mlp, the folder of a run of these, a TorchScript file "
-            "(.pt), a torch.export file (.pt2), or a torchvision architecture with a weights file (resnet18:FILE)"
-        )
+        raise UserError(f"the backbone '{text}' is none of: auto, convnet, mlp, the folder of a run of these, a "
+                        "TorchScript file (.pt), a torch.export file (.pt2), or a torchvision architecture with a "
+                        "weights file (resnet18:FILE)")  # fmt: skip
     return _from_file(path)
 
 
@@ -208,10 +207,9 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
     if description["kind"] == "torchvision":
         return Pretrained(_Torchvision(description["name"]), description)
     if description["kind"] == "module":
-        raise UserError(
-            f"the backbone of this posterior is a module of your own ({description['class']}), which an archive of "
-            "tensors cannot hold; pass it: load(folder, entry=LastLayer(backbone=module, …))"
-        )
+        raise UserError(f"the backbone of this posterior is a module of your own ({description['class']}), which an "
+                        "archive of tensors cannot hold; pass it: "
+                        "load(folder, entry=LastLayer(backbone=module, …))")  # fmt: skip
     return _from_file(Path(description["path"]), description["sha256"]).taking(description.get("inputs", "raw"))
 
 
@@ -234,9 +232,7 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
         raise
     except Exception as error:
         kind, writer = ("torch.export", "export.save") if exported else ("TorchScript", "jit.script(module).save")
-        raise UserError(
-            f"{path} is no {kind} file that can be read ({first_line(error)}); write it with torch.{writer}"
-        ) from None
+        raise UserError(f"{path} is no whole {kind} file ({first_line(error)}); write it by torch.{writer}") from None
     return Pretrained(net, {"kind": "file", "path": str(path.resolve()), "sha256": digest})
 
 

@@ -180,6 +180,5 @@ def _full() -> Maker:
 #: Every family of Normal guides by name; the number after the colon is its argument.
 FAMILIES: dict[str, Callable[..., Maker]] = {"mean-field": _mean_field, "low-rank": _low_rank, "full": _full}
 
-
 #: ``"low-rank:20"`` -> a maker of guides. Raises UserError for an unknown name, or no positive whole rank.
 parse_family: Callable[[str], Maker] = partial(parse_named, "family of guides", table=FAMILIES, number=int)

@@ -176,9 +176,7 @@ class HiddenLayer(LinearLayer):
         weight_space_sampling: bool = False,
     ) -> None:  # fmt: skip
         if A_mean.dim() != 2 or A_scale.shape != A_mean.shape:
-            raise ValueError(
-                f"A_mean and A_scale must both be (D, H), got {tuple(A_mean.shape)} and {tuple(A_scale.shape)}"
-            )
+            raise ValueError(f"A_mean and A_scale must be (D, H), got {tuple(A_mean.shape)} and {tuple(A_scale.shape)}")
         super().__init__(X, NormalWeights(A_mean, A_scale), non_linearity)
         self.KL_factor = KL_factor
         self.A_mean, self.A_scale, self.A_prior_scale = A_mean, A_scale, A_prior_scale

@@ -110,9 +110,7 @@ class _LayerPrior(nn.Module):
         if all(isinstance(p, CentredNormal) for p in sites):
             scale = torch.cat([p.scale.expand(n, 1) for p, n in zip(sites, rows, strict=True)])
         elif not all(isinstance(p, LogUniform) for p in sites):
-            raise UserError(
-                "local reparametrization needs a prior whose KL has a closed form: normal, fan-in or log-uniform"
-            )
+            raise UserError("local reparametrization needs a KL in closed form: prior normal, fan-in or log-uniform")
         self.shape = torch.Size((sum(rows), len(layer.weight)))
         self.register_buffer("scale", scale, persistent=False)
 

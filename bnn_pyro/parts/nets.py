@@ -179,10 +179,9 @@ class ConvNet(_Net):
     ) -> None:  # fmt: skip
         super().__init__(activation)
         if len(input_shape) != 3:
-            raise UserError(
-                f"a convolutional network takes images of shape (channels, height, width), and these inputs have shape "
-                f"{tuple(input_shape)}; take a fully connected variant, such as hidden-layer"
-            )
+            raise UserError("a convolutional network takes images of shape (channels, height, width), and these inputs "
+                            f"have shape {tuple(input_shape)}; take a fully connected variant, "
+                            "such as hidden-layer")  # fmt: skip
         height, width = input_shape[1:]
         for _ in channels:
             height, width = ((n + 2 * padding - kernel + 1) // 2 for n in (height, width))

@@ -137,7 +137,6 @@ PRIORS: dict[str, Callable[..., Maker]] = {
     "log-uniform": _log_uniform,
 }
 
-
 #: The prior "by-target", of labels and of numbers: under narrower ones the ELBO's optimum, and the mode of a wide
 #: network, predict too flat.
 BY_TARGET = {True: "fan-in:8", False: "fan-in:2"}

@@ -14,7 +14,7 @@ _NAMES = {
     "diagnostics": "convergence loo_pit pareto_k posterior_predictive trace_ranks",
     "effects": "Grid decision_boundary epistemic_map grid line partial_dependence permutation_importance pixel_maps",
     "points": "ood_bars uncertain_images",
-    "regression": "predicted_observed predictive_band regression_calibration rootogram survival_curve",
+    "regression": "predicted_observed predictive_band regression_calibration rootogram",
     "sweep": "Scores sweep_points",
     "training": "growing_ensemble pruning_curve training_curves",
 }

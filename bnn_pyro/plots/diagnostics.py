@@ -213,9 +213,12 @@ def trace_ranks(
     chains, _, every = values.shape
     num = min(6, every)  # quantities at most
     axes = layout.panels(2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
+    lost = () if diverging is None else 1 + np.flatnonzero(np.any(diverging, axis=0))
     for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
         _lines(left, one)
-        _mark(left, np.zeros((1, 1)) if diverging is None else np.asarray(diverging))
+        if len(lost):
+            how = dict(color=DATA, transform=left.get_xaxis_transform(), label="divergent")
+            left.plot(lost, np.full(len(lost), 0.03), "x", **how)
         left.set_title(label if len(label) <= 44 else f"{label[:43]}…", size=8.5, loc="left")
         left.yaxis.set_major_locator(MaxNLocator(3))
         left.set_ylabel(unit, size=8)
@@ -240,12 +243,6 @@ def _lines(ax: Axes, values: np.ndarray) -> None:
         ax.plot(draw, values[c], **style, linewidth=0.7, label=f"chain {c}")
     ax.set_xlim(1, max(2, len(draw)))
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-
-
-def _mark(ax: Axes, diverging: np.ndarray) -> None:
-    at = np.flatnonzero(diverging.any(0)) + 1
-    if len(at):
-        ax.plot(at, np.full(len(at), 0.03), "x", color=DATA, transform=ax.get_xaxis_transform(), label="divergent")
 
 
 def _ranks(ax: Axes, values: np.ndarray) -> None:

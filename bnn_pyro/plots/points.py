@@ -56,8 +56,11 @@ def uncertain_images(
         show_image(image, x[row], schema)
         mean = prediction.mean[row]
         _boxes(bars, prediction, row, _most_probable(mean), names, y)
-        words = f"most probable {names[mean.argmax()]} ({mean.max():.0%}){_true(names, y, row)}"
-        bars.set_title(f"{words}\n{_split(prediction, row)}", size=7.5, pad=3, loc="right")
+        words = f"most probable {names[mean.argmax()]} ({mean.max():.0%})"
+        words += "" if y is None else f", true: {names[y[row]]}"
+        total, epistemic, aleatoric = (getattr(prediction, part)[row] for part in ("total", "epistemic", "aleatoric"))
+        words += f"\ntotal {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats"
+        bars.set_title(words, size=7.5, pad=3, loc="right")
         bars.tick_params(labelsize=6.5, length=2, pad=1.5)
     page.suptitle(f"most uncertain first, by {ORDERS[by]}")
     page.supylabel("class probability\n(bar: mean, box: draws)")
@@ -112,15 +115,6 @@ def ood_bars(
 def _need_images(prediction: Prediction, x: Tensor) -> None:
     if x.dim() != 4 or len(x) != len(prediction):
         raise UserError(f"x must be {len(prediction)} images (B, channels, height, width), got shape {tuple(x.shape)}")
-
-
-def _split(prediction: Prediction, row: int) -> str:
-    total, epistemic, aleatoric = (getattr(prediction, u)[row] for u in ("total", "epistemic", "aleatoric"))
-    return f"total {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats"
-
-
-def _true(names: Sequence[str], y: np.ndarray | None, row: int) -> str:
-    return "" if y is None else f", true: {names[y[row]]}"
 
 
 def _most_probable(probs: Tensor) -> np.ndarray:

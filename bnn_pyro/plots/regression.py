@@ -1,13 +1,12 @@
 """A regression: the predictive band over one input, predicted against observed, and whether intervals are right."""
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
-from scipy.stats import CensoredData, binom, ecdf
+from scipy.stats import binom
 from torch import Tensor
 
 from bnn_pyro import metrics
@@ -18,7 +17,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.parts.mixtures import BLOCK
 from bnn_pyro.plots.effects import one_feature
-from bnn_pyro.plots.layout import calibrated_histogram, legend_below, panel, panels, plain_numbers
+from bnn_pyro.plots.layout import Panel, calibrated_histogram, legend_below, panel, panels, plain_numbers
 from bnn_pyro.plots.style import BAYES, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -38,7 +37,7 @@ def predictive_band(
     *,
     truth: Callable[[Tensor], Tensor] | None = None,
     legend: bool = True,
-    ax: Axes | None = None,
+    ax: Panel = None,
 ) -> Axes:
     """Median and central 50, 80 and 95 % of y over one input, and, hatched, the central 95 % of the mean curves.
 
@@ -87,9 +86,7 @@ def predictive_band(
 
 
 @drawn
-def predicted_observed(
-    prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None
-) -> Axes:
+def predicted_observed(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Panel = None) -> Axes:
     """Predictive median with its central 95 % interval against what was observed; the title counts the hits.
 
     Points whose interval misses the target are crosses. Of many points 200 are drawn, evenly from the smallest to the
@@ -157,7 +154,7 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence
 
 
 @drawn
-def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None) -> Axes:
+def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Panel = None) -> Axes:
     """How often each count occurs: bars that hang from how often it was expected, on a scale of square roots.
 
     A bar that ends at 0 is as high as expected; one that ends below 0 occurs more often. Grey: where 95 % of the ends
@@ -185,31 +182,3 @@ def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, 
     ax.set_title(f"{outside.sum()} of {len(observed)} bars end outside the band")
     ax.set(xlabel=schema.target if schema is not None else "y", ylabel="square root of the number of rows")
     return legend_below(ax, 3)
-
-
-@drawn
-def survival_curve(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Axes | None = None) -> Axes:
-    """Share of the rows whose event has not happened by then: the mean over the predictions, and Kaplan & Meier 1958.
-
-    Grey: its 95 % interval by Greenwood's formula, on the scale of log(−log S). Marks are censored times.
-
-    y: (B,) times, negative where censored.   Raises UserError for a prediction of anything else.
-    """
-    if prediction.task != "survival":
-        raise UserError("a survival curve is for times (--task survival)")
-    y = targets(prediction, y)
-    curve = ecdf(CensoredData(y[y > 0], right=-y[y < 0])).sf
-    times, share, censored = curve.quantiles, curve.probabilities, np.unique(-y[y < 0])
-    with warnings.catch_warnings(action="ignore"), np.errstate(divide="ignore", invalid="ignore"):
-        ends = curve.confidence_interval(method="log-log")  # NaN where the share is 0 or 1
-    low, high = (np.where(np.isnan(end.probabilities), share, end.probabilities) for end in (ends.low, ends.high))
-    ax = panel(ax, 5.6, 3.7)
-    ax.fill_between(times, low, high, step="post", color="0.88", linewidth=0, label="95% interval of observed")
-    ax.step([0, *times], [1, *share], where="post", color=DATA, label="observed (Kaplan-Meier)")
-    ax.plot(censored, curve.evaluate(censored), "|", color=DATA, ms=5, label="censored")
-    grid = torch.linspace(0, times[-1], 200, dtype=torch.float64)[:, None]
-    beyond = torch.cat([1 - prediction[some].cdf(grid) for some in torch.arange(len(y)).split(1000)], 1).mean(1)
-    ax.plot(grid[:, 0], beyond, color=BAYES, label="predicted, mean of the rows")
-    ax.set(xlabel=schema.target if schema is not None else "t", ylabel="share without the event", ylim=(0, 1.02))
-    ax.set_xlim(left=0)
-    return legend_below(ax, 2)

@@ -9,12 +9,6 @@ import pandas as pd
 from bnn_pyro.metrics.metric import intervals, mean_of
 from bnn_pyro.reports.tables import NOT_CLEAR
 
-#: What is said of differences wherever they are shown.
-SOURCES = (
-    "A difference has two sources of error: the seeds and splits of the fits (another start, other training rows), and "
-    "the finite number of test rows."
-)
-
 
 def ranking_table(standings: pd.DataFrame) -> pd.DataFrame:
     """What :func:`ranked` returns, as texts."""

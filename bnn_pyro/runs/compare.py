@@ -20,7 +20,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.reports import tables
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
-from bnn_pyro.reports.ranking import SOURCES, ranked, ranking_table
+from bnn_pyro.reports.ranking import ranked, ranking_table
 from bnn_pyro.runs.baselines import paired_differences, read_predictions
 from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
@@ -68,7 +68,7 @@ def compare_runs(
     notes = {w["about"]: "its fit failed" if w["level"] == "failed" else "not converged" for w in failed}
     task, label, words = runs[0].task, runs[0].label, read_texts("statistics")
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
-    sentence, about = words["rankings"]["held_out"].format(sources=SOURCES), words["comparison"]
+    sentence, about = words["rankings"]["held_out"].format(**words["rankings"]), words["comparison"]
     scores = tables.metric_table(task, {run.label: run.metrics for run in runs})
     sections = [
         tables.Section(title, sentence, ranking_table(ranked(densities, notes))),

@@ -97,9 +97,7 @@ def figures_of(
             outside, own = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
             figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=own)
     elif prediction is not None:
-        if schema.task == "survival":
-            figures["survival-curve"] = lambda: plots.survival_curve(prediction, y, schema)
-        else:
+        if schema.task != "survival":
             figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
         figures["calibration"] = lambda: plots.regression_calibration(prediction, y)
         if schema.task == "counts":
@@ -125,7 +123,9 @@ def figures_of(
     if not sampled and any(trace.get(name) for name in ("elbo", "log_joint")):
         figures["training-curves"] = lambda: plots.training_curves(trace)
     if "lp" in posterior.stats:
-        figures["transitions"] = lambda: _densities(sampler_series(posterior))
+        series = sampler_series(posterior)
+        how = dict(diverging=series.get("diverging"), unit="nats")
+        figures["transitions"] = lambda: plots.trace_ranks(series["lp"][..., None], ["log joint density"], **how)
     if sampled:
         figures["sampler-trace"] = lambda: plots.training_curves(trace)
     return figures
@@ -134,7 +134,7 @@ def figures_of(
 def draw_all(figures: Mapping[str, Callable[[], object]], folder: RunFolder) -> list[Picture]:
     """Draw the figures into ``folder``, and remove those of an earlier evaluation that no longer apply."""
     pictures = draw_figures("report", {name: lambda _, draw=draw: draw() for name, draw in figures.items()}, {})
-    former = [*read_texts("figures")["report"], "outside-*", "signal-to-noise"]  # the last by earlier versions
+    former = [*read_texts("figures")["report"], "outside-*", "signal-to-noise", "survival-curve"]  # by earlier versions
     folder.write_figures(pictures, former)
     return pictures
 
@@ -243,11 +243,6 @@ def _band(run: Scored, far: float | None = None) -> object:
         middle, reach = (low.item() + high.item()) / 2, far * (high.item() - low.item())
         x, truth = plots.line(run.data, middle - reach, middle + reach), None
     return plots.predictive_band(run.predict(x), x, run.data, truth=truth)
-
-
-def _densities(series: Mapping[str, np.ndarray]) -> object:
-    diverging = series.get("diverging")
-    return plots.trace_ranks(series["lp"][..., None], ["log joint density"], diverging=diverging, unit="nats")
 
 
 def _map(run: Scored, draw: Callable) -> object:

@@ -252,7 +252,6 @@ class RunFolder(OutputFolder):
         """Raises UserError unless the training rows are those that the posterior was fitted to."""
         trained = posterior.provenance.get("fingerprint")
         if trained != data.fingerprint:
-            raise UserError(
-                f"the training rows of {data.name} are not those that {self.path} was trained on (fingerprint "
-                f"{data.fingerprint}, then {trained}): the file or the loader has changed; train again"
-            )
+            raise UserError(f"the training rows of {data.name} are not those that {self.path} was trained on "
+                            f"(fingerprint {data.fingerprint}, then {trained}): the file or the loader has changed; "
+                            "train again")  # fmt: skip

@@ -6,7 +6,6 @@ known from the run folders alone.
 
 import functools
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,6 @@ from bnn_pyro.files import is_occupied, lock_folder, read_archive
 from bnn_pyro.parallel.executor import executor
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.progress import progress_bar, quiet, report_progress
-from bnn_pyro.reports.tables import as_text
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
@@ -109,7 +107,7 @@ def run_sweep(
     Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after a signal: the rest is kept.
     """
     start, tasks = time.perf_counter(), config.tasks
-    missing = [task for task, (state, _) in _plan(config, folder, overwrite).items() if state != FINISHED]
+    missing = _missing(config, folder, overwrite)
     results = {"name": config.path.stem, "spec": config.text, "facts": facts}
     failures: dict[str, str] = {}
 
@@ -148,34 +146,23 @@ def run_sweep(
     return results, summaries
 
 
-def planned_text(config: SweepConfig, folder: SweepFolder) -> str:
-    """What `--dry-run` prints: where every fit stands, after the checks before training. Raises as ``run_sweep``."""
-    plan = _plan(config, folder, overwrite=True)
-    table = as_text(pd.DataFrame({"": {task.name: " ".join(status).strip() for task, status in plan.items()}}))
-    counts = Counter(state for state, _ in plan.values())
-    return f"{table}\n\n{len(plan):,} fits in {folder.path}: " + ", ".join(f"{n:,} {s}" for s, n in counts.items())
-
-
-def _plan(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> dict[RunTask, tuple[str, str]]:
-    """{fit: its status, of rows too}. Raises UserError where settings or rows have changed, without ``overwrite``."""
+def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[RunTask]:
+    """The fits to make. Raises UserError where settings or rows have changed, without ``overwrite``."""
     statuses = {task: folder.status(task) for task in config.tasks}
     changed = [(task, reason) for task, (state, reason) in statuses.items() if state == CHANGED]
     if changed and not overwrite:
         several = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise UserError(
-            f"{folder.path / changed[0][0].name}{several} {changed[0][1]}: give the recipe or the data another name, "
-            "choose another --out, or add --overwrite to replace what was changed"
-        )
+        raise UserError(f"{folder.path / changed[0][0].name}{several} {changed[0][1]}: give the recipe or the data "
+                        "another name, choose another --out, or add --overwrite to replace what changed")  # fmt: skip
     finished = [task for task, (state, _) in statuses.items() if state == FINISHED]
     fingerprints = check_tasks(config, finished)
     rows = {task: fingerprints.get((task.data, task.split)) for task in finished}
     stale = {t.data for t, now in rows.items() if now and folder.outcome(t).get("fingerprint", now) != now}
     if stale and not overwrite:
-        raise UserError(
-            f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were trained on: the "
-            "file has changed; choose another --out, or add --overwrite to make them anew"
-        )
-    return statuses | {task: (CHANGED, "has other rows now") for task in finished if task.data in stale}
+        raise UserError(f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were "
+                        "trained on: the file has changed; choose another --out, or "
+                        "add --overwrite to make them anew")  # fmt: skip
+    return [task for task, (state, _) in statuses.items() if state != FINISHED or task.data in stale]
 
 
 def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[str, int], str]:

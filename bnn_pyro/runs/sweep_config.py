@@ -120,9 +120,7 @@ def _numbers(place: str | Path, key: str, table: Mapping[str, Any], kinds: Mappi
     check_keys(place, "key", {k: v for k, v in table.items() if k not in is_all}, kinds)
     numbers = table.get(key)
     if numbers not in (None, ALL) and (not numbers or min(numbers) < 0 or len({*numbers}) < len(numbers)):
-        raise UserError(
-            f"{place}: '{key}' must be whole numbers from 0 on, such as [0, 1, 2], none twice, got {numbers}"
-        )
+        raise UserError(f"{place}: '{key}' must be whole numbers from 0 on, as [0, 1, 2], none twice, got {numbers}")
     return numbers
 
 
@@ -162,15 +160,11 @@ def _recipes(path: Path, name: str, table: dict[str, Any]) -> Iterator[tuple[str
     place = f"{path} [recipes.{name}]"
     check_keys(place, "key", table, RECIPE_KEYS)
     if "variant" not in table and name not in ZOO:
-        raise UserError(
-            f"{place} has no 'variant', and '{name}' is not the name of one; add variant = one of {', '.join(ZOO)}"
-        )
+        raise UserError(f"{place} has no 'variant', and '{name}' is none; add variant = one of {', '.join(ZOO)}")
     grid = table.pop("grid", {})
     for key, values in grid.items():
         if not isinstance(values, list) or not values:
-            raise UserError(
-                f"{place}: '{key}' of the grid must be a list of values, such as [1, 2], got {values!r:.80}"
-            )
+            raise UserError(f"{place}: '{key}' of the grid must be a list of values, as [1, 2], got {values!r:.80}")
     for values in itertools.product(*grid.values()):
         chosen = dict(zip(grid, values, strict=True))
         label = " ".join([name, *(f"{key}={setting_text(value)}" for key, value in chosen.items())])

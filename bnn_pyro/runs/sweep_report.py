@@ -13,8 +13,7 @@ import pandas as pd
 from bnn_pyro import plots
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.plots.sweep import LABELS
-from bnn_pyro.reports.page import Picture, render
-from bnn_pyro.reports.ranking import SOURCES
+from bnn_pyro.reports.page import Picture, read_texts, render
 from bnn_pyro.reports.tables import SHARES, WIDTH, Section, as_text
 from bnn_pyro.runs.folder import OutputFolder
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED, SEED_STEP
@@ -44,7 +43,8 @@ def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Se
         sections=[(data, _table(data, data.metrics)) for data in summaries],
         figures=figures,
         results=results,
-        limits={"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP, "sources": SOURCES},
+        limits={"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP},
+        sources=read_texts("statistics")["rankings"]["sources"],
         metrics=METRICS,
         number=_number,
         sentences=summary_sentences,

@@ -188,8 +188,8 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
     if done.empty:
         return DatasetSummary(name, states)
     task, kind, splits = done["task"].iloc[0], done["split_kind"].iloc[0], done["split"].nunique()
-    rows = pd.DataFrame(list(done["rows"])).mean()
-    share = rows["test"] / rows["train"] if kind in RESAMPLED and splits > 1 and rows["train"] else 0.0
+    train, test = pd.DataFrame(list(done["rows"])).mean()[["train", "test"]]
+    share = test / train if kind in RESAMPLED and splits > 1 and train else 0.0
     done = done.set_index(["split", "seed", "recipe"])
     scores, names = pd.DataFrame(list(done["metrics"]), done.index), done["name"].unstack()
 
@@ -228,6 +228,4 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
         metrics[metric] = MetricSummary(values, means, best, differences, verdicts)
     seconds = done["seconds"].groupby("recipe").mean().to_dict()
     seeds = done.index.get_level_values("seed").nunique()
-    return DatasetSummary(
-        name, states, task, (rows["train"], rows["test"]), splits, seeds, kind, share, seconds, metrics
-    )
+    return DatasetSummary(name, states, task, (train, test), splits, seeds, kind, share, seconds, metrics)

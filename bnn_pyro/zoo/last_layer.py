@@ -140,10 +140,9 @@ def _trained(posterior: Posterior) -> Pretrained:
     about = posterior.provenance
     draws = posterior.draw(2, seed=0)
     if about.get("entry") not in BACKBONE_VARIANTS or len(next(iter(draws.values()))) > 1:
-        raise UserError(
-            f"a backbone is the point estimate of {' or '.join(BACKBONE_VARIANTS)}; this posterior is of "
-            f"{about.get('entry', 'an unknown variant')} by {about.get('method', 'an unknown method')}"
-        )
+        raise UserError(f"a backbone is the point estimate of {' or '.join(BACKBONE_VARIANTS)}; this posterior is of "
+                        f"{about.get('entry', 'an unknown variant')} by "
+                        f"{about.get('method', 'an unknown method')}")  # fmt: skip
     net = copy.deepcopy(posterior.model.net).cpu()
     net.load_state_dict({name: draws[name][0].cpu() for name, _ in net.named_parameters()})
     facts = {k: about[k] for k in ("entry", "entry_settings", "seed", "data", "fingerprint", "split")}
