@@ -56,6 +56,7 @@ def test_a_frame_is_the_same_as_a_file_of_it(file, frame):
     assert data.schema == of_file.schema and torch.equal(data.y_test, of_file.y_test)
     assert data.schema.features[3:] == ("city=Rome", "flat=False", "flat=True", "heating=gas", "heating=oil", "year")
     assert bp.dataset(FRAME.assign(price=PRICE), "price").fingerprint == data.fingerprint
+    assert bp.dataset(pd.DataFrame(ARRAY), 1, task="regression").schema.target == "1"  # as pandas names the columns
     torch.testing.assert_close(bp.load_inputs(FRAME.iloc[:, ::-1], data.schema), bp.load_inputs(file, data.schema))
     assert bp.Schema.from_dict(data.schema.to_dict()) == data.schema
 

@@ -96,6 +96,7 @@ def dataset(
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)
+    y = str(y) if isinstance(y, int | np.integer) else y  # as ``as_table`` has names
     if train is not None or isinstance(x, Items | DataLoader):
         if y is not None or (train is not None and x is not None):
             raise UserError("X is a torch data set, which has the targets; leave y out, and give X or train=")

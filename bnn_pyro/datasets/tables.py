@@ -144,6 +144,8 @@ def raw_table(
     exposure  the name of the last column of inputs, where that is one   of_target  as of ``frames.target_fields``
     """
     gaps, read = gaps_in(frame, words), ()
+    if missing == "refuse":
+        frames.refuse_gaps(where, frame, gaps, frames.WAY)
     if dates != "refuse":
         from bnn_pyro.dates import find_dates
 
@@ -153,9 +155,7 @@ def raw_table(
             frame = date.replaced(where, frame, gaps)
         gaps = gaps_in(frame, words)
     of_rows, whole = [*target, *([] if exposure is None else [exposure])], frame  # what nothing can fill in
-    if missing == "refuse":
-        frames.refuse_gaps(where, frame, gaps, frames.WAY)
-    else:
+    if missing != "refuse":
         whole = frame[~(gaps if missing == "drop" else gaps[of_rows]).any(axis=1)]
     if whole.empty:
         mended = missing == "drop" and not gaps[of_rows].all().any()
@@ -244,11 +244,12 @@ def encode_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """x (N, features), not standardised, and y (N,) or None, read as ``like`` was. Raises as :func:`read_rows`."""
     gaps = gaps_in(_with_columns(where, frame, like), words, _texts_of(like))
+    dates = {part: date.name for date in like.dates for part in date.parts}
+    strict = [*dict.fromkeys(dates.get(c.name, c.name) for c in like.columns if frames.takes_no_gaps(c))]
+    frames.refuse_gaps(where, frame[strict], gaps[strict])
     for date in like.dates:
         frame = date.replaced(where, frame, gaps)
     gaps = gaps_in(frame, words, _texts_of(like)) if like.dates else gaps
-    strict = [column.name for column in like.columns if frames.takes_no_gaps(column)]
-    frames.refuse_gaps(where, frame[strict], gaps[strict])
     x = torch.from_numpy(frames.encode(where, frame, gaps, like.columns, like.unseen))
     names = list(like.target_names)
     if not set(names) <= set(frame.columns) or gaps[names].all(axis=None):
