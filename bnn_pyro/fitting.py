@@ -207,7 +207,7 @@ def fit_setup(
         if checkpoint is not None and not resume:
             checkpoint.discard()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
-        with isolated(seed), ExitStack() as stack:
+        with torch.inference_mode(False), isolated(seed), ExitStack() as stack:  # with gradients, whoever calls
             model = model_of(entry, data.schema)
             if device == "auto" and hasattr(setup.method, "compiled") and getattr(entry, "backbone", None) is None:
                 work = len(data.x_train) * sum(value.numel() for value in model.initial.values())

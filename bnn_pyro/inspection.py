@@ -128,15 +128,16 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     if len(frame) < FEW_ROWS:
         findings.append(Doubt(f"{len(frame)} are few: hold none of them back, or say nothing of how good a fit is",
                               len(frame) < MIN_ROWS, column="rows"))  # fmt: skip
-    whole = frame[~gaps[[*targets, *beside]].any(axis=1)]
+    told = frame[~gaps[[*targets, *beside]].any(axis=1)]
+    whole = frame if told.empty else told
     for name in frame:
-        cells = (frame if name in (*targets, *beside) or whole.empty else whole)[name]
+        cells = (frame if name in (*targets, *beside) else whole)[name]
         present = frame[name][~gaps[name]]
         columns[name] = _kind(present, int(gaps[name].sum()), commas.get(name, ""))
         columns[name] += f"  ← {beside[name]}" if name in beside else ""
         found = _column(cells, gaps.loc[cells.index, name], name in targets)
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
-    if targets and len(whole):
+    if targets and len(told):
         task = given.get("task") or next((of for name, of in OF.items() if name in given), None)
         cells = whole[[*targets, *(name for name, what in beside.items() if what == "event")]]
         task, more, doubts = _target(path, cells, task, given.get("event", "").removeprefix(cells.columns[-1])[1:])
@@ -145,15 +146,15 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         given = {name: value for name, value in {**given, **more}.items() if value}
         for name in targets:
             columns[name] += f"  ← {f'target of {task}' if len(targets) == 1 else 'one of several targets'}"
-    values = {name: parsed(frame[name]) for name in frame}
-    values = {k: frame[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
+    values = {name: parsed(whole[name]) for name in whole}
+    values = {k: whole[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
     of_targets = {name: values.pop(name) for name in (*targets, *beside)}
     findings += copies(values, of_targets)
     if set(columns) <= {*targets, *beside, *(one.column for one in findings if one.refused and one.way == "exclude")}:
         findings.append(Doubt("is the only column left: there is nothing to predict it from", True, "", "target"))
     if target is None:
         findings.append(Doubt(f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True, "", "target"))
-    numbers = dict(missing=int(gaps.any(axis=1).sum()), untold=len(frame) - len(whole))
+    numbers = dict(missing=int(gaps.any(axis=1).sum()), untold=len(frame) - len(told))
     numbers |= dict(duplicates=int(frame.duplicated().sum()), given=given)
     aside = "; column 1 has no name: row names, left out" if frame.attrs["row_names"] else ""
     return Inspection(path, len(frame), separator, target, task, columns, **numbers, findings=findings, aside=aside)

@@ -90,6 +90,7 @@ def test_parameters_are_chosen_by_glob_path_class_or_regex():
     ):
         refuses(message, call)
     assert bp.Bayesian(net, where=(nn.Linear, "head")).where == "Linear|head"
+    assert [*bp.Bayesian(net, prior={nn.Linear: "normal:1", "head": "normal:2"}).prior] == ["Linear", "head"]
 
 
 def test_what_is_not_bayesian_is_trained_or_stays():
@@ -223,6 +224,7 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: Wrong("y"), "a parameter of the network is called 'y', as another site is"),
         (lambda: Wrong("data"), "a parameter of the network is called 'data', as another site is"),
         (lambda: Wrong("empty"), "parameter 'empty' of Wrong has no numbers"),
+        (lambda: Wrong("whole"), r"shape torch.int64, not floats, for 2 rows; they must be"),
         (lambda: Wrong("checkpoint"), "no gradient by other weights .* checkpoints of activations"),
         (lambda: Wrong("training"), r"Wrong gives tuple in training mode, and outputs of shape \(40, 3\) out of it"),
         (lambda: Wrong("fails in training"), "Wrong fails in training mode: shape"),

@@ -64,9 +64,23 @@ def weights_digest(net: nn.Module) -> str:
     """SHA-256 of a module's parameters and buffers, the first 16 hex digits."""
     digest = hashlib.sha256()
     for name, value in net.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(name.encode() + _bytes(value))
     return digest.hexdigest()[:16]
+
+
+def _bytes(value: Tensor) -> bytes:
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def constants(net: nn.Module) -> dict[str, str]:
+    """{path: digest} of tensors that no state_dict has: buffers that are not persistent, and plain attributes."""
+    digests, torchs = {}, vars(nn.Module())
+    for path, part in net.named_modules():
+        plain = {key: value for key, value in vars(part).items() if key not in torchs}
+        for key, value in (plain | {key: part._buffers[key] for key in part._non_persistent_buffers_set}).items():
+            if isinstance(value, Tensor) and value.layout == torch.strided and not isinstance(value, nn.Parameter):
+                digests[f"{path}.{key}".lstrip(".")] = hashlib.sha256(_bytes(value)).hexdigest()[:16]
+    return digests
 
 
 def layers_digest(net: nn.Module) -> str:

@@ -270,8 +270,9 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
         f = net(x)
         if exported:  # it may take the rows of its example only
             net(x[:1])
-    shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-    if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
+    real = isinstance(f, Tensor) and f.is_floating_point()
+    shape = tuple(f.shape) if real else f"{f.dtype}, not floats," if isinstance(f, Tensor) else type(f).__name__
+    if not real or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
         raise UserError(f"{name} gives outputs of shape {shape} for {len(x)} rows; they must be {wanted}")
     return f.shape[1]

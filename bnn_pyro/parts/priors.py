@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, outputs_seen
-from bnn_pyro.parts.observed import OBSERVED
+from bnn_pyro.parts.observed import OBSERVED, read_likelihood
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, LogUniform, cut
 from bnn_pyro.settings import parse_named
@@ -228,7 +228,7 @@ class BayesianNet(nn.Module):
             if self.precision == "bfloat16" and self.net.training:
                 modes.enter_context(torch.autocast(x.device.type, torch.bfloat16))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
-        return self.likelihood(f.float() if f.dtype == torch.bfloat16 else f, y)
+        return self.likelihood(f.float() if f.dtype.itemsize < 4 else f, y)
 
 
 @torch.no_grad()
@@ -242,5 +242,5 @@ def widest_activation(model: nn.Module, x: Tensor) -> int:
 
     initial = {site: value.detach().to(x.device) for site, value in model.initial.items()}
     with isolated(0), in_mode(model, training=False), poutine.condition(data=initial), outputs_seen(model, measure):
-        model(x[:1])
+        read_likelihood(model, x[:1])
     return max(widest)
