@@ -180,7 +180,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
         """Train on all rows. y (N,) labels of any type."""
         x = self._checked(X, True, y)
         y = column_or_1d(y, warn=True)
-        known, codes = ~pd.isna(y) | (self.missing != "drop"), np.full(len(y), np.nan)
+        known, codes = ~pd.isna(y) | (self.missing == "refuse"), np.full(len(y), np.nan)
         assert_all_finite(y[known], input_name="y")
         check_classification_targets(y[known])
         self.classes_, codes[known] = np.unique(y[known], return_inverse=True)
