@@ -214,6 +214,8 @@ def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path, co
     command("predict", out, "--input", file, "--output", predictions, *more)
     found = pd.read_csv(predictions)
     assert (found["dear"] == np.where(found["p(yes)"] >= 0.2, "yes", "no")).all() and (found["dear"] == "yes").any()
+    digits = pd.read_csv(predictions, dtype=str)["p(yes)"].str.lstrip("0.")
+    assert digits.str.len().max() == 9  # as many as tell numbers of 32 bits apart
     assert (found["dear (input)"] == table["dear"]).all() and set(found["set_90"]) <= {"no", "yes", "no|yes", "yes|no"}
     rows = json.loads((out / "rows.json").read_text())
     for row in rows["worst"] + rows["uncertain"]:
