@@ -91,7 +91,7 @@ def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
         total = []
         for w in [{site: value[s] for site, value in log_joint.sites(u).items()} for s in range(3)]:
             f = x[:, : w[sites[0]].shape[1]] @ w[sites[0]].T + w[sites[1]] + offset(x)
-            likelihood = law(f, w).log_prob(y).sum()
+            likelihood = law(f, w).log_prob(y.double()).sum()
             total.append(weight * likelihood + sum(prior.log_prob(w[site]).sum() for site, prior in priors.items()))
         return torch.stack(total).double()
 

@@ -67,8 +67,9 @@ class HeavyTailed(StudentT):
         unexpanded = tuple(slice(None) if stride else slice(1) for stride in self.df.stride())
         df = self.df[unexpanded]
         z = (value - self.loc) / self.scale
-        constant = torch.lgamma(0.5 * (df + 1)) - torch.lgamma(0.5 * df) - 0.5 * (math.pi * df).log()
-        return constant - self.scale.log() - 0.5 * (df + 1) * (z.square() / df).log1p()
+        wide = df.double()  # the gamma functions cancel
+        constant = torch.lgamma(0.5 * (wide + 1)) - torch.lgamma(0.5 * wide) - 0.5 * (math.pi * wide).log()
+        return constant.to(df.dtype) - self.scale.log() - 0.5 * (df + 1) * (z.square() / df).log1p()
 
 
 @lru_cache(1)
