@@ -19,8 +19,8 @@ from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.errors import UserError
 
-#: Log of the cumulative hazard from where on that is a line: log p is below −22,000, and Adam remembers larger gradients
-#: for the rest of a training.
+#: Log of the cumulative hazard from where on that is a line: log p is below −22,000 there, and larger gradients would
+#: stay in Adam's memory for the rest of a training.
 MAX_LOG_HAZARD = 10.0
 #: Steps of the table of Student's t, and the largest |t| read off it: its last steps are too wide for the tails.
 T_STEPS, MAX_T = 4096, 25.0
