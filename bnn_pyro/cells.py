@@ -150,6 +150,8 @@ def _read_target(path: str | Path, cells: pd.Series, task: str | None, order: Se
     if task not in ("classification", "ordinal"):
         if order is not None:
             raise UserError(f"{where}: classes= (--classes) names classes, and the task is {task}; leave it out")
+        if np.isnan(parsed(truth(cells))).mean() > 0.5:
+            raise UserError(f"{where} is text, and task='{task}' takes numbers; leave task= (--task) out")
         values = numbers(path, cells)
         wrong = np.flatnonzero((values < 0) | (values != np.round(values))) if task == "counts" else ()
         if len(wrong):
@@ -196,6 +198,21 @@ def numbered(path: str | Path, cells: pd.Series, task: str | None, order: Sequen
         raise UserError(f"{path}: classes are two or more different names, and the task is classification or ordinal")
     places = [str(k) for k in range(len(classes))]
     return task or "classification", positions(path, cells, [*map(label, cells)], places, "label"), classes
+
+
+def read_times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.ndarray:
+    """(N,) float64, negative where censored, of times and of an event: 1 or 0, or this value or any other."""
+    if cells.shape[1] != 2:
+        raise UserError(f"{where}: task='survival' takes a time and an event, and there are {cells.shape[1]} columns; "
+                        "give event= (--event), 1 where it happened at that time and 0 where it had not")  # fmt: skip
+    name, event = cells.columns
+    y, labels = numbers(where, cells[name], "time"), cells[event].map(label)
+    known = parsed(truth(cells[event])) if value is None else (labels == label(value)).to_numpy(float)
+    if not np.isin(known, (0, 1)).all():
+        names = ", ".join(sorted(set(labels))[:5])
+        raise UserError(f"{where}: event '{event}' holds {names}; give 1 where the event happened and 0 where it had "
+                        f"not, or say which it is: event='{event}=VALUE' (--event {event}=VALUE)")  # fmt: skip
+    return np.where(known == 1, y, -y)
 
 
 def skewed(y: np.ndarray) -> str:

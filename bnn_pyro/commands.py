@@ -103,7 +103,7 @@ def predict(args: Namespace) -> None:
     if output.exists() and not args.overwrite:
         raise UserError(f"--output {output} exists; choose another name or add --overwrite")
     table, notes = predict_file(*_opened(args), args)
-    write_whole(output, table.to_csv(index=False, float_format="%.7g").encode())
+    write_whole(output, table.to_csv(index=False, float_format="%.9g").encode())
     print("\n".join([*notes, f"{len(table):,} predictions: {output}"]))
 
 

@@ -119,9 +119,10 @@ def of_numbers(
         yield Doubt(f"is {values[0]:.7g} in every row, and tells nothing{zeros and f'; {zeros}'}", is_target, way)
         return
     whole = np.array_equal(values, np.round(values))
-    if whole and not is_target:
-        yield from _codes(values, name, cells)
-    elif whole and zeros:
+    if whole and not is_target and (codes := [*_codes(values, name, cells)]):
+        yield from codes
+        return
+    if whole and zeros:
         yield Doubt(zeros, way="categorical")
     at = int(np.abs(values - np.median(values)).argmax())
     same = values == values[at]
@@ -130,7 +131,7 @@ def of_numbers(
     distance = abs(values[at] - others.mean()) / (others.std() or np.inf)
     if len(others) >= 10 and distance > FAR:
         again = int(same.sum()) - 1
-        more = f", and {again:,} rows more: a missing value?" if again and len(others) + again < len(values) else ""
+        more = f", and {again:,} more of it: a missing value?" if again and len(others) + again < len(values) else ""
         yield Doubt(f"{values[at]:.7g} in row {rows[at]} is {distance:{',.0f' if distance < 1e6 else '.2g'}} standard "
                     f"deviations of the others from their mean{more or ': correct it, or leave it out'}")  # fmt: skip
 

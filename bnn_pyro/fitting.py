@@ -28,7 +28,7 @@ from bnn_pyro.inference.log_joint import check_sites
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import Start, load
 from bnn_pyro.parts.backbone import from_text
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.nets import blank_row, in_mode
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import announce, forwarded, progress_bar
 from bnn_pyro.zoo import ZOO, Entry, model_of
@@ -115,7 +115,7 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
             inferred, seen = on_features(model, data, False)
             if hasattr(setup.entry, "prepare"):
                 setup.entry.prepare(inferred, setup.entry.guide(model), seen)
-        chains = prior_draws(weight_space(model), torch.zeros(1, *data.schema.input_shape), num_draws)
+        chains = prior_draws(weight_space(model), blank_row(model, data.schema), num_draws)
     about = provenance_of(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
     del about["key"]  # a fit must not take it for its own result
     return Posterior(model, data.schema, chains={site: w[None] for site, w in chains.items()}, provenance=about)
@@ -207,7 +207,7 @@ def fit_setup(
         if checkpoint is not None and not resume:
             checkpoint.discard()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
-        with isolated(seed), ExitStack() as stack:
+        with torch.inference_mode(False), isolated(seed), ExitStack() as stack:  # with gradients, whoever calls
             model = model_of(entry, data.schema)
             if device == "auto" and hasattr(setup.method, "compiled") and getattr(entry, "backbone", None) is None:
                 work = len(data.x_train) * sum(value.numel() for value in model.initial.values())

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import MISSING, TASKS, gaps_in, infer_task, parsed, skewed
+from bnn_pyro.cells import MISSING, RAREST, TASKS, gaps_in, infer_task, parsed, read_targets, read_times, skewed
 from bnn_pyro.csv_files import read_cells
 from bnn_pyro.doubts import Doubt, copies, of_numbers, of_texts
 from bnn_pyro.errors import UserError, check_known
@@ -22,6 +22,10 @@ from bnn_pyro.files import SUFFIXES
 UNBALANCED = 0.9
 #: Rows below which a table is small, and below which it cannot be divided.
 FEW_ROWS, MIN_ROWS = 20, 4
+#: Share of the rows in each of the parts that validate and test, by default, and one that is proposed for many classes.
+SHARE, LARGER = 0.15, 0.2
+#: Tasks that options tell.
+OF = {"event": "survival", "exposure": "counts"}
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 
 
@@ -29,9 +33,10 @@ SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical b
 class Inspection:
     """A table as it will be read.
 
-    columns  {name: what it is}     findings  what is doubtful or wrong, in the order of the columns
-    missing  rows that have a missing value     duplicates  rows that repeat an earlier one
-    aside    what is said of row names     given  {option of `train`: its value}: task, exposure, event
+    columns  {name: what it is}     findings  what is doubtful or wrong, in the order of the columns, then of targets
+    missing  rows that have a missing value     untold  rows without a target (or exposure, or event)
+    duplicates  rows that repeat an earlier one     aside  what is said of row names
+    given    {option of `train`: its value}: task, exposure, event, and what a target needs besides
     """
 
     path: Path
@@ -41,6 +46,7 @@ class Inspection:
     task: str | None
     columns: dict[str, str]
     missing: int = 0
+    untold: int = 0
     duplicates: int = 0
     findings: list[Doubt] = field(default_factory=list)
     aside: str = ""
@@ -59,9 +65,8 @@ class Inspection:
         coded = [finding.column for finding in self.findings if finding.way == "categorical"]
         options += [("categorical", as_item(name)) for name in coded]
         options += [("dates", "parts")] if any(finding.way == "dates" for finding in self.findings) else []
-        gaps = [column for sentence, refused, _, column in self.findings if refused and "missing" in sentence]
-        if gaps := [self.columns[name] for name in gaps if name not in excluded]:
-            options.append(("missing", "drop" if "←" in "".join(gaps) else "indicator"))  # which fills no target
+        gaps = (column for sentence, refused, _, column in self.findings if refused and "missing" in sentence)
+        options += [("missing", "indicator")] if {*gaps} - {*excluded} else []
         return shlex.join(["bnn-pyro", "train", *(word for name, value in options for word in (f"--{name}", value))])
 
     def text(self) -> str:
@@ -71,9 +76,10 @@ class Inspection:
         lines = [f"{self.path}: {size}, separated by {self.separator}{self.aside}", ""]
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
         if self.missing:
+            kept = f"the {self.rows - self.untold:,} that have a target" if self.untold else "all"
             lines.append(f"\n{_rows(self.missing)} of {self.rows:,} ({self.missing / self.rows:.1%}) with a missing "
-                         f"value; --missing drop leaves {self.rows - self.missing:,}, --missing indicator keeps all "
-                         "(of a text, missing is then a category of its own)")  # fmt: skip
+                         f"value; --missing drop leaves {self.rows - self.missing:,}, --missing indicator keeps "
+                         f"{kept} (of a text, missing is then a category of its own)")  # fmt: skip
         if self.duplicates:
             lines.append(f"\nof {_rows(self.duplicates)} an earlier one is the same: a test part may hold rows that "
                          "trained")  # fmt: skip
@@ -81,7 +87,8 @@ class Inspection:
             some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused]
             lines += ["", title, *some] if some else []
         lines += ["", "nothing is wrong with it"] if not self.findings else []
-        return "\n".join([*lines, "", f"train with: {self.command}"])
+        first = any(f.refused and not f.way and "missing" not in f.sentence for f in self.findings)
+        return "\n".join([*lines, "", f"{'once that is corrected, ' * first}train with: {self.command}"])
 
 
 def _rows(number: int) -> str:
@@ -121,35 +128,36 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     if len(frame) < FEW_ROWS:
         findings.append(Doubt(f"{len(frame)} are few: hold none of them back, or say nothing of how good a fit is",
                               len(frame) < MIN_ROWS, column="rows"))  # fmt: skip
+    told = frame[~gaps[[*targets, *beside]].any(axis=1)]
+    whole = frame if told.empty else told
     for name in frame:
+        cells = (frame if name in (*targets, *beside) else whole)[name]
         present = frame[name][~gaps[name]]
         columns[name] = _kind(present, int(gaps[name].sum()), commas.get(name, ""))
         columns[name] += f"  ← {beside[name]}" if name in beside else ""
-        found = _column(frame[name], gaps[name], name in targets)
+        found = _column(cells, gaps.loc[cells.index, name], name in targets)
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
-        if name not in targets or not len(present):
-            continue
-        if len(targets) == 1:
-            of = {"event": "survival", "exposure": "counts"}
-            task = given.get("task") or next((of[name] for name in of if name in given), infer_task(present))
-            columns[name] += f"  ← target of {task}"
-            findings += [Doubt(s, column=name) for s in _target(present, task) if not (given and "--task" in s)]
-        else:
-            task = "labels" if np.isin(values := parsed(present), (0, 1)).all() else "targets"
-            columns[name] += "  ← one of several targets"
-            if np.isnan(values).any():
-                findings.append(Doubt("is no number in every row, as each of several targets must be", True, "", name))
-    values = {name: parsed(frame[name]) for name in frame}
-    values = {k: frame[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
+    if targets and len(told):
+        task = given.get("task") or next((of for name, of in OF.items() if name in given), None)
+        cells = whole[[*targets, *(name for name, what in beside.items() if what == "event")]]
+        task, more, doubts = _target(path, cells, task, given.get("event", "").removeprefix(cells.columns[-1])[1:])
+        known = any(one.refused and one.column in targets and "missing" not in one.sentence for one in findings)
+        findings += [one for one in doubts if not (known if one.refused else given and "--task" in one.sentence)]
+        given = {name: value for name, value in {**given, **more}.items() if value}
+        for name in targets:
+            columns[name] += f"  ← {f'target of {task}' if len(targets) == 1 else 'one of several targets'}"
+    values = {name: parsed(whole[name]) for name in whole}
+    values = {k: whole[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
     of_targets = {name: values.pop(name) for name in (*targets, *beside)}
     findings += copies(values, of_targets)
-    if set(columns) <= {*targets, *beside}:
-        findings.append(Doubt("is the only column: there is nothing to predict it from", True, "", targets[-1]))
+    if set(columns) <= {*targets, *beside, *(one.column for one in findings if one.refused and one.way == "exclude")}:
+        findings.append(Doubt("is the only column left: there is nothing to predict it from", True, "", "target"))
     if target is None:
         findings.append(Doubt(f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True, "", "target"))
-    missing, duplicates = int(gaps.any(axis=1).sum()), int(frame.duplicated().sum())
+    numbers = dict(missing=int(gaps.any(axis=1).sum()), untold=len(frame) - len(told))
+    numbers |= dict(duplicates=int(frame.duplicated().sum()), given=given)
     aside = "; column 1 has no name: row names, left out" if frame.attrs["row_names"] else ""
-    return Inspection(path, len(frame), separator, target, task, columns, missing, duplicates, findings, aside, given)
+    return Inspection(path, len(frame), separator, target, task, columns, **numbers, findings=findings, aside=aside)
 
 
 def _kind(cells: pd.Series, missing: int, commas: str) -> str:
@@ -174,7 +182,7 @@ def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doub
     values, distinct = parsed(cells), cells.nunique()
     bad = np.isnan(values)
     if not len(cells):
-        yield Doubt("has no value in any row", True, "exclude")
+        yield Doubt("has no value in any row", True, "" if is_target else "exclude")
     elif distinct == 1:
         yield Doubt(f"is '{cells.iloc[0]}' in every row, and tells nothing", is_target, "" if is_target else "exclude")
     elif bad.mean() > 0.5:
@@ -187,22 +195,46 @@ def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doub
         yield from of_numbers(values, str(cells.name), cells.index, cells, is_target)
 
 
-def _target(cells: pd.Series, task: str) -> Iterator[str]:
-    """What to expect of the target as `train` takes it."""
-    if cells.nunique() < 2:
-        return
+def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> tuple[str, dict[str, str], list[Doubt]]:
+    """(the task, options of `train` that it needs, what to expect of the target, or targets, as `train` takes them).
+
+    cells: of rows that have them, the event last.   event: its value, where that is no 1.
+    """
+    name, present = cells.columns[0], cells.iloc[:, 0]
+    try:
+        if task == "survival":
+            read_times(where, cells, event or None)
+            return task, {}, []
+        task, values, classes = read_targets(where, cells, task, None)
+    except UserError as error:
+        said, more, doubts = str(error).removeprefix(f"{where}: ").removeprefix("target "), {}, []
+        if task == "survival":
+            more = {"event": f"{cells.columns[-1]}=VALUE"} if "=VALUE" in said else {}
+        elif task == "ordinal" and "the order" in said:
+            more = {"classes": "LOWEST,…,HIGHEST"}
+        elif task:
+            _, more, doubts = _target(where, cells, None, "")
+            more = {"task": "", **more}
+        task = task or (infer_task(present) if cells.shape[1] == 1 else "targets")
+        return task, more, [Doubt(said, True, "options" if more else "", "target"), *doubts]
+    sentences, more, doubts, num = [], {}, [], len(cells)
+    rarest, test = int(np.bincount(values).min()) if classes else num, round(SHARE * num)
+    if len(classes) > test or rarest < RAREST:
+        if len(classes) <= round(LARGER * num) and rarest >= RAREST:
+            more = {"fractions": f"{1 - 2 * LARGER:g},{LARGER:g},{LARGER:g}"}
+        few = (f"has {len(classes)} classes, the rarest of {_rows(rarest)}, and {test} of {num} rows test: bring more, "
+               "merge classes, or give other --fractions")  # fmt: skip
+        doubts = [Doubt(few, True, "options" if more else "", name)]
     if task == "classification":
-        counts = cells.value_counts()
-        if len(counts) > 2 and not np.isnan(parsed(cells)).any():
-            yield ("numbers are taken for classes; --task ordinal has them in order, --task regression takes "
-                   "them for quantities, --task counts for counts")  # fmt: skip
-        if counts.iloc[0] > UNBALANCED * len(cells):
-            share = counts.iloc[0] / len(cells)
-            yield f"who always says {counts.index[0]} is right in {share:.1%} of the rows: do not judge by accuracy"
-        return
-    values = parsed(cells)
-    values = values[np.isfinite(values)]
-    if np.array_equal(values, np.round(values)) and values.min() == 0:
-        yield "whole numbers from 0 on; if they are counts, --task counts"
-    if hint := skewed(values):
-        yield hint
+        counts = present.value_counts()
+        if len(counts) > 2 and not np.isnan(parsed(present)).any():
+            sentences.append("numbers are taken for classes; --task ordinal has them in order, --task regression takes "
+                             "them for quantities, --task counts for counts")  # fmt: skip
+        if counts.iloc[0] > UNBALANCED * num:
+            always = f"who always says {counts.index[0]} is right in {counts.iloc[0] / num:.1%} of the rows"
+            sentences.append(f"{always}: do not judge by accuracy")
+    elif task == "regression":
+        if np.array_equal(values, np.round(values)) and values.min() == 0:
+            sentences.append("whole numbers from 0 on; if they are counts, --task counts")
+        sentences += [hint] if (hint := skewed(values)) else []
+    return task, more, [*doubts, *(Doubt(sentence, column=name) for sentence in sentences)]

@@ -20,7 +20,7 @@ from bnn_pyro.errors import UserError
 
 @contextmanager
 def isolated(seed: int | None = None) -> Iterator[None]:
-    """Run a block with module-local parameters in an empty parameter store; both are put back on exit.
+    """Run a block with module-local parameters in an empty store and float32 by default; all are put back on exit.
 
     seed: if given, torch (CPU and every CUDA device), numpy and ``random`` are seeded with it, and their former
         states return on exit. Without a seed the generators are the caller's and advance as usual.
@@ -29,13 +29,16 @@ def isolated(seed: int | None = None) -> Iterator[None]:
     """
     if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
         raise UserError(f"a seed must be a whole number that lies between 0 and 2³² - 1, got {seed!r:.40}")
+    dtype = torch.get_default_dtype()
     states = (pyro.util.get_rng_state(), generator_state()) if seed is not None else None
     try:
+        torch.set_default_dtype(torch.float32)
         with pyro.get_param_store().scope(), pyro.settings.context(module_local_params=True):
             if seed is not None:
                 pyro.set_rng_seed(int(seed))
             yield
     finally:
+        torch.set_default_dtype(dtype)
         if states is not None:
             pyro.util.set_rng_state(states[0])
             set_generator_state(states[1])  # of CUDA devices too

@@ -7,7 +7,7 @@ standardised by the new rows, so that it is near the former fit, not equal to it
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -80,17 +80,26 @@ def _restored(
                                 f"{now}{more}")  # fmt: skip
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
+        if "module" in provenance:
+            entry = _as_archived(entry, schema, provenance["module"]["parameters"], tensors.get("buffers", {}))
         model = entry.model(schema)
         if "module" in provenance:
             shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
             if mismatch := differences(shapes, provenance["module"]["parameters"]):
                 raise UserError(f"the module has not the parameters of the posterior in {folder}: {mismatch}")
+            for site in provenance["module"].get("sampled_as_weights", ()):
+                model.sampling.pop(site, None)
             settings, now = provenance["entry_settings"].get("module"), layers_digest(model.net)
             earlier = settings.get("layers", now) if isinstance(settings, dict) else now  # of a function: not known
             exported = {isinstance(model.net, GraphModule), provenance["module"]["class"] == "GraphModule"}
             if provenance["module"].get("layers", earlier) != now and exported == {False}:  # as torch prints them
                 warnings.warn(f"the module prints other layers than that of the posterior in {folder}: the same "
                               "parameters in another network predict otherwise", stacklevel=4)  # fmt: skip
+            theirs = provenance["module"].get("constants", {})
+            if others := [name for name, digest in theirs.items() if model.constants.get(name, digest) != digest]:
+                warnings.warn(f"'{others[0]}' of the module, a tensor that no archive holds, is not that of {folder}, "
+                              "and predictions are others; make it as it was in the fit, or fit again with it as "
+                              f"register_buffer('{others[0]}', tensor)", stacklevel=4)  # fmt: skip
         guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
         if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
             guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
@@ -128,6 +137,14 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
     if isinstance(saved.get("likelihood"), dict):
         raise UserError(f"the posterior in {folder} has a likelihood of your own; load(folder, entry=bp.Bayesian(…))")
     return build(Bayesian, {**saved, "module": module})
+
+
+def _as_archived(entry: Any, schema: Schema, sites: Collection[str], buffers: Collection[str]) -> Entry:
+    """The variant on a module of which the archive says what is frozen, not what requires a gradient now."""
+    net = entry.own(schema)
+    for name, p in net.named_parameters():
+        p.requires_grad_(name in sites or (p.requires_grad and f"net.{name}" not in buffers))
+    return replace(entry, module=net)
 
 
 # -- where a fit starts -----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.components import make, parameters, without_inputs
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, ReadLikelihood, TimeMixture
+from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, TimeMixture, read_likelihood
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior, split_frozen
@@ -93,8 +93,8 @@ def predict(
             for first in range(0, drawn, at_once):
                 some = {site: value[first : first + at_once] for site, value in block.items()}
                 for start in range(0, len(x), points):  # the same tensors, by which batch statistics are remembered
-                    with ReadLikelihood() as read, poutine.condition(data=some):
-                        model(x[start : start + points].to(posterior.device))
+                    with poutine.condition(data=some):
+                        read = read_likelihood(model, x[start : start + points].to(posterior.device), start)
                     corner = slice(first, first + at_once), slice(start, start + points)
                     _place(read.likelihood, values, (drawn, len(x)), corner)
             blocks.append(values)

@@ -5,6 +5,7 @@ that `--help` and a typo are answered before torch is imported, which takes seco
 """
 
 import argparse
+import os
 import signal
 import sys
 import tomllib
@@ -38,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.simplefilter("ignore")
     with suppress(ValueError):  # only the main thread can take signals
         former = signal.signal(signal.SIGTERM, _stop)
+    with suppress(AttributeError):  # of what is no file
+        sys.stdout.reconfigure(line_buffering=True)  # so that it is here that a closed pipe is seen
     try:
         args = parse(argv)
         if size > 1 and args.command not in ("train", None):
@@ -66,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             import bnn_pyro.commands as commands
 
             return getattr(commands, args.command)(args) or 0
+    except BrokenPipeError:  # who reads has enough, as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
         if rank == 0 or isinstance(error, Alone):
             words = str(error).split()  # of one line, whatever a file is called

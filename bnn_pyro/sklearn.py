@@ -6,8 +6,10 @@
 (1, 2)
 """
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -23,6 +25,7 @@ from bnn_pyro.datasets.in_memory import dataset
 from bnn_pyro.errors import UserError, check_known, unknown
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
+from bnn_pyro.loading import load
 from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
@@ -95,6 +98,14 @@ class _Bayesian(BaseEstimator):
     def log_prob(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x, D) of each row, (N,), nats."""
         return self._prediction(X).log_prob(torch.as_tensor(self._codes(y))).numpy()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if isinstance(files := state.get("posterior_"), dict):  # pickled by an earlier version, as its archive
+            with tempfile.TemporaryDirectory() as folder:
+                for name, content in files.items():
+                    Path(folder, name).write_bytes(content)
+                state = {**state, "posterior_": load(folder, state["_entry"])}
+        super().__setstate__(state)
 
 
 @dataclass(eq=False, repr=False)
@@ -169,7 +180,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
         """Train on all rows. y (N,) labels of any type."""
         x = self._checked(X, True, y)
         y = column_or_1d(y, warn=True)
-        known, codes = ~pd.isna(y) | (self.missing != "drop"), np.full(len(y), np.nan)
+        known, codes = ~pd.isna(y) | (self.missing == "refuse"), np.full(len(y), np.nan)
         assert_all_finite(y[known], input_name="y")
         check_classification_targets(y[known])
         self.classes_, codes[known] = np.unique(y[known], return_inverse=True)

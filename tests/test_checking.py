@@ -1,7 +1,7 @@
 """The command `check`: what it asks of whom, that finished checks are never lost; modules of the user's own."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from bnn_pyro.checks.estimators import Estimators
 from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.known_answers import ClosedForm
 from bnn_pyro.checks.predictive import PredictiveCheck
+from bnn_pyro.checks.sbc import Calibration
 from bnn_pyro.checks.user_module import linear_module
 from bnn_pyro.parts import own_module
 from bnn_pyro.reports.page import read_texts
@@ -182,10 +183,26 @@ def test_a_linear_module_meets_its_claim_others_are_refused_and_another_prior_is
 
 def test_predictions_are_those_of_plain_passes_and_other_outputs_are_bad(monkeypatch):
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh(), nn.Linear(3, 1))
-    check, one, call = PredictiveCheck(draws=20, effort=0.02), subject(net, inputs="raw"), own_module.functional_call
+    check, one, call = PredictiveCheck(draws=20, effort=0.02), subject(net, inputs="raw"), own_module.with_weights
     assert not check.refuses(one) and check.run(one).level == "good"
-    monkeypatch.setattr(own_module, "functional_call", lambda *args: 1.01 * call(*args))
+    monkeypatch.setattr(own_module, "with_weights", lambda *args: 1.01 * call(*args))
     assert check.run(one).level == "bad"
+
+
+class Two(nn.Linear):
+    def forward(self, a, b):
+        return super().forward(torch.cat([a[:, 0], b], 1))
+
+
+def test_modules_of_several_inputs_or_targets_are_checked():
+    g = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(40, 2, generator=g).numpy() for _ in range(2))
+    data, two = bp.dataset({"a": x[:, None], "b": x}, y[:, 0], task="regression"), bp.dataset(x, y * [1, 100])
+    assert PredictiveCheck(draws=20, effort=0.02).run(replace(subject(Two(4, 1)), data=data)).level == "good"
+    one = replace(subject(nn.Linear(2, 2), "chees"), data=two)
+    assert "one target" in ClosedForm().refuses(one) and not Calibration().refuses(one)
+    outcome = JointDistribution(chains=100, sweeps=2).run(one)
+    assert outcome.level != "bad" and "mean of mean of target 1 at row 2" in [f.about for f in outcome.findings]
 
 
 @pytest.mark.filterwarnings("ignore:the outputs of .* have no gradient")

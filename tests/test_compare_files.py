@@ -52,6 +52,9 @@ def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_f
         assert next(line for line in told.splitlines() if line.startswith(("| nll ", "nll "))).count(cell)
         (tmp_path / "c.html").unlink()
     assert "\\toprule" in told and r"\%" in told
+    own = bp.predict(bp.load(runs / "digits"), data.x_test, num_draws=RunFolder(runs / "digits").recipe.num_draws).mean
+    told = compared(runs / "digits", pd.DataFrame(own.numpy(), columns=frame.columns))
+    assert "no clear difference" in told and not {"better", "worse"} & {*told.split()}  # of equal predictions
 
 
 def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, compared, command):

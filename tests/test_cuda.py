@@ -7,7 +7,7 @@ autocast on CUDA, and samplers, which decide by numbers all the time.
 """
 
 import os
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from unittest.mock import Mock, patch
 
 import pytest
@@ -74,6 +74,7 @@ def fake_gpu():
         patch.object(Training, "advance", without_gradients),
         patch("torch.autograd.grad", lambda f, w, **_: tuple(map(torch.zeros_like, w))),
         patch("bnn_pyro.parts.own_start._without_gradient", lambda *_: []),
+        patch("torch.inference_mode", lambda _: nullcontext()),  # whose end would end modes entered within
         patch("bnn_pyro.fitting.choose_device", lambda _: CUDA),
         patch("bnn_pyro.fitting.row_digests", lambda *_: torch.zeros(0)),
         torch.backends.cudnn.flags(enabled=False),

@@ -230,9 +230,13 @@ def test_dates_that_cannot_be_read_are_one_line(tmp_path):
     assert data.schema.dates[0].order == "day" and len(data.schema.features) == 4
     late = pd.Series(["soon"] * 390 + frame["sold"].tolist() * 10)
     assert find_dates("", late, "elapsed").start == "2023-01-14" and find_dates("", late[:700]) is None
+    assert find_dates("", pd.Series(["Block 1200-3", "Hall"] * 9)) is None  # which is no time with an offset
     early = frame[MOMENTS.day <= 12].reset_index(drop=True)
     refuses("'sold', row 0: the day or the month may be first in '0", bp.dataset, early, "price", dates="parts")
-    for value, words in (("31/02/2024", "row 5: '31/02/2024' is no date with the day first"), ("", "row 5: missing")):
+    for value, words in (
+        ("31/02/2024", "row 5: '31/02/2024' is no date with the day first"),
+        ("", "'sold', row 5: missing"),
+    ):
         new = frame.assign(sold=frame["sold"].where(frame.index != 5, value))
         refuses(words, bp.load_inputs, new, data.schema)
         refuses(words, bp.dataset, new, "price", dates="parts")

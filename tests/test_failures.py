@@ -80,10 +80,24 @@ def test_a_bad_fit_is_exit_code_3_and_said_everywhere(houses, tmp_path, command)
     assert f"Problem The fit failed: {sentence[:40]}" in " ".join(command("diagnose", out, "--no-netcdf").split())
 
 
+def test_noise_that_was_learned_is_no_matter_of_more_epochs_and_a_problem_on_test_rows_alone(
+    tmp_path, command, monkeypatch
+):
+    out, file = tmp_path / "run", tmp_path / "t.csv"
+    pd.DataFrame(np.random.default_rng(0).normal(size=(200, 4)), columns=[*"abcy"]).to_csv(file, index=False)
+    train = ["train", "mlp", "--inference=mle", "--hidden=50,50", "--epochs=600", "--lr=0.02", "--set=patience=0"]
+    words = "knowing nothing: .*it has learned the noise .* early stopping .--set patience=50., fewer --epochs, fewer"
+    assert re.search(f"Failed .*{words}", " ".join(command(*train, "--data", file, *FEW, "--out", out, code=3).split()))
+    monkeypatch.setattr("bnn_pyro.runs.evaluate.failure", lambda *_, **__: None)
+    for text in (command("evaluate", out), (out / "report.html").read_text(), (out / "README.md").read_text()):
+        assert re.search(f"Predictions of the test rows are worse than {words}.* rmse", " ".join(text.split()))
+    assert "Problem" in (out / "report.html").read_text()
+
+
 def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path, command):
     out = tmp_path / "run"
     train = ["train", "mean-field", *houses, *FEW, *LINEAR, "--conformal", "0.8", "--out", out]
-    assert "Failed" not in command(*train) + (out / "report.html").read_text()
+    assert not re.search("Failed|Problem", command(*train) + (out / "report.html").read_text())
     assert "failed" not in json.loads((out / "metrics.json").read_text())
     posterior = bp.load(out).posterior
     lost = {site: value.clone() for site, value in posterior.chains.items()}

@@ -1,7 +1,9 @@
 """Before anything is trained: how tables are read, what `inspect` says of them, and what `auto` chooses."""
 
 import json
+import shlex
 from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +14,10 @@ from refused import refuses
 from run_folders import same, small_table
 
 import bnn_pyro as bp
-from bnn_pyro import commands
 from bnn_pyro.csv_files import read_cells
 from bnn_pyro.inspection import inspect_table
 from bnn_pyro.run import main, parse
-from bnn_pyro.runs.recipe import EXAMPLE, resolve
+from bnn_pyro.runs.recipe import resolve
 from bnn_pyro.zoo import auto as rules
 from bnn_pyro.zoo.auto import RULES, choose, set_up
 
@@ -109,8 +110,8 @@ def test_inspect_says_all_that_is_doubtful_at_once_and_a_command_that_works(tmp_
 
 #: A table, its target; the command that is printed ends with this, and a finding says this (and refuses the table).
 COMMANDS = {
-    "codes": ("zip,y", (lambda k: f"0{k % 3}", lambda k: k + 0.5), "y",
-              "--target y --categorical zip", ("zip", False, "leading zeros")),
+    "codes": ("zip,y", (lambda k: f"0{k % 3}" if k else 99999, lambda k: k + 0.5), "y",
+              "--target y --categorical zip", ("zip", False, "")),
     "a code by its name": ("ZIP code,y", (lambda k: 8000 + k % 3, lambda k: k + 0.5), "y",
                            "--categorical 'ZIP code'", ("ZIP code", False, "named like a code")),
     "none among texts": ("heat,y", (lambda k: ("gas", "none")[k % 2], lambda k: k + 0.5), "y",
@@ -124,7 +125,7 @@ COMMANDS = {
     "an identifier in any order": ("id,a,y", (lambda k: 900 + 7 * k % 40, lambda k: k % 7, lambda k: k + 0.5), "y",
                                    "--exclude id", ("id", False, "another whole number in every row")),
     "no answer": ("a,y", (lambda k: 50 + k % 7 if k % 3 else -999, lambda k: k + 0.5), "y",
-                  "--target y", ("a", False, "rows more: a missing value?")),
+                  "--target y", ("a", False, "more of it: a missing value?")),
     "units": ("w,y", (lambda k: f"{k % 9}kg", lambda k: k + 0.5), "y",
               "--target y", ("w", False, "'0kg': leave the unit out of the cells; as they are, each is a category")),
     "blanks for thousands": ("w,y", (lambda k: f"{10 + k} 500", lambda k: k + 0.5), "y",
@@ -141,18 +142,33 @@ COMMANDS = {
     "few of a class": ("a,y", (lambda k: k % 7, lambda k: "abc"[(k > 0) + (k > 9)]), "y",
                        "--target y", ("y", True, "1 with fewer than 5 rows: 'a'")),
     "counts": ("a,y", (lambda k: k % 7, lambda k: k % 23), "y", "--target y", ("y", False, "--task counts")),
-    "nothing else": ("y", (lambda k: k + 0.5,), "y", "--target y", ("y", True, "only column")),
+    "nothing else": ("y", (lambda k: k + 0.5,), "y", "--target y", ("target", True, "only column")),
     "several targets": ("a,b,c", (lambda k: k % 7, lambda k: k % 2, lambda k: "x" if k == 4 else k + 0.5), "b,c",
-                        "--target b,c", ("c", True, "is no number in every row")),
+                        "--target b,c", ("c", True, "text in 1, the first 'x' in row 6")),
     "labels": ("a,b,c", (lambda k: k % 7, lambda k: k % 2, lambda k: k % 3 // 2), "b,c", "--target b,c", None),
+    "text for a number": ("a,y", (lambda k: k % 7, lambda k: "uvw"[k % 3]), "y --task counts",
+                          "--target y", ("target", True, "'y' is text, and task='counts' takes")),
+    "text in no order": ("a,y", (lambda k: k % 7, lambda k: "uvw"[k % 3]), "y --task ordinal",
+                         "--task ordinal --classes 'LOWEST,…,HIGHEST'", ("target", True, "u, v, w is not known")),
+    "no count": ("a,y", (lambda k: k % 7, lambda k: k + 0.5), "y --task counts", "y", ("target", True, "no count")),
+    "a code of an event": ("a,y,b", (lambda k: k % 7, lambda k: k**4 + 0.5, lambda k: k % 2 + 1), "y --event b",
+                           "--event b=VALUE", ("target", True, "event 'b' holds 1, 2")),
+    "many classes": ("a,y", (lambda k: k % 9, lambda k: k % 8), "y", "--fractions 0.6,0.2,0.2", ("y", True, "6 of 40")),
+    "no target": ("a,b,y", (lambda k: k % 7, lambda k: "" if k > 5 else k, lambda k: k + 0.5 if k > 5 else ""), "y",
+                  "--exclude b --missing indicator", ("b", True, "has no value in any row")),
     "nothing": ("a,y", (lambda k: k % 7, lambda k: k % 2), "y", "--target y", None),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("names", "columns", "target", "ending", "finding"), COMMANDS.values(), ids=COMMANDS)
 def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target, ending, finding):
-    report = inspect_table(path := table(tmp_path, names + "\n" + rows(*columns)), target)
+    target, *words = target.replace("--", "").split()
+    path, given = table(tmp_path, names + "\n" + rows(*columns)), dict([words] * bool(words))
+    report = inspect_table(path, target, given)
     assert report.command.endswith(ending)
+    first = "once that is corrected, train" in report.text() or ending.endswith(("VALUE", "HIGHEST'"))
+    with pytest.raises(bp.UserError) if first else nullcontext():  # as it is, it trains
+        resolve(parse(shlex.split(report.command)[1:]), {})
     if finding is None:
         assert not report.findings and "nothing is wrong with it" in report.text()
         assert report.task == bp.load_data(path, target=target.split(",")).schema.task
@@ -162,7 +178,7 @@ def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target
         titles = [f"\n{title}\n" in report.text() for title in ("`train` refuses:", "To look at:")]
         assert titles == [any(f.refused is refused for f in report.findings) for refused in (True, False)]
     try:
-        data, refused = bp.load_data(path, target=target.split(",")), False
+        data, refused = bp.load_data(path, target=target.split(","), **given), False
     except bp.UserError:
         data, refused = None, True
     assert refused == any(f.refused for f in report.findings)
@@ -274,17 +290,6 @@ def test_a_run_says_what_was_chosen_and_is_run_again_alike(tmp_path, capsys):
     assert same(out, again) and json.loads((again / "config.json").read_text()) == config
     assert main(["train", *data, "--set", "widht=3", "--out", str(tmp_path / "x")]) == 2
     assert "setting of mean-field or mile, which auto chose" in capsys.readouterr().err
-
-
-def test_without_data_it_is_digits_with_most_rows_to_test(tmp_path):
-    def data(*argv):
-        return commands._train_target(parse(["train", "mlp", "--out", str(tmp_path / "none"), *argv]))[0].data
-
-    (tmp_path / "old.toml").write_text("seed = 1")  # configs of before say no more
-    assert data("--config", str(tmp_path / "old.toml")) == data("--data", "digits") == {"name": "digits"}
-    assert data("--data", "digits", "--fractions", "0.5,0.25,.25") == EXAMPLE | {"fractions": [0.5, 0.25, 0.25]}
-    assert data() == EXAMPLE
-    refuses("--fractions: invalid numbers value: 'half'", data, "--fractions", "half")
 
 
 def test_fit_chooses_and_takes_settings_of_a_method(tmp_path):

@@ -56,6 +56,7 @@ def test_a_frame_is_the_same_as_a_file_of_it(file, frame):
     assert data.schema == of_file.schema and torch.equal(data.y_test, of_file.y_test)
     assert data.schema.features[3:] == ("city=Rome", "flat=False", "flat=True", "heating=gas", "heating=oil", "year")
     assert bp.dataset(FRAME.assign(price=PRICE), "price").fingerprint == data.fingerprint
+    assert bp.dataset(pd.DataFrame(ARRAY), 1, task="regression").schema.target == "1"  # as pandas names the columns
     torch.testing.assert_close(bp.load_inputs(FRAME.iloc[:, ::-1], data.schema), bp.load_inputs(file, data.schema))
     assert bp.Schema.from_dict(data.schema.to_dict()) == data.schema
 
@@ -148,6 +149,12 @@ def test_missing_values_become_the_training_median_and_an_indicator_and_unseen_c
     torch.testing.assert_close(array.x_test, data.x_test[:, :3])
     torch.testing.assert_close(bp.load_inputs(gaps[["area", "rooms"]].to_numpy()[40:], array.schema), array.x_test)
     refuses("column 'rooms', row 0: missing value", bp.load_inputs, gaps.assign(rooms=np.nan), data.schema)
+    for x in (gaps, gaps[["area", "rooms"]].to_numpy(), gaps[["rooms"]].to_numpy()):  # what nothing can stand for
+        left = bp.dataset(x, PRICE.where(PRICE.index != 3), missing="indicator")
+        assert left.split["dropped"] == 1 and sum(left.split["rows"]) == NUM - 1
+        assert left.split["doubts"][0] == "price: missing in 1 of the rows, which are left out"
+    rates = bp.dataset(gaps, "rooms", missing="indicator", task="counts", exposure="area")
+    assert rates.split["dropped"] == gaps["area"].isna().sum()
     data = bp.dataset(FRAME, PRICE, unseen="ignore", x_test=FRAME.assign(city="Paris"), y_test=PRICE)
     place = data.schema.features.index("city=Oslo")
     assert data.x_test[:, place : place + 2].abs().sum() == 0 and len(data.x_test) == NUM
@@ -207,14 +214,14 @@ BAD = {
     "mask of labels": (dict(x=ARRAY, y=np.ma.array(LABELS, mask=MASKED.mask[:, 0])), "'y', row 7: missing value"),
     "mask of exposure": (dict(**COUNTS | {"exposure": MASKED[:, 0]}), "'exposure', row 7: missing value"),
     "gap in labels": (dict(x=ARRAY, y=[None, *LABELS[1:]]), "'y', row 0: missing value"),
-    "gap in target": (dict(y=PRICE.where(PRICE.index > 0)), "'price', row 0: missing value .*rows out: missing='drop'"),
+    "gap in target": (dict(y=PRICE.where(PRICE.index > 0)), "'price', row 0: missing value .* missing='drop' or 'indi"),
     "other order": (dict(y=PRICE[::-1]), "y has the row labels of X in another order.* y.loc.X.index., or y.to_numpy"),
     "groups in other order": (dict(groups=FRAME["year"][::-1]), "groups has the row labels of X in another order"),
     "split in other order": (dict(split=(PRICE > 0)[::-1]), "split has the row labels of X in another order"),
     "seed": (dict(seed=1.5), "seed must be a whole number, got 1.5"),
-    "too narrow": (dict(y=PRICE + 1e9), "'price' varies by .* around 1e.09, too little for 32-bit numbers"),
+    "too narrow": (dict(y=PRICE + 1e9), "'price' varies by .* around 1e.09, too little for 32-bit numbers; subtract a"),
     "too large": (dict(y=PRICE * 1e22), "'price' varies by .*e.*, too much for 32-bit numbers; divide"),
-    "too small": (dict(y=PRICE * 1e-22), "'price' varies by .*e-.*, too little for 32-bit numbers; .* multiply by"),
+    "too small": (dict(y=PRICE * 1e-22), "'price' varies by .*e-.*, too little for 32-bit numbers; multiply by a"),
     "durations": (dict(x=FRAME.assign(a=pd.Timedelta("1D"))), "holds dates or times; make numbers .*total_seconds"),
     "sparse": (dict(x=csr_matrix(ARRAY)), r"X is a csr_matrix, .* give X.toarray\(\)"),
     "no columns": (dict(x=FRAME[[]]), "X has no columns"),
@@ -245,7 +252,10 @@ BAD = {
     "classes": (dict(task="counts", classes=["u"]), "classes= .--classes. names classes, and the task is counts"),
     "exposure of a price": (dict(exposure="area"), "exposure .--exposure. is for counts, and the task is regr"),
     "no exposure": (dict(**COUNTS, x=ZERO), "column 'area', row 7: '0.0' is no exposure, which is positive"),
-    "exposure gap": (dict(**COUNTS, x=GAP, missing="indicator"), "row 0.* or leave such rows out: missing='d"),
+    "text for a number": (dict(y=LABELS, task="counts"), "target 'y' is text, and task='counts' takes numbers; leave"),
+    "gaps in every row": (dict(x=GAP.assign(area=np.nan), y=PRICE.where(PRICE.index > 30), missing="drop"),
+                          "every row has a missing value, most often in column 'area'; leave it out .*'indicator'"),
+    "no target in any row": (dict(y=PRICE * np.nan, missing="drop"), "missing value, most often in column 'price'$"),
     "exposures": (dict(**COUNTS | {"exposure": [1.0, 2.0]}), "exposure has 2 values, and X 60 rows"),
     "no time": (dict(x=ZERO, y="area", event="flat"), "'area', row 7: '0.0' is no time, which is positive"),
     "no event": (dict(y="area", event="rooms"), r"event 'rooms' holds 1, 2, 3, 4, 5; give 1 .* event='rooms=VALUE'"),

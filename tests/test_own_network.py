@@ -40,6 +40,12 @@ def exported(rows):
     return torch.export.export(net, (torch.zeros(rows, 4, 6),)).module()
 
 
+def called_before():
+    net = nn.Sequential(nn.Flatten(), nn.utils.spectral_norm(nn.Linear(24, OUT)))
+    net(torch.ones(2, 4, 6))
+    return net
+
+
 def filled(value):
     net = made("linear")
     nn.init.constant_(net[0].weight, value)
@@ -71,6 +77,22 @@ def test_draws_are_plain_passes_of_the_module_with_these_weights(name):
         torch.testing.assert_close(prediction.components.logits[s], f, rtol=1e-4, atol=1e-5)
 
 
+NUTS = bp.NUTS(draws=4, warmup=4, chains=2)
+
+
+@pytest.mark.parametrize("method", [bp.Ensemble(members=1, epochs=1, lr=1e-7), bp.SVI(epochs=1, lr=1e-7), NUTS])
+def test_a_layer_of_two_names_keeps_its_weights(method):
+    """Its draws come one after the other; around them a prior is narrow."""
+    with bp.isolated(1):
+        conv = nn.Conv1d(4, 4, 1)
+        conv.register_forward_hook(lambda layer, _, f: setattr(layer, "last", f))  # with a graph, it cannot be copied
+        net = nn.Sequential(conv, nn.Tanh(), conv, nn.Flatten(), nn.Linear(24, OUT))
+    data = rows()
+    posterior = fit(bp.Bayesian(net, start="pretrained", prior="pretrained:1e-5", init_scale=1e-5), method)
+    expected = net(data.x_train).softmax(-1).detach()
+    torch.testing.assert_close(bp.predict(posterior, data.x_train).mean, expected, rtol=1e-3, atol=1e-4)
+
+
 def test_parameters_are_chosen_by_glob_path_class_or_regex():
     net = made("transformer")
     names = [n for n, _ in net.named_parameters()]
@@ -79,6 +101,8 @@ def test_parameters_are_chosen_by_glob_path_class_or_regex():
     assert select(net, "head.bias | block.norm*", "where") == [n for n in names if "norm" in n or n == "head.bias"]
     assert select(net, "LayerNorm", "where") == [n for n in names if "norm" in n]
     assert select(net, r"re:.*\.bias", "where") == [n for n in names if n.endswith(".bias")]
+    brackets = nn.ModuleDict({"x[0]": nn.Linear(1, 1), "x0": nn.Linear(1, 1)})
+    assert select(brackets, "x[0].weight", "where") == ["x[0].weight"] and len(select(brackets, "x[0]*", "where")) == 2
     tied = made("embedding, tied")
     assert select(tied, "head.weight", "where") == ["table.weight"]
     prior = assign(net, {"head.*": "normal:2", "*": "fan-in:1"}, names, "prior")
@@ -90,6 +114,7 @@ def test_parameters_are_chosen_by_glob_path_class_or_regex():
     ):
         refuses(message, call)
     assert bp.Bayesian(net, where=(nn.Linear, "head")).where == "Linear|head"
+    assert [*bp.Bayesian(net, prior={nn.Linear: "normal:1", "head": "normal:2"}).prior] == ["Linear", "head"]
 
 
 def test_what_is_not_bayesian_is_trained_or_stays():
@@ -185,6 +210,12 @@ def test_batch_statistics_are_saved_and_frozen_ones_stay(tmp_path):
         assert (posterior.model.net[1].running_mean == 0.3).all()
         here, there = (bp.predict(p, data.x_test, num_draws=3).components.logits for p in (posterior, again))
         assert torch.equal(here, there)
+    one, other = nn.Linear(6, 6), nn.Linear(6, 6)
+    other.weight = one.weight
+    tied = BatchStatistics(net := nn.Sequential(one, other, nn.BatchNorm1d(4)))
+    tied.take(data.x_train)
+    found = tied(net, dict(net.named_parameters()))["2.running_mean"]
+    torch.testing.assert_close(found, net[:2](data.x_train).mean((0, 2)))
     with pytest.raises(bp.UserError, match="normalises several times in one call"):
         norm = nn.BatchNorm1d(4)
         twice = BatchStatistics(net := nn.Sequential(norm, nn.Tanh(), norm))
@@ -213,6 +244,7 @@ def test_bad_modules_are_told_in_one_line():
     for module, sentence in (
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)).double(), "is torch.float64, and inputs are float32"),
+        (called_before, r"torch.nn.utils.parametrizations.weight_norm and spectral_norm are copied, .* Only Tensors"),
         (lambda: nn.Flatten(), "Flatten has no parameters"),
         (lambda: nn.Linear(24, OUT, device="meta"), "'weight' of Linear is on the meta device and has no values"),
         (lambda: filled(torch.nan), "outputs that are not finite for training rows, with the weights it came with"),
@@ -223,6 +255,7 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: Wrong("y"), "a parameter of the network is called 'y', as another site is"),
         (lambda: Wrong("data"), "a parameter of the network is called 'data', as another site is"),
         (lambda: Wrong("empty"), "parameter 'empty' of Wrong has no numbers"),
+        (lambda: Wrong("whole"), r"shape torch.int64, not floats, for 2 rows; they must be"),
         (lambda: Wrong("checkpoint"), "no gradient by other weights .* checkpoints of activations"),
         (lambda: Wrong("training"), r"Wrong gives tuple in training mode, and outputs of shape \(40, 3\) out of it"),
         (lambda: Wrong("fails in training"), "Wrong fails in training mode: shape"),

@@ -5,13 +5,19 @@ from typing import ClassVar
 
 import pytest
 import torch
+from own_networks import Wrong
+from refused import refuses
+from test_own_network import fit, rows
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import bnn_pyro as bp
 from bnn_pyro.checks.problems import Problem
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.svi import restarted
 from bnn_pyro.parts.guides import inverse_softplus
+from bnn_pyro.parts.row_noise import ROWS, sampling_of
 
 # An LSTM cannot be mapped over draws, and says so.
 pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -150,3 +156,82 @@ def test_the_elbo_of_a_layer_has_its_value_and_its_maximum_at_the_best_normal(na
             draws[:, 0] -= one.elbo(guide.loc.detach().double(), covariance)
             z.append((draws.mean(0) / (draws.std(0) / 300**0.5)).abs())
     assert z[0].max() < 4.5 and z[1][0] < 4.5 < z[1][1:].max()
+
+
+class TimeFirst(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.transpose(0, 1)).mean(0)
+
+
+class Again(nn.Linear):
+    def forward(self, x):
+        f = super().forward(x[:, 0])
+        return f + 0 * super().forward(x[:, 1]) if self.when(x) else f
+
+
+class More(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.cat([x[:, 0]] * (1 + bool(self.when(x)))))[: len(x)]
+
+
+@pytest.mark.parametrize("kind", [Again, More])
+def test_a_site_that_rows_share_is_drawn_or_refused(monkeypatch, kind):
+    """Where its use depends on values or training, of which the pass of zeros knows nothing; of steps before rows."""
+    data = rows(classes=0)
+    for steps in ROWS:
+        assert sampling_of(TimeFirst(6, 1), *(torch.zeros(num, steps, 6) for num in ROWS)) == {}
+    often, once = [lambda net, x: (x > 1).any(), lambda net, x: net.training], lambda net, x: (x > 99).any()
+    for when in (*often, once):
+        monkeypatch.setattr(kind, "when", when, raising=False)
+        with bp.isolated(0):
+            entry = bp.Bayesian(kind(6, 1))
+            model = entry.model(data.schema)
+            guide = entry.guide(model)
+            drawn = entry.prepare(model, guide, data).get("sampled_as_weights", [])
+        assert [*model.sampling, *drawn] == ["weight", "bias"] and len(drawn) == 2 * (when in often)
+    words = "'weight' is used again .* take sampling='weights'"
+    refuses(words, Objective(model.train(), guide, 1), 100 * data.x_train, data.y_train, 1.0, 1.0)
+
+
+def test_members_of_an_ensemble_share_what_is_frozen_and_nothing_else_may_move():
+    with bp.isolated(1):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
+    model = bp.Bayesian(net, where="4", frozen="*", start="pretrained").model(rows().schema)
+    again = restarted(model)
+    assert all(torch.equal(value, again.get_buffer(name)) for name, value in model.named_buffers())
+    assert not torch.equal(again.net[4].weight, net[4].weight)
+    for norm in ("frozen", "batch"):
+        members = fit(bp.Bayesian(net, batch_norm=norm), bp.Ensemble(members=2, epochs=3, cores=1))
+        alone = fit(bp.Bayesian(net, batch_norm=norm), bp.MAP(epochs=3))
+        first, one = (bp.predict(p, rows().x_test).components.logits[0] for p in (members, alone))
+        assert torch.equal(first, one)
+    net[2] = spectral_norm(nn.Linear(5, 5))
+    refuses("training changes 'net.2.*_u', of which each member", fit, net, bp.Ensemble(members=2, epochs=3))
+
+
+def test_an_archive_says_what_is_frozen_and_which_constants_are_others(tmp_path):
+    def made(frozen):
+        net = nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
+        net[frozen].requires_grad_(False)
+        net[1].table, net[1].seen = torch.randn(3), []
+        net[1].register_buffer("mask", torch.ones(3), persistent=False)
+        net[1].register_forward_hook(lambda layer, _, f: setattr(layer, "last", f))
+        return net
+
+    net = made(frozen=0)
+    posterior = fit(net, out=tmp_path)
+    assert posterior.provenance["module"]["constants"].keys() == {"1.table", "1.mask"}
+    bp.load(tmp_path, module=net)
+    with pytest.warns(UserWarning, match=r"'1\.table' of the module, a tensor that no archive holds, is not that"):
+        again = bp.load(tmp_path, module=made(frozen=3))
+    assert torch.equal(again.model.net[0].weight, net[0].weight)
+
+
+def test_outputs_that_are_not_numbers_are_told_with_their_row():
+    data, far = rows(), rows().x_train.index_fill(0, torch.tensor([5]), 1e5)
+    for method in (bp.SVI(epochs=3), bp.MAP(epochs=3)):
+        for how, words in (("gradient", "weights stopped being finite at step 1"), ("far away", "held out.* row 5")):
+            held_out = replace(data, x_val=far, y_val=data.y_train)
+            refuses(words, fit, Wrong(f"nan {how}"), method, held_out)
+    assert bp.predict(fit(Wrong("half")), far).components.logits.dtype == torch.float32
+    refuses(r"output at row 5 \(from 0\) is nan", bp.predict, fit(Wrong("nan far away")), far)

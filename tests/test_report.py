@@ -74,6 +74,8 @@ def test_what_is_doubtful_in_the_data_is_in_the_first_box_and_rows_of_wide_table
     html, _ = run_pages(run, [PICTURE])
     assert "data: price: 2.25e+07 in row 9 is far; b; c; d; e. 1 more" in html and html.count("2.25e+07") == 1
     assert "Next: correct what is named of the data; else more --epochs than " in html
+    chains = {**RUN.recipe, "inference_settings": {"epochs": 9, "draws": 100}}
+    assert "else more draws than 100 a chain" in run_html(replace(run, recipe=chains), [])
     assert "nll −0.15 nats [−0.2,\u00a0−0.05], better" in html
     assert '<img width="110"' in html and "<th>what it is</th>" in html
     failed = replace(run, metrics={"failed": "NaN"})

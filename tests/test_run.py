@@ -10,14 +10,16 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from refused import refuses
 from run_folders import MEAN_FIELD, SMALL, small_table
 
 import bnn_pyro as bp
+from bnn_pyro import commands
 from bnn_pyro.listing import tables
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.run import parse
 from bnn_pyro.runs.evaluate import labelled
-from bnn_pyro.runs.recipe import Recipe, read_config, resolve
+from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
 from bnn_pyro.settings import field_docs
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -222,3 +224,14 @@ def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path, co
     p = {row["row"]: float(found["p(yes)"][int(row["row"]) - 2]) for row in rows["worst"]}
     true = [p[row["row"]] if row["observed dear"] == "yes" else 1 - p[row["row"]] for row in rows["worst"]]
     assert true == sorted(true)
+
+
+def test_without_data_it_is_digits_with_most_rows_to_test(tmp_path):
+    def data(*argv):
+        return commands._train_target(parse(["train", "mlp", "--out", str(tmp_path / "none"), *argv]))[0].data
+
+    (tmp_path / "old.toml").write_text("seed = 1")  # configs of before say no more
+    assert data("--config", str(tmp_path / "old.toml")) == data("--data", "digits") == {"name": "digits"}
+    assert data("--data", "digits", "--fractions", "0.5,0.25,.25") == EXAMPLE | {"fractions": [0.5, 0.25, 0.25]}
+    assert data() == EXAMPLE
+    refuses("--fractions: invalid numbers value: 'half'", data, "--fractions", "half")

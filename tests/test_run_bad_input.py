@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -165,3 +167,10 @@ def test_a_run_of_earlier_settings_is_read_but_not_fitted_again(tmp_path):
         (tmp_path / name).touch()
     assert RunFolder(tmp_path).recipe.method == bp.SGHMC(chains=7)
     assert RunFolder(tmp_path).former_settings["schedule"] == "cyclical:3"
+
+
+def test_a_closed_pipe_ends_a_command_quietly():
+    how = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-m", "bnn_pyro.run", "list"], **how) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == 141

@@ -86,11 +86,16 @@ def test_a_classifier_takes_frames_with_text_and_keeps_labels(classifier):
 
 
 @pytest.mark.parametrize("variant", [bp.MLP(), torch.nn.Linear(2, 1)], ids=["settings", "module"])
-def test_pickles_of_variants_of_ones_own_have_their_settings(variant):
+def test_pickles_of_variants_of_ones_own_have_their_settings(variant, tmp_path):
     changes = {"hidden": (3,)} if isinstance(variant, bp.MLP) else {"noise": 0.5}
     model = BayesianRegressor(variant, **changes, epochs=2).fit(X[:, :2], Y)
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(*(m.predict(X[:, :2], return_std=True)[1] for m in (model, again)))
+    model.posterior_.save(tmp_path)
+    files = {name: (tmp_path / name).read_bytes() for name in ("posterior.pt", "posterior.json")}
+    entry = bp.MLP(**changes) if isinstance(variant, bp.MLP) else bp.Bayesian(variant, **changes)
+    earlier = BayesianRegressor.__new__(BayesianRegressor)  # which had the archive in its pickle
+    earlier.__setstate__({**model.__getstate__(), "posterior_": files, "_entry": entry})
+    for again in (pickle.loads(pickle.dumps(model)), earlier):
+        np.testing.assert_array_equal(*(m.predict(X[:, :2], return_std=True)[1] for m in (model, again)))
 
 
 def test_what_is_wrong_with_parameters_is_said():

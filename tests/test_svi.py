@@ -24,7 +24,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import log_joint
 from bnn_pyro.inference.log_joint import Objective, Rescale, elbo_of
 from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.parts.row_noise import RowNoise, sampling_of
+from bnn_pyro.parts.row_noise import ROWS, RowNoise, sampling_of
 from bnn_pyro.parts.weights import NormalWeights, cut
 
 #: A strong prior, so that it matters, and a target in its own units.
@@ -220,12 +220,15 @@ def objective(sampling, repeats, seed):
     return torch.stack(elbos)[:, None], gradients, cut(gradients[:, : len(guide.loc)], guide.shapes)
 
 
+ZEROS = [torch.zeros(rows, 4, 6) for rows in ROWS]
+
+
 def test_sites_that_reach_one_layer_once_are_sampled_by_row():
     with bp.isolated(0):
-        found = sampling_of(Positions(), (4, 6))
+        found = sampling_of(Positions(), *ZEROS)
     kinds = {"conv": "flipout", "token": "flipout", "head": "rows"}
     assert found == {f"{layer}.{kind}": how for layer, how in kinds.items() for kind in ("weight", "bias")}
-    by_net = {name: set(sampling_of(made(name), (4, 6))) for name in NETS}
+    by_net = {name: set(sampling_of(made(name), *ZEROS)) for name in NETS}
     assert by_net["embedding, tied"] == set()
     assert by_net["lstm"] == {"head.weight", "head.bias"}
     assert not any(site.startswith("inner") for site in by_net["used twice"])
@@ -254,7 +257,7 @@ def test_outputs_have_the_moments_of_drawn_weights(kind):
                 w = {name: own.rsample() for name, own in q.items()}
                 for name, value in w.items():
                     value.drawn_from = q[name]
-                with RowNoise(w, dict.fromkeys(w, "flipout") if by_row else {}) as mode:
+                with RowNoise(w, 1, dict.fromkeys(w, "flipout") if by_row else {}) as mode:
                     draws[by_row].append(torch.func.functional_call(layer, w, (x,)).flatten())
             assert len(mode.q) == len(w) * by_row
     a, b = (torch.stack(draws[by_row]) for by_row in draws)

@@ -132,7 +132,7 @@ class JointChains:
             entry = replace(entry, hidden=tuple(min(width, check.hidden) for width in entry.hidden))
         if subject.converges_to != "exact" and not schema.has_classes and isinstance(entry.noise, str):
             # Where the noise is unknown, some draws of the prior have so little that no step is small enough.
-            entry = replace(entry, noise=0.5 * schema.y_scale)
+            entry = replace(entry, noise=0.5 * float(np.mean(schema.y_scale)))
         points = x[even(len(x), ROWS)]
         self.entry, self.simulator = entry, Simulator(entry, Design(schema, x, points, len(points)))
         potential = self.simulator.potential
@@ -166,7 +166,7 @@ class JointChains:
         questions, values = self.simulator.quantities(w, y)
         names = [*self.weights, *(f"slope along {name}" for name in self.weights)]
         names += ["log joint", "mean target", *(question.about for question in questions)]
-        columns = [z[:, self.picked], slopes[:, self.picked], log_joint, y.double().mean(1)]
+        columns = [z[:, self.picked], slopes[:, self.picked], log_joint, y.double().flatten(1).mean(1)]
         return names, np.column_stack([*(c.double().numpy() for c in columns), values])
 
     def compare(self, method: Method, steps: int, report: Report) -> dict[str, Any]:

@@ -57,8 +57,9 @@ class PredictiveCheck(Check):
     def _refuses(self, subject: Subject) -> str:
         if not subject.own_module or subject.data.schema.has_classes:
             return "" if subject.own_module else subject.irreducible()
-        normal = subject.data.schema.task == "regression" and subject.entry.likelihood in (None, "normal")
-        return "" if normal and subject.entry.noise != "heteroscedastic" else "by hand, noise is Normal, of one width"
+        normal = subject.entry.likelihood in (None, "normal") and subject.entry.noise != "heteroscedastic"
+        one = normal and subject.data.schema.task == "regression"
+        return "" if one else "by hand, it is of one target with Normal noise of one width"
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         findings: list[Finding] = []

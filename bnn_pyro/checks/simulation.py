@@ -80,7 +80,8 @@ class Simulator:
 
     def __init__(self, entry: Entry, inputs: Design) -> None:
         model, self.inputs = weight_space(entry.model(inputs.schema)).eval(), inputs
-        data = inputs.data(torch.full((len(inputs.x),), 0 if inputs.schema.has_classes else inputs.schema.y_shift))
+        start, targets = 0 if inputs.schema.has_classes else inputs.schema.y_shift, len(inputs.schema.targets)
+        data = inputs.data(torch.as_tensor(start).expand(len(inputs.x), *[targets][:targets]))
         on_features(model, data)
         if hasattr(entry, "prepare"):
             entry.prepare(model, entry.guide(model), data)
@@ -115,7 +116,8 @@ class Simulator:
         where = [f"row {m + 1}" if m < old else f"new input {m + 1 - old}" for m in range(len(self.points))]
         values, what = law.output_values(), "log odds" if law.has_classes else "mean"
         classes = values.shape[-1]
-        words = [f"{what} of class {m % classes}" if classes > 1 else what for m in range(len(where))]
+        one = "target" if self.inputs.schema.targets else "class"
+        words = [f"{what} of {one} {m % classes}" if classes > 1 else what for m in range(len(where))]
         table = {f"{a} at {b}": values[:, m, m % classes] for m, (a, b) in enumerate(zip(words, where, strict=True))}
         if isinstance(getattr(self.model, "likelihood", None), Heteroscedastic):
             table |= {f"log noise at {where[m]}": law.components.scale[:, m].log() for m in (0, -1)}

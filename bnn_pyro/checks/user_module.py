@@ -6,10 +6,10 @@ f = f₀(x) + A(x) w,    y ~ Normal(f, σ²)        A: the Jacobian of the outpu
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal
-from torch.func import functional_call
 
 from bnn_pyro.checks.check import Subject
 from bnn_pyro.checks.problems import NOISE, Problem
@@ -18,8 +18,10 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.nets import with_weights
 from bnn_pyro.parts.own_module import norm_layers
 from bnn_pyro.parts.weights import CentredNormal
+from bnn_pyro.zoo.own_network import unpack
 
 #: Weights whose covariances are compared; rows of the problem, and new inputs.
 MAX_WEIGHTS, ROWS, POINTS = 100, 200, 8
@@ -37,7 +39,8 @@ def few_rows(data: Dataset, rows: int) -> Dataset:
 def fixed_noise(subject: Subject) -> dict[str, float]:
     """The setting of a known noise: the user's own, or a share of the target's standard deviation; {} of classes."""
     schema, own = subject.data.schema, subject.entry.noise
-    return {} if schema.has_classes else {"noise": NOISE * schema.y_scale if isinstance(own, str) else own}
+    own = NOISE * float(np.mean(schema.y_scale)) if isinstance(own, str) else own
+    return {} if schema.has_classes else {"noise": own}
 
 
 def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, data: Dataset) -> Tensor:
@@ -47,11 +50,12 @@ def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, d
     for layer in norm_layers(own).values() if model.statistics is not None else ():
         layer.train()
     x = schema.unstandardise(data.x_train) if subject.entry.inputs == "raw" else data.x_train
+    args, named = unpack(schema.input_parts, own, (x,), {}) if schema.input_parts else ((x,), {})
     with torch.no_grad():
         for s in range(len(next(iter(w.values())))):
             for name in w.keys() & dict(own.named_parameters()):
                 own.get_parameter(name).copy_(w[name][s])
-            outputs.append(schema.y_shift + schema.y_scale * own(x))
+            outputs.append(schema.y_shift + schema.y_scale * own(*args, **named))
     return torch.stack(outputs)
 
 
@@ -86,8 +90,8 @@ def linear_module(subject: Subject) -> LinearModule:
         priors = list(joint.priors.values())
         normal = all(isinstance(p, CentredNormal) or isinstance(getattr(p, "base_dist", None), Normal) for p in priors)
         if not normal or model.statistics is not None or not getattr(model.likelihood, "quadratic", False):
-            raise UserError("its closed form needs Normal noise and priors, and neither points that are trained "
-                            "(frozen='*' keeps them as they are) nor batch statistics")  # fmt: skip
+            raise UserError("its closed form needs Normal noise and priors, one target, and neither points that are "
+                            "trained (frozen='*' keeps them as they are) nor batch statistics")  # fmt: skip
         if joint.size > MAX_WEIGHTS:
             raise UserError(f"covariances of {joint.size:,} weights are too many to compare; at most {MAX_WEIGHTS}")
         mean = torch.cat([p.mean.flatten() for p in priors]).double()
@@ -95,7 +99,7 @@ def linear_module(subject: Subject) -> LinearModule:
 
         def outputs(u: Tensor) -> Tensor:
             w = {site: value[0] for site, value in joint.sites(u[None]).items()}
-            return model.likelihood.components(functional_call(model.net, w, (rows.x_train,))).loc.double()
+            return model.likelihood.components(with_weights(model.net, w, rows.x_train)).loc.double()
 
         a = torch.autograd.functional.jacobian(outputs, mean)
         with torch.no_grad():

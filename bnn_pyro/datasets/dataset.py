@@ -248,7 +248,8 @@ class Dataset(Introduced):
 
     def to(self, device: torch.device | str) -> Dataset:
         """The same data set with every tensor on ``device``."""
-        return replace(self, **{name: rows.to(device) for name, rows in self.parts().items()})
+        moved = {name: rows.to(device) for name, rows in self.parts().items()}  # of inference mode no gradient is taken
+        return replace(self, **{k: v.clone() if getattr(v, "is_inference", bool)() else v for k, v in moved.items()})
 
     def parts(self) -> dict[str, Tensor]:
         """The tensors by their names."""

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import DECIMAL_COMMA, label, max_categories, numbers, parsed, positions, read_targets, truth
+from bnn_pyro.cells import DECIMAL_COMMA, max_categories, numbers, parsed, positions, read_targets, read_times
 from bnn_pyro.datasets.dataset import Column
 from bnn_pyro.errors import UserError, check_known
 
@@ -167,7 +167,7 @@ def target_fields(
     if event and task not in (None, "survival"):
         raise UserError(f"{where}: event= (--event) is for task='survival', and the task is {task}; leave one out")
     if event or task == "survival":
-        y = torch.from_numpy(_times(where, cells, event[1] if event[1:] else None))
+        y = torch.from_numpy(read_times(where, cells, event[1] if event[1:] else None))
         return dict(task="survival", y=y, target=cells.columns[0], event=(cells.columns[1], *event[1:]))
     task, y, classes = read_targets(where, cells, task, order)
     several = tuple(cells.columns) if cells.shape[1] > 1 else ()
@@ -179,21 +179,6 @@ def event_column(what: str, event: str, names: Sequence[str]) -> tuple[str, ...]
     name, _, value = (event, "", "") if event in names else event.partition("=")
     check_known(f"column of {what} (event, or --event)", names, name)
     return (name, value) if value else (name,)
-
-
-def _times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.ndarray:
-    """(N,) float64, negative where censored, of times and of an event: 1 or 0, or this value or any other."""
-    if cells.shape[1] != 2:
-        raise UserError(f"{where}: task='survival' takes a time and an event, and there are {cells.shape[1]} columns; "
-                        "give event= (--event), 1 where it happened at that time and 0 where it had not")  # fmt: skip
-    name, event = cells.columns
-    y, labels = numbers(where, cells[name], "time"), cells[event].map(label)
-    known = parsed(truth(cells[event])) if value is None else (labels == label(value)).to_numpy(float)
-    if not np.isin(known, (0, 1)).all():
-        names = ", ".join(sorted(set(labels))[:5])
-        raise UserError(f"{where}: event '{event}' holds {names}; give 1 where the event happened and 0 where it had "
-                        f"not, or say which it is: event='{event}=VALUE' (--event {event}=VALUE)")  # fmt: skip
-    return np.where(known == 1, y, -y)
 
 
 # -- missing values ----------------------------------------------------------------------------------------------------

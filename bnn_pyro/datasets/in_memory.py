@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as Items
 
-from bnn_pyro.cells import coded_cells
+from bnn_pyro.cells import coded_cells, gaps_in
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, check_order, event_column, named, names_in
@@ -81,7 +81,7 @@ def dataset(
     event   (N,), or a column's name: of times, 1 where it happened then and 0 where it had not (censored); or the text
             "COLUMN=VALUE", where it happened at this value of a column alone
     missing a value: "refuse" it, "drop" its row, or have an "indicator": the training rows' median and a second
-            feature that says where; of text, one more category. One in y is refused, or its row dropped
+            feature that says where; of text, one more category. Rows without y, or exposure, are dropped then
     unseen  a category that only new rows have: "refuse" it, or "ignore" it, so that it is none of the categories
     validation  number or share of the rows to hold out for validation (0.15)
     limit   keep so many training rows, the first after shuffling, for quick runs
@@ -96,6 +96,7 @@ def dataset(
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)
+    y = str(y) if isinstance(y, int | np.integer) else y  # as ``as_table`` has names
     if train is not None or isinstance(x, Items | DataLoader):
         if y is not None or (train is not None and x is not None):
             raise UserError("X is a torch data set, which has the targets; leave y out, and give X or train=")
@@ -183,7 +184,7 @@ def _raw(x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, *
         raise UserError("X has no columns" if num else "X has no rows")
     if table is None and not isinstance(x, OnDisk):
         x = as_array("X", x)
-        if x.ndim == 2 and missing == "indicator" and np.issubdtype(x.dtype, np.floating) and np.isnan(x).any():
+        if x.ndim == 2 and missing == "indicator" and (pd.isna(x).any() or gaps_in(target).any(axis=None)):
             table = named(x)
     if table is None:
         how.pop("exposure")

@@ -160,8 +160,9 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
         narrow = (deviation < least).flatten().nonzero().flatten().tolist()
         if narrow:
             name, sd, around = (v[narrow[0]] for v in (raw.target_names, deviation.view(-1), mean.view(-1)))
+            way = "subtract a constant" if abs(around) * MIN_RELATIVE_SPREAD > sd else "multiply by a large constant"
             raise UserError(f"{raw.name}: the target '{name}' varies by {sd.item():.3g} around {around.item():.6g}, "
-                            "too little for 32-bit numbers; subtract a constant, or multiply by one")  # fmt: skip
+                            f"too little for 32-bit numbers; {way}")  # fmt: skip
         if raw.target_scale == "log" or raw.task == "survival":
             mean, deviation = mean_and_scale([y.double().log()])
         mean, deviation = (tuple(v.tolist()) if v.dim() else v.item() for v in (mean, deviation))

@@ -144,6 +144,8 @@ def raw_table(
     exposure  the name of the last column of inputs, where that is one   of_target  as of ``frames.target_fields``
     """
     gaps, read = gaps_in(frame, words), ()
+    if missing == "refuse":
+        frames.refuse_gaps(where, frame, gaps, frames.WAY)
     if dates != "refuse":
         from bnn_pyro.dates import find_dates
 
@@ -152,18 +154,14 @@ def raw_table(
         for date in (read := tuple(filter(None, found))):
             frame = date.replaced(where, frame, gaps)
         gaps = gaps_in(frame, words)
-    whole = frame
-    if missing == "drop":
-        whole = frame[~gaps.any(axis=1)]
-        if whole.empty:
-            raise UserError(f"{where}: every row has a missing value (column '{gaps.mean().idxmax()}' most often); "
-                            "leave that column out: --exclude, or exclude=")  # fmt: skip
-    else:
-        inputs = frame.columns.difference(target, sort=False)
-        if missing == "refuse":
-            frames.refuse_gaps(where, frame[inputs], gaps[inputs], frames.WAY)
-        of_rows = [*target, *([] if exposure is None else [exposure])]  # what nothing can fill in
-        frames.refuse_gaps(where, frame[of_rows], gaps[of_rows], frames.WAY_OF_TARGET)
+    of_rows, whole = [*target, *([] if exposure is None else [exposure])], frame  # what nothing can fill in
+    if missing != "refuse":
+        whole = frame[~(gaps if missing == "drop" else gaps[of_rows]).any(axis=1)]
+    if whole.empty:
+        mended = missing == "drop" and not gaps[of_rows].all().any()
+        name = gaps.loc[:, gaps.columns.isin(of_rows) != mended].mean().idxmax()
+        way = "; leave it out (--exclude, exclude=), or give missing='indicator' (--missing indicator)" * mended
+        raise UserError(f"{where}: every row has a missing value, most often in column '{name}'{way}")
     gaps = gaps.loc[whole.index]
     fields = frames.target_fields(where, whole[target], **of_target)
     columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
@@ -176,6 +174,8 @@ def raw_table(
 
     made = {part for date in read for part in date.parts}
     looked_at = [name for name in whole.columns if name not in made and name not in target]
+    left = len(frame) - len(whole)
+    said = [f"{' or '.join(of_rows)}: missing in {left:,} of the rows, which are left out"] * (missing == "indicator")
     return Raw(
         **fields,
         name=str(where),
@@ -184,9 +184,9 @@ def raw_table(
         columns=tuple(columns),
         dates=read,
         source=str(where),
-        dropped=len(frame) - len(whole),
-        doubts=tuple(of_table(whole[looked_at], gaps, whole[target])),
-        rows=None if len(whole) == len(frame) else torch.from_numpy(frame.index.get_indexer(whole.index)),
+        dropped=left,
+        doubts=(*said[:left], *of_table(whole[looked_at], gaps, whole[target])),
+        rows=None if not left else torch.from_numpy(frame.index.get_indexer(whole.index)),
         index=torch.from_numpy(whole.index.to_numpy(copy=True)),
     )
 
@@ -244,11 +244,12 @@ def encode_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """x (N, features), not standardised, and y (N,) or None, read as ``like`` was. Raises as :func:`read_rows`."""
     gaps = gaps_in(_with_columns(where, frame, like), words, _texts_of(like))
+    dates = {part: date.name for date in like.dates for part in date.parts}
+    strict = [*dict.fromkeys(dates.get(c.name, c.name) for c in like.columns if frames.takes_no_gaps(c))]
+    frames.refuse_gaps(where, frame[strict], gaps[strict])
     for date in like.dates:
         frame = date.replaced(where, frame, gaps)
     gaps = gaps_in(frame, words, _texts_of(like)) if like.dates else gaps
-    strict = [column.name for column in like.columns if frames.takes_no_gaps(column)]
-    frames.refuse_gaps(where, frame[strict], gaps[strict])
     x = torch.from_numpy(frames.encode(where, frame, gaps, like.columns, like.unseen))
     names = list(like.target_names)
     if not set(names) <= set(frame.columns) or gaps[names].all(axis=None):

@@ -65,9 +65,7 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
     if diverged := posterior.provenance.get("failed") or _diverging(posterior):
         return Failure(diverged)
     log_density, errors, its_errors = _knows_nothing(data, prediction, x, y)
-    if prediction.is_discrete:  # of counts a probability, at most 1
-        log_density = log_density.clamp_max(0.0)
-    classes, settled = posterior.schema.has_classes, "try more --epochs or draws, or a smaller --lr"
+    classes, by, certain = posterior.schema.has_classes, "errors", False
     if bool(torch.isfinite(errors).all()) and is_worse(errors - its_errors, MARGINS["error" if classes else "square"]):
         if classes:
             measured = f"{errors.mean():.1%} are wrong, and {its_errors.mean():.1%} by the most frequent class"
@@ -83,15 +81,33 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
         of_times = prediction.task == "survival"
         others = "Weibull of the training times" if of_times else "mean and standard deviation of the training targets"
         measured += "class frequencies" if classes else others
-        if errors.mean() < its_errors.mean():
-            settled = "what is predicted is better, but too certain: "
-            settled += "try rows that validate (--validation), a stronger prior, more noise or more --epochs"
+        by, certain = "nll", bool(errors.mean() < its_errors.mean())
     else:
         return None
-    if what == "validation" and (which := APART.get(data.split.get("kind", ""))):
-        settled = (f"they are {which} than the rows that trained, and may be unlike them, which no longer training "
-                   "mends: look for inputs that mean the same in both")  # fmt: skip
-    return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {what} rows {measured}; {settled}")
+    way = way_out(posterior, data, by, certain, num_draws=num_draws)
+    return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {what} rows {measured}; {way}")
+
+
+def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_draws: int = 100) -> str:
+    """What to change where rows that did not train are predicted worse than by knowing nothing.
+
+    by: "nll", or "errors".   certain: whether what is predicted is better, so that it is its uncertainty that is wrong.
+    """
+    if which := APART.get(data.split.get("kind", "")):
+        return (f"they are {which} than the rows that trained, and may be unlike them, which no longer training mends: "
+                "look for inputs that mean the same in both")  # fmt: skip
+    rows = torch.from_numpy(even(len(data.y_train), MAX_ROWS)).to(data.y_train.device)
+    x, y = data.x_train[rows], data.y_train[rows].cpu()
+    prediction, about = predict(posterior, x, num_draws=num_draws), posterior.provenance
+    log_density, errors, its_errors = _knows_nothing(data, prediction, x, y)
+    gain = its_errors - errors if by == "errors" else prediction.log_prob(y).double() - log_density
+    start, settings = "what is predicted is better, but too certain: " * certain, about.get("method_settings", {})
+    if not gain.mean() > 0:
+        ways = "rows that validate (--validation), a stronger prior, more noise or more --epochs"
+        return f"{start}try {ways if certain else 'more --epochs or draws, or a smaller --lr'}"
+    ways = ["early stopping (--set patience=50)"] * ("patience" in settings and "early_stopping" not in about)
+    ways = ", ".join([*ways, *["fewer --epochs"] * ("epochs" in settings), "fewer weights (--hidden)"])
+    return f"{start}it has learned the noise of the training rows, which it fits better: try {ways} or a stronger prior"
 
 
 def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
@@ -112,6 +128,7 @@ def _knows_nothing(data: Dataset, prediction: Prediction, x: Tensor, y: Tensor) 
     schema = replace(data.schema, task="regression") if counts else data.schema  # for a Normal
     pair = prediction, knows_nothing(replace(data, schema=schema), x)
     density = pair[1].log_prob(y).double()
+    density = density.clamp_max(0.0) if prediction.is_discrete else density  # of counts a probability, at most 1
     if schema.has_classes:
         return density, *((p.mean.argmax(-1) != y).double() for p in pair)
     if schema.task == "survival":  # how far off a censored time is is not known

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights, with_gradient
 from bnn_pyro.parts.mixtures import Mixture
-from bnn_pyro.parts.observed import ReadLikelihood
+from bnn_pyro.parts.observed import read_likelihood
 from bnn_pyro.parts.priors import widest_activation
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def mixtures(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Iterat
     """(p(y | x) of a few rows, their targets), one after the other; arguments as for :func:`log_likelihood`."""
     draws = next(iter(weights.values())).shape[0]
     rows = max(1, ROWS_MEMORY // (4 * draws * widest_activation(model, x)))
-    for x_part, y_part in zip(x.split(rows), y.split(rows), strict=True):
-        with ReadLikelihood() as read, Recorder(weights):
-            model(x_part)
+    for k, (x_part, y_part) in enumerate(zip(x.split(rows), y.split(rows), strict=True)):
+        with Recorder(weights):
+            read = read_likelihood(model, x_part, k * rows)
         yield read.mixture(read.likelihood), y_part

@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
@@ -35,6 +36,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.parts.guides import DroppedInputs, PointMass
+from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
@@ -191,11 +193,15 @@ class Ensemble(MAP):
         The trace is the mean over the members, as far as all of them trained. The guide is not used. Each member has a
         checkpoint of its own beside the run's.
 
-        Raises UserError for a network with batch normalisation.
+        Raises UserError for a network with a buffer that training changes, such as running statistics.
         """
-        if any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) for part in model.modules()):
-            raise UserError("each member of an ensemble would have batch statistics of its own, and draws hold weights "
-                            "only; take layer or group normalisation instead of batch normalisation")  # fmt: skip
+        with isolated(0), torch.no_grad(), in_mode(probe := copy.deepcopy(model), training=True):
+            poutine.condition(probe, dict(model.initial))(data.x_train[:2])
+        before = dict(model.named_buffers())
+        if moved := [name for name, value in probe.named_buffers() if not torch.equal(value, before[name])]:
+            raise UserError(f"training changes '{moved[0]}', of which each member of an ensemble has its own, and "
+                            "draws hold weights only; take layer or group normalisation instead of batch normalisation "
+                            "(or frozen statistics), and no spectral norm or moving averages")  # fmt: skip
         run, numbers = Run(**how), range(self.members)
         children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]
@@ -258,9 +264,11 @@ def _train(
 
 
 def restarted(model: nn.Module) -> nn.Module:
-    """A copy with initial weights drawn anew; call inside ``isolated``."""
-    model = copy.deepcopy(model)
+    """A copy with initial weights drawn anew, but no buffers: weights that are frozen; call inside ``isolated``."""
+    buffers, model = dict(model.named_buffers()), copy.deepcopy(model)
     for part in model.modules():
         if hasattr(part, "reset_parameters"):
             part.reset_parameters()
+    for name, value in model.named_buffers():
+        value.copy_(buffers[name])
     return model

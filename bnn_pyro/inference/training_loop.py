@@ -168,7 +168,11 @@ class Training:
         line = [self.step / self.per_epoch, elbo, likelihood, likelihood - elbo]
         figures = {"ELBO/N": elbo / len(self.x)}
         if self.watch is not None:
-            figures["validation NLL"] = self.watch.score(self.ranks)
+            try:
+                figures["validation NLL"] = self.watch.score(self.ranks)
+            except UserError as refused:
+                self.check_guide()
+                raise UserError(f"of the rows held out, {refused}") from None
             self.watch.seen(line[0], figures["validation NLL"])
             line.append(figures["validation NLL"])
         for name, value in zip(self.trace, line, strict=True):

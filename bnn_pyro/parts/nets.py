@@ -6,15 +6,19 @@ channels-last in memory, where pooling and the noise of local layers are several
 """
 
 import hashlib
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise, repeat
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError, check_known, first_line
 
 ACTIVATIONS = dict(relu=F.relu, tanh=torch.tanh, sigmoid=torch.sigmoid, leaky_relu=F.leaky_relu, gelu=F.gelu)
@@ -60,13 +64,52 @@ def outputs_seen(module: nn.Module, seen: Callable[[str, object], None]) -> Iter
             handle.remove()
 
 
+def with_weights(net: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> Any:
+    """The outputs for x with weights and buffers by their first names, which a layer or a tensor may have more of."""
+    first: dict[int, str] = {}
+    every: dict[str, Tensor] = {}  # of each layer once: torch, which ties by name, does not restore one of two names
+    for path, part in net.named_modules():
+        for key, value in (*part._parameters.items(), *part._buffers.items()):
+            own = f"{path}.{key}".lstrip(".")
+            if (name := first.setdefault(id(value), own)) in w:
+                every[own] = w[name]
+    return functional_call(net, every, (x,), tie_weights=False)
+
+
+def blank_row(net: nn.Module, schema: Schema) -> Tensor:
+    """(1, *input_shape) zeros, or where a net takes no such whole numbers, as ids and lengths from 1 on, ones there."""
+    zeros = torch.zeros(1, *schema.input_shape)
+    if any(part.is_whole for part in schema.input_parts):
+        with in_mode(net, training=False), torch.no_grad():
+            try:
+                net(zeros)
+            except Exception:  # whatever the user's code raises: of other rows it is told
+                whole = [p.is_whole or p.is_bool for p in schema.input_parts for _ in range(math.prod(p.shape))]
+                return torch.tensor([whole], dtype=zeros.dtype)
+    return zeros
+
+
 def weights_digest(net: nn.Module) -> str:
     """SHA-256 of a module's parameters and buffers, the first 16 hex digits."""
     digest = hashlib.sha256()
     for name, value in net.state_dict().items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(name.encode() + _bytes(value))
     return digest.hexdigest()[:16]
+
+
+def _bytes(value: Tensor) -> bytes:
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def constants(net: nn.Module) -> dict[str, str]:
+    """{path: digest} of tensors that no state_dict has: buffers that are not persistent, and plain attributes."""
+    digests, torchs = {}, vars(nn.Module())
+    for path, part in net.named_modules():
+        plain = {key: value for key, value in vars(part).items() if key not in torchs}
+        for key, value in (plain | {key: part._buffers[key] for key in part._non_persistent_buffers_set}).items():
+            if isinstance(value, Tensor) and value.layout == torch.strided and not isinstance(value, nn.Parameter):
+                digests[f"{path}.{key}".lstrip(".")] = hashlib.sha256(_bytes(value)).hexdigest()[:16]
+    return digests
 
 
 def layers_digest(net: nn.Module) -> str:

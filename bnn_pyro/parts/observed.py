@@ -213,3 +213,18 @@ class ReadLikelihood(Messenger):
                 self.likelihood = self.likelihood.base_dist
             self.mixture = msg["infer"].get("mixture", Mixture)
             msg["value"], msg["done"] = torch.empty(0), True
+
+
+def read_likelihood(model: Callable[..., object], x: Tensor, first: int = 0) -> ReadLikelihood:
+    """What it keeps of a call with rows x.   Raises UserError, of a row counted from ``first``, for NaN outputs."""
+    try:
+        with ReadLikelihood() as read:
+            model(x)
+        return read
+    except ValueError as refused:
+        if "constraint" not in str(refused):
+            raise
+        for half, start in ((x[: len(x) // 2], first), (x[len(x) // 2 :], first + len(x) // 2)):
+            if len(x) > 1:
+                read_likelihood(model, half, start)
+        raise UserError(f"the model's output at row {first} (from 0) is nan, infinite or out of range") from None

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -28,7 +28,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.errors import UserError, first_line, unknown
-from bnn_pyro.parts.nets import users_code
+from bnn_pyro.parts.nets import users_code, with_weights
 
 #: Rows from which on many draws of convolutions are slower by ``vmap`` than one after the other, on a CPU.
 MANY_ROWS = 16
@@ -62,10 +62,9 @@ def own_copy(module: nn.Module) -> nn.Module:
                         "nn.Parameter, nn.ParameterList, nn.ModuleList or nn.ModuleDict")  # fmt: skip
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
-    try:
+    norms = "torch.nn.utils.parametrizations.weight_norm and spectral_norm are copied, those of torch.nn.utils are not"
+    with users_code(f"{name} cannot be copied by copy.deepcopy ({norms})"):
         copied = copy.deepcopy(module).cpu()
-    except Exception as error:  # whatever a user's own network raises
-        raise UserError(f"{name} cannot be copied ({first_line(error)}); copy.deepcopy(module) must work") from error
     for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
@@ -140,16 +139,16 @@ def select(net: nn.Module, text: str, setting: str) -> list[str]:
         owners = [".".join(parts[:i]) for i in range(len(parts))]
         known = paths.setdefault(first.setdefault(id(parameter), name), set())
         known |= {name, *owners[1:], *(type(net.get_submodule(owner)).__name__ for owner in owners)}
-    regex = text.startswith("re:")
+    regex, every = text.startswith("re:"), set().union(*paths.values())
     chosen: set[str] = set()
     for pattern in [text[3:]] if regex else [part.strip() for part in text.split("|") if part.strip()]:
         try:
-            fits = re.compile(pattern if regex else fnmatch.translate(pattern)).fullmatch
+            glob = re.escape(pattern) if pattern in every else fnmatch.translate(pattern)  # names may have brackets
+            fits = re.compile(pattern if regex else glob).fullmatch
         except re.error as error:
             raise UserError(f"{setting} '{text}' is no regular expression: {error}") from None
         names = {name for name, known in paths.items() if any(map(fits, known))}
         if not names:
-            every = set().union(*paths.values())
             raise unknown(f"parameter in {setting}", pattern, difflib.get_close_matches(pattern, every, 8, 0) or every)
         chosen |= names
     return [name for name in paths if name in chosen]
@@ -193,14 +192,14 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
     By ``vmap`` over the draws; one after the other where that is faster, or (with a warning) the net cannot be mapped.
     """
     if getattr(net, "takes_draws", False):
-        return functional_call(net, w, (x,))
+        return with_weights(net, w, x)
     dims = {name: value.dim() for name, value in (*net.named_parameters(), *net.named_buffers())}
     leads = {name: value.shape[: value.dim() - dims[name]] for name, value in w.items()}
     lead = torch.broadcast_shapes(*leads.values())
 
     def call(one: Mapping[str, Tensor], x: Tensor) -> Tensor:
         with calling(net):
-            return functional_call(net, one, (x,))
+            return with_weights(net, one, x)
 
     if not lead:
         return call(w, x)
@@ -222,9 +221,8 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
             raise
         except RuntimeError as error:  # what vmap does not support, such as a branch on values
             problem = first_line(error)
-    draws = range(lead.numel())
-    one = ({k: v if mapped[k] is None else v[s] for k, v in flat.items()} for s in draws)
-    f = torch.stack([call(w, x[s] if rows_of_each else x) for s, w in zip(draws, one, strict=True)])
+    one = ({k: v if mapped[k] is None else v[s] for k, v in flat.items()} for s in range(lead.numel()))
+    f = torch.stack([call(w, x[s] if rows_of_each else x) for s, w in enumerate(one)])
     if problem and "_not_mapped" not in net.__dict__:
         net.__dict__["_not_mapped"] = problem
         warnings.warn(f"{type(net).__name__} runs one draw after the other: vmap cannot map it ({problem})",
@@ -270,8 +268,9 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
         f = net(x)
         if exported:  # it may take the rows of its example only
             net(x[:1])
-    shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-    if not isinstance(f, Tensor) or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
+    real = isinstance(f, Tensor) and f.is_floating_point()
+    shape = tuple(f.shape) if real else f"{f.dtype}, not floats," if isinstance(f, Tensor) else type(f).__name__
+    if not real or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
         raise UserError(f"{name} gives outputs of shape {shape} for {len(x)} rows; they must be {wanted}")
     return f.shape[1]

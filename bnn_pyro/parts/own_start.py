@@ -24,13 +24,12 @@ import pyro.poutine as poutine
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.nets import in_mode, layers_digest, outputs_seen, users_code
+from bnn_pyro.parts.nets import in_mode, layers_digest, outputs_seen, users_code, with_weights
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 
 BATCH_NORM = ("batch", "frozen")
@@ -93,7 +92,7 @@ def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
         raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with")
     with isolated(0):  # also at weights far away, where logits are large
         far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
-        f = torch.cat([f, functional_call(net, far, (x,))])
+        f = torch.cat([f, with_weights(net, far, x)])
     sums_to_one = f.shape[1] == 1 or ((f.sum(1) - 1).abs() < 1e-4).all()
     if has_classes and sums_to_one and (f >= 0).all() and (f <= 1).all() and f.var() > 0:
         warnings.warn(f"the outputs of {name} look like probabilities, and are taken for logits: leave its last "
@@ -110,7 +109,7 @@ def _check_training(net: nn.Module, x: Tensor) -> None:
             values[n] += 30 * _typical(p) * torch.randn_like(p)
         w = {n: values[n].clone() for n, _ in net.named_parameters()}
         with users_code(f"{name} fails in training mode"):
-            f = functional_call(net, values, (x,))
+            f = with_weights(net, values, x)
     if getattr(f, "shape", None) != shape:
         what = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(shape)} out of it; leave "
@@ -124,7 +123,7 @@ def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
     """Parameters along which no output at x has a slope, at weights near the module's, of which none is 0."""
     with isolated(0), torch.enable_grad():
         w = {n: (p + _typical(p) * torch.randn_like(p)).requires_grad_() for n, p in net.named_parameters()}
-        f = functional_call(net, w, (x,))
+        f = with_weights(net, w, x)
         total = (f * torch.randn_like(f)).sum()
         slopes: Sequence[Tensor | None] = [None] * len(w)
         try:
@@ -174,7 +173,7 @@ def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[
     buffers = {name: value.clone() for name, value in model.net.named_buffers()}  # running averages stay as they are
     norms = norm_layers(model.net).values() if model.statistics is not None else ()
     with in_mode(model.net, training=False), in_mode(*norms, training=True), outputs_seen(model.net, record):
-        functional_call(model.net, {**buffers, **w}, (x,))
+        with_weights(model.net, {**buffers, **w}, x)
     return variances
 
 
@@ -214,7 +213,9 @@ class BatchStatistics(nn.Module):
                     setattr(layer, name, torch.full((layer.num_features,), start))
             layer.__class__ = _DrawnNorm  # of the copy; nothing is averaged in training
         self.register_buffer("rows", torch.empty(0))
-        probe = copy.deepcopy(net).to("meta").eval()
+        values = (*net.parameters(), *net.buffers())  # each once, however many names it has
+        known = {id(value): nn.Parameter(value.detach().to("meta"), False) for value in values}
+        probe = copy.deepcopy(net, known).eval()
         self._seen: dict[str, Tensor] = {}
         for path, layer in norm_layers(probe).items():
             layer.register_forward_pre_hook(partial(self._record, path))
@@ -253,7 +254,7 @@ class BatchStatistics(nn.Module):
         for draw in range(lead.numel()):
             self._seen = {}
             one = {**buffers, **{name: v[draw] for name, v in flat.items()}}
-            functional_call(self._probe[0], one, (self.rows,))
+            with_weights(self._probe[0], one, self.rows)
             pieces.append(self._seen)
         self._seen = {}
         statistics = {name: torch.stack([piece[name] for piece in pieces]).reshape(*lead, -1) for name in pieces[0]}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, outputs_seen
-from bnn_pyro.parts.observed import OBSERVED
+from bnn_pyro.parts.observed import OBSERVED, read_likelihood
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
 from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, LogUniform, cut
 from bnn_pyro.settings import parse_named
@@ -175,16 +175,16 @@ class BayesianNet(nn.Module):
 
     precision: str | None = None
     still: Collection[str] = ()
+    sampling: Mapping[str, str] = {}
 
     def __init__(
         self, net: nn.Module, likelihood: nn.Module, prior: str | Mapping[str, str] = "fan-in",
         points: Collection[str] = (), statistics: nn.Module | None = None, frozen: bool = False,
-        sampling: Mapping[str, str] = {},
     ) -> None:  # fmt: skip
         super().__init__()
         self.net = copy.deepcopy(net).requires_grad_(False)
         self.likelihood = likelihood
-        self.points, self.statistics, self.frozen, self.sampling = tuple(points), statistics, frozen, sampling
+        self.points, self.statistics, self.frozen = tuple(points), statistics, frozen
         names = dict(self.net.named_parameters())
         if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
@@ -224,11 +224,11 @@ class BayesianNet(nn.Module):
             if self.sampling and self.net.training:
                 from bnn_pyro.parts.row_noise import RowNoise  # of networks of one's own alone
 
-                modes.enter_context(RowNoise(w, self.sampling))
+                modes.enter_context(RowNoise(w, len(x), self.sampling))
             if self.precision == "bfloat16" and self.net.training:
                 modes.enter_context(torch.autocast(x.device.type, torch.bfloat16))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
-        return self.likelihood(f.float() if f.dtype == torch.bfloat16 else f, y)
+        return self.likelihood(f.float() if f.dtype.itemsize < 4 else f, y)
 
 
 @torch.no_grad()
@@ -242,5 +242,5 @@ def widest_activation(model: nn.Module, x: Tensor) -> int:
 
     initial = {site: value.detach().to(x.device) for site, value in model.initial.items()}
     with isolated(0), in_mode(model, training=False), poutine.condition(data=initial), outputs_seen(model, measure):
-        model(x[:1])
+        read_likelihood(model, x[:1])
     return max(widest)

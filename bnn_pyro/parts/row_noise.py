@@ -14,36 +14,53 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import local_linear
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.nets import in_mode, with_weights
 
 #: What :class:`RowNoise` samples by row.
 LAYERS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-#: Rows of the pass that finds where the rows of x are a layer's inputs: no other dimension is likely to be so long.
-ROWS = 13
+#: Rows of the passes that find where the rows of x are a layer's inputs: no other dimension is as long in both.
+ROWS = (13, 17)
 
 
 class RowNoise(TorchFunctionMode):
-    """Samples layers by row.   w: {site: a draw of its q, as ``drawn_from``}.   sampling: of :func:`sampling_of`."""
+    """Samples layers by row, and notes how weights enter a pass: ``ways`` {site: one way a use}.
 
-    def __init__(self, w: Mapping[str, Tensor], sampling: Mapping[str, str]) -> None:
+    w: {site: a draw of its q, as ``drawn_from``}.   rows: of the pass.   sampling: of :func:`sampling_of`.
+
+    Raises UserError for a site sampled by row that is used again, or otherwise.
+    """
+
+    def __init__(self, w: Mapping[str, Tensor], rows: int, sampling: Mapping[str, str]) -> None:
         super().__init__()
-        self.w = w  # whose ids stay theirs
-        q = {id(v): getattr(v, "drawn_from", None) for k, v in w.items() if k in sampling}
+        self.w, self.rows = w, rows  # w, whose ids stay theirs
+        q = {k: getattr(v, "drawn_from", None) for k, v in w.items() if k in sampling}
         self.q = {k: own for k, v in q.items() if hasattr(own := getattr(v, "base_dist", v), "loc")}
+        self.sites = {id(v): k for k, v in w.items() if k in self.q or not sampling}
+        self.ways: dict[str, list[str]] = {site: [] for site in w}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         """A layer's outputs, or what the function gives."""
-        q = self.q.get(id(args[1])) if func in LAYERS and len(args) > 1 else None
+        used = [self.sites[id(part)] for part in tree_leaves((args, kwargs)) if id(part) in self.sites]
+        layer = used and func in LAYERS and not kwargs and id(args[0]) not in self.sites and len(args[0]) == self.rows
+        output = self._layer(func, *args) if layer else func(*args, **(kwargs or {}))
+        if used and any(isinstance(part, Tensor) for part in tree_leaves(output)):
+            for site in used:
+                if site in self.q and (self.ways[site] or not layer):
+                    raise UserError(f"'{site}' is used again in a pass of training, or on other inputs than the rows, "
+                                    "and noise of each row would be wrong; take sampling='weights'")  # fmt: skip
+                self.ways[site].append("weights" if not layer else "rows" if args[0].dim() == 2 else "flipout")
+        return output
+
+    def _layer(self, func: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
+        q, own = (self.q.get(self.sites.get(id(part), "")) for part in (w, bias))
         if q is None:
-            return func(*args, **(kwargs or {}))
-        x, w, bias, *rest = *args, *(None,) * (len(args) == 2)
-        own = self.q.get(id(bias))
+            return func(x, w, bias, *rest)
         if x.dim() == 2:
             f = local_linear(x, q.loc.mT, q.scale.square().mT, False, torch.Size())
             noisy = bias if own is None else own.loc + own.scale * torch.randn_like(f)
@@ -56,28 +73,14 @@ class RowNoise(TorchFunctionMode):
         return torch.addcmul(mean, r, func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest))
 
 
-class _Uses(TorchFunctionMode):
-    """How each of these weights enters a call of ROWS rows: {site: one way a use}."""
-
-    def __init__(self, w: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.sites, self.ways = {id(value): site for site, value in w.items()}, {site: [] for site in w}
-
-    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if any(isinstance(part, Tensor) for part in tree_leaves(output)):
-            layer = func in LAYERS and not kwargs and id(args[0]) not in self.sites and len(args[0]) == ROWS
-            way = "weights" if not layer else "rows" if args[0].dim() == 2 else "flipout"
-            for part in tree_leaves((args, kwargs)):
-                if id(part) in self.sites:
-                    self.ways[self.sites[id(part)]].append(way)
-        return output
-
-
-def sampling_of(net: nn.Module, input_shape: tuple[int, ...]) -> dict[str, str]:
-    """{parameter: "rows" or "flipout"} of those that a pass uses once, in a layer whose inputs are its rows."""
-    with isolated(0), in_mode(net, training=False), torch.enable_grad():
+def sampling_of(net: nn.Module, *inputs: Tensor, training: bool = False) -> dict[str, str]:
+    """{parameter: "rows" or "flipout"} of those that each pass uses once, in a layer whose inputs are its rows."""
+    # Out of training mode torch has other functions without gradients; with them a net may keep what nothing copies.
+    with isolated(0), in_mode(net, training=training), torch.set_grad_enabled(not training):
         w = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
-        with _Uses(w) as uses:
-            functional_call(net, w, (torch.zeros(ROWS, *input_shape),))
-    return {site: ways[0] for site, ways in uses.ways.items() if len(ways) == 1 and ways[0] != "weights"}
+        buffers, passes = {name: b.clone() for name, b in net.named_buffers()}, []
+        for x in inputs:
+            with RowNoise(w, len(x), {}) as uses:
+                with_weights(net, {**buffers, **w}, x)
+            passes.append(uses.ways)
+    return {site: how for site in w for how in ("rows", "flipout") if all(ways[site] == [how] for ways in passes)}

@@ -177,7 +177,7 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
         facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; {seconds:.1f} s"
     if run.boosting:
         facts[tables.BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
-    module = {k: v for k, v in provenance.get("module", {}).items() if k not in ("parameters", "layers")}
+    module = {k: v for k, v in provenance.get("module", {}).items() if k not in ("parameters", "layers", "constants")}
     split = {k: v for k, v in provenance["split"].items() if k != "doubts"}  # the first box has them
     others = {**provenance, "module": module, "split": split, **run.environment}
     others = {k.replace("_", " "): spoken(v) for k, v in others.items() if k not in NO_FACTS and (v or v == 0)}

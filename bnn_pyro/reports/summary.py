@@ -153,8 +153,10 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
     elif nothing is not None and nothing.verdict != "better":
         doubts = run.provenance["split"].get("doubts")
-        rest, epochs = "more rows, or other columns", run.recipe["inference_settings"].get("epochs")
+        rest, settings = "more rows, or other columns", run.recipe["inference_settings"]
+        epochs, draws = settings.get("epochs"), settings.get("draws")  # with draws, epochs are of where they start
         first = f"more --epochs than {epochs:,}, if the training curve still rose in the end; else " if epochs else ""
+        first = f"more draws than {draws:,} a chain (of auto more --minutes); else " if draws else first
         yield (f"correct what is named of the data; else {first}{rest}" if doubts
                else f"{first}the inputs may say little: {rest}")  # fmt: skip
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)

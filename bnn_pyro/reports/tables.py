@@ -140,11 +140,12 @@ class RunFacts:
 
     @property
     def worries(self) -> list[Mapping[str, str]]:
-        """Why the fit failed; chains that have not converged; inputs of another kind that look familiar; a q too wide.
-
-        {level, about, sentence} of each.
+        """{level, about, sentence} of each: why the fit failed; that it is worse than knowing nothing; chains that have
+        not converged; inputs of another kind that look familiar; a q too wide.
         """
-        failed = [{"level": "failed", "about": "fit", "sentence": self.failed}] if self.failed else []
+        kinds = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}
+        words = ((*kind, self.metrics[key]) for key, kind in kinds.items() if self.metrics.get(key))
+        failed = [dict(zip(("level", "about", "sentence"), some, strict=True)) for some in words]
         failed += [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
         for key in (key for key in self.metrics if re.fullmatch("ood_.+_total_entropy", key)):
             if self.metrics.get(f"{key}_high", 1.0) < 0.5:
@@ -253,7 +254,8 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
     if cell is None or better == "nominal" or name.startswith("width"):
         return cell
     low, high = differences[f"{name}_low"], differences[f"{name}_high"]
-    if low <= 0 <= high:
+    rounding = 1e-6 * (task in ("classification", "ordinal"))  # of probabilities in 32 bits
+    if low <= rounding and high >= -rounding:
         return cell._replace(verdict=NOT_CLEAR)
     return cell._replace(verdict="better" if (high < 0) == (better == "lower") else "worse")
 

@@ -158,4 +158,6 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
         what = "probabilities that add up to 1" if schema.has_classes else "a mean and an sd above 0"
         raise UserError(f"{path}: row {frame.index[bad[0]]} is missing, or has not {what}: {values[bad[0]].tolist()}")
     made = torch.tensor(values, dtype=torch.float32)[None]
-    return of_classes(schema.task, made + FLOOR) if schema.has_classes else Prediction(Normal(*made.unbind(-1)))
+    if schema.has_classes:
+        return of_classes(schema.task, made.clamp_min(torch.finfo(made.dtype).eps))  # the floor that torch has
+    return Prediction(Normal(*made.unbind(-1)))

@@ -62,7 +62,7 @@ def compare_runs(
         runs.append(tables.RunFacts(str(path), "", runs[0].task, recipe, scores, {}, runs[0].provenance))
     base, *others = predictions
     differences = {k: paired_differences(predictions[k], predictions[base], truth.y_test) for k in others}
-    densities = {label: prediction.log_prob(truth.y_test).numpy() for label, prediction in predictions.items()}
+    densities = {label: prediction.log_prob(truth.y_test).numpy().round(4) for label, prediction in predictions.items()}
     # Of runs whose fit failed, or whose chains disagree, what is said of it.
     failed = [{**w, "about": run.label} for run in runs for w in run.worries[:1] if w["level"] in ("failed", "bad")]
     notes = {w["about"]: "its fit failed" if w["level"] == "failed" else "not converged" for w in failed}

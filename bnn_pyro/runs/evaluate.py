@@ -18,6 +18,7 @@ from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.diagnostics import failure
+from bnn_pyro.diagnostics.failures import way_out
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import TABLES, resolve
@@ -27,7 +28,8 @@ from bnn_pyro.predictive import Prediction, knows_nothing, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_pages
-from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, estimate, metric_table
+from bnn_pyro.reports.summary import TOO_FEW
+from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, difference, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
 from bnn_pyro.runs.coverage import if_calibrated
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at, sites_of
@@ -157,6 +159,12 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         names = HEADLINE[data.schema.task]
         nothing = knows_nothing(data, data.x_test)
         scores |= paired_differences(prediction, nothing, data.y_test, NOTHING, names)
+        against = {k.replace(NOTHING, ""): v for k, v in scores.items() if NOTHING in k}
+        verdicts = {name: cell.verdict for name in names if (cell := difference(against, name, data.schema.task))}
+        if not failed and len(prediction) >= TOO_FEW and "worse" in verdicts.values() and verdicts["nll"] != "better":
+            by = "nll" if verdicts["nll"] == "worse" else "errors"
+            way = way_out(posterior, data, by, verdicts[names[0]] == "better", num_draws=num_draws)
+            scores["worse"] = f"Predictions of the test rows are worse than knowing nothing: {way}."
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
         scores |= {"rows_that_trained": _known_rows(posterior, data.x_test, data.y_test)}
         scores |= against_mean_weights(posterior, prediction, data)

@@ -37,8 +37,8 @@ COVERAGE = {"level": NUMBER, "method": str, "data": str, "calibration_rows": int
                        "covered_high": NUMBER, "size": NUMBER, "nll": NUMBER}]}  # fmt: skip
 #: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
-    "metrics.json": ({"*": NUMBER, "failed": str, "targets": {"*": {"*": NUMBER}}, "class_rows": {"*": int},
-                      "class_predictions": {"*": int}, "errors_by": {"*": NUMBER},
+    "metrics.json": ({"*": NUMBER, "failed": str, "worse": str, "targets": {"*": {"*": NUMBER}},
+                      "class_rows": {"*": int}, "class_predictions": {"*": int}, "errors_by": {"*": NUMBER},
                       "signal_to_noise_of_sites": {"*": NUMBER}, "if_calibrated": COVERAGE}, "evaluate"),
     "convergence.json": ({"statistics": {"*": NUMBER}, "verdicts": [VERDICT]}, "evaluate"),
     GUARANTEES: (COVERAGE, "calibrate"),

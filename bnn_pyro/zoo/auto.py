@@ -282,7 +282,7 @@ def choose(
         setup = make_setup(rule.variant, rule.method).changed(own, of_method, settings)
         with isolated(0):
             net = setup.entry.net(schema, len(schema.classes) or 2)
-        macs = cost.multiplications(net, torch.zeros(1, *schema.input_shape))
+            macs = cost.multiplications(net, torch.zeros(1, *schema.input_shape))
         whole = schedule(rows, macs)._asdict() | {k: v for k, v in vars(setup.method).items() if v is not None}
         share = LONGER * max(1.0, minutes / MINUTES) if rule.longer else 1.0
         while True:

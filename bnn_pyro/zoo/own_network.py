@@ -23,11 +23,11 @@ from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
-from bnn_pyro.parts.nets import described, in_mode, layers_digest, users_code
+from bnn_pyro.parts.nets import blank_row, constants, described, in_mode, layers_digest, users_code
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
-from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, BatchStatistics, start_guide
+from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, START_ROWS, BatchStatistics, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
-from bnn_pyro.parts.row_noise import sampling_of
+from bnn_pyro.parts.row_noise import ROWS, sampling_of
 from bnn_pyro.settings import Settings, setting
 
 
@@ -114,7 +114,9 @@ class Bayesian(Settings):
         if not isinstance(module, str | ModuleSource):
             raise UserError(f"a module is a torch.nn.Module, or package.module:function, not {module!r:.80}")
         put = {"module": module, "where": _pattern(self.where), "frozen": _pattern(self.frozen)}
-        texts = dict(self.prior) if isinstance(self.prior, Mapping) else {"*": self.prior}
+        texts = {"*": self.prior}
+        if isinstance(self.prior, Mapping):
+            put["prior"] = texts = {_pattern(key): text for key, text in self.prior.items()}
         for text in texts.values():
             parse_prior(text)
         # Points that are trained have no prior to draw from; those that stay are no sites.
@@ -150,6 +152,7 @@ class Bayesian(Settings):
         """
         schema.refuse_exposure("my-network")
         net = self.own(schema)
+        before = constants(net)
         bayesian = select(net, self.where, "where")
         still = {name for name, p in net.named_parameters() if not p.requires_grad}
         if self.where == "*":
@@ -163,17 +166,20 @@ class Bayesian(Settings):
         if self.inputs == "raw":
             net.register_forward_pre_hook(partial(_unstandardise, schema))
         if schema.input_parts:
-            net.register_forward_pre_hook(partial(_unpack, schema.input_parts), with_kwargs=True)
-        likelihood = self._likelihood(schema, net)
+            net.register_forward_pre_hook(partial(unpack, schema.input_parts), with_kwargs=True)
+        row = blank_row(net, schema)
+        likelihood = self._likelihood(schema, net, row)
         prior = assign(net, self.prior, bayesian, "prior")
         norms = norm_layers(net)
         if self.norm == "frozen" and any(layer.running_mean is None for layer in norms.values()):
             raise UserError("its batch normalisation has no running statistics to be frozen; use batch_norm='batch'")
         statistics = BatchStatistics(net) if norms and self.norm == "batch" else None
+        model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen").eval()
         # Batch statistics mix the rows: noise of each row would be another network.
-        by_row = {} if self.sampling == "weights" or statistics else sampling_of(net, schema.input_shape)
-        model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", by_row).eval()
+        if self.sampling != "weights" and not statistics:
+            model.sampling = sampling_of(net, *(row[[0] * rows] for rows in ROWS))
         model.is_own_network, model.still = True, still
+        model.constants = {k: v for k, v in constants(net).items() if before.get(k) == v}  # that no pass has changed
         return model
 
     def guide(self, model: nn.Module) -> nn.Module:
@@ -188,9 +194,14 @@ class Bayesian(Settings):
         Raises UserError for a module whose outputs depend on more than x and the weights.
         """
         check_scale(model.net, data, self.inputs, type(model.net).__name__, "Bayesian", hooked=self.inputs == "raw")
-        return start_guide(model, guide, data.x_train, self.init_scale)
+        facts = start_guide(model, guide, data.x_train, self.init_scale)
+        used = sampling_of(model.net, data.x_train[:START_ROWS], training=True) if model.sampling else {}
+        if drawn := [site for site, how in model.sampling.items() if used.get(site) != how]:  # by values, or training
+            facts["sampled_as_weights"] = drawn
+            model.sampling = {site: how for site, how in model.sampling.items() if site not in drawn}
+        return facts | ({"constants": model.constants} if model.constants else {})
 
-    def _likelihood(self, schema: Schema, net: nn.Module) -> Likelihood:
+    def _likelihood(self, schema: Schema, net: nn.Module, row: Tensor) -> Likelihood:
         """That of the data, or the user's; of two classes a network has one output, or two."""
         likelihood = self.likelihood if isinstance(self.likelihood, Likelihood) else None
         own = likelihood or make_likelihood(schema, self.noise, self.likelihood)
@@ -198,10 +209,9 @@ class Bayesian(Settings):
         widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
         if self.likelihood is None and count == 2:
             widths[2] = "two logits"
-        x = torch.zeros(2, *schema.input_shape)
         with in_mode(net, training=False):
             shapes = {part.name: (2, *part.shape) for part in schema.input_parts}
-            width = check_outputs(net, x, widths, shapes)
+            width = check_outputs(net, row[[0, 0]], widths, shapes)
         return own if width == own.outputs else Categorical(2)
 
 
@@ -211,7 +221,7 @@ def _pattern(where: Any) -> str:
         return where
     parts = where if isinstance(where, list | tuple) else [where]
     if not parts or not all(isinstance(part, str | type) for part in parts):
-        raise UserError(f"where and frozen take texts or classes of layers, got {where!r:.80}")
+        raise UserError(f"where, frozen and a prior's patterns are texts or classes of layers, got {where!r:.80}")
     return "|".join(part if isinstance(part, str) else part.__name__ for part in parts)
 
 
@@ -220,7 +230,7 @@ def _unstandardise(schema: Schema, _: nn.Module, inputs: tuple[Tensor, ...]) -> 
     return (schema.unstandardise(inputs[0]), *inputs[1:])
 
 
-def _unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
+def unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
     """A forward pre-hook: the module's own arguments, by position where they are numbered, else by name."""
     own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
     for part, piece in zip(parts, pieces, strict=True):
