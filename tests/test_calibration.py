@@ -112,6 +112,8 @@ def test_variance_scaling_has_a_closed_form_and_counts_stay_counts():
     after = CdfMap([0, 0.3, 1], [0, 0.6, 1]).apply(counts)
     mass = sum(after.log_prob(torch.full((2,), float(k))).exp() for k in range(40))
     np.testing.assert_allclose(mass, 1, atol=1e-6)
+    far, slope = torch.full((2,), 60.0), np.log(0.4 / 0.7)  # where the cdf rounds to 1
+    np.testing.assert_allclose(after.log_prob(far), counts.log_prob(far) + slope, rtol=1e-6)
     refuses("take isotonic", RECALIBRATIONS["variance"][1], counts, torch.ones(2))
 
 

@@ -107,7 +107,10 @@ def test_sampler_statistics():
         "bfmi_min": (20 / 3) / 6.75,  # differences 0, −4, −2; variance of 7, 7, 3, 1
     })  # fmt: skip
     assert sampler_statistics(stats, {"max_steps": 8})["max_tree_share"] == 0
-    assert sampler_statistics({"n_steps": steps * 2}, {"max_steps": 7, "thin": 2}) == {"max_tree_share": 0.5}
+    double = {"n_steps": steps * 2, "energy": steps}
+    assert sampler_statistics(double, {"max_steps": 7, "thin": 2}) == {"max_tree_share": 0.5}
+    double |= {"trajectory_length": steps * 0.1, "step_size": steps * 0 + 0.1}  # two gradients a step
+    assert sampler_statistics(double, {"max_steps": 7})["max_tree_share"] == 0.5
     short = np.random.default_rng(0).standard_normal((256, 10))
     assert sampler_statistics({"energy": short}, {})["bfmi_min"] == pytest.approx(2, rel=0.1)  # pooled
 

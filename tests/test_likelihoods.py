@@ -150,9 +150,9 @@ def test_the_table_of_students_t_is_within_a_ten_millionth():
     assert CDFS[HeavyTailed](z[:0], df[:, :0], df[:, :0], 1.0).shape == (5, 0)
 
 
-def negative_binomial(f, w):
-    r = w["log_dispersion"].exp()
-    return dist.NegativeBinomial(r, logits=(5 * f.exp() / r).log())
+def negative_binomial(f, w, mean=5):
+    r = w["log_dispersion"].double().exp()
+    return dist.NegativeBinomial(r, logits=(mean * f.double().exp() / r).log())
 
 
 NOISE, DF = dist.Normal(-1.0, 1.0), dist.Normal(2.0, 1.0)
@@ -173,6 +173,21 @@ def test_log_joints_have_the_priors_of_own_sites(name):
     schema = COUNTS if LIKELIHOODS[name][1] == "counts" else NUMBERS
     data = dataset(torch.linspace(-1, 1, 8)[:, None], torch.tensor([3.0, 0, 4, 2, 6, 1, 2, 5]), schema)
     check_log_joint(data, lambda f, w: law(f[:, 0], w), priors, likelihood=name)
+
+
+@pytest.mark.parametrize("mean", [1e2, 1e4, 1e7])
+def test_gamma_functions_do_not_cancel(mean):
+    """In 32 bits those of 10⁷ are off by nats, in predictions and from one set of weights to the next."""
+    o, sd = torch.zeros(1, 8), mean**0.5
+    y = np.round(mean + sd * np.linspace(-2, 2, 8))
+    for made, exact in (
+        (dist.Poisson(o + mean), stats.poisson(mean).logpmf),
+        (dist.NegativeBinomial(o + 3, logits=o + np.log(mean / 3)), stats.nbinom(3, 3 / (3 + mean)).logpmf),
+        (HeavyTailed(o + mean, o + mean, o + sd), stats.t(mean, mean, sd).logpdf),
+    ):
+        np.testing.assert_allclose(bp.Prediction(made).log_prob(torch.tensor(y)), exact(y), rtol=0, atol=1e-5)
+    data = dataset(torch.linspace(-1, 1, 8)[:, None], torch.tensor(y), bp.Schema("counts", (1,), y_shift=mean))
+    check_log_joint(data, lambda f, w: negative_binomial(f[:, 0], w, mean), LAWS["negative-binomial"][1])
 
 
 def test_commands_take_ordered_classes(tmp_path, command):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributions import Normal
 
 import bnn_pyro as bp
+from bnn_pyro.inference.linear import LinearLogJoint
 from bnn_pyro.inference.log_joint import LogJoint
 
 NUM, FEATURES = 12, 3
@@ -79,7 +80,8 @@ def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
     """
     x, y, sites = data.x_train, data.y_train, ("layers.0.weight", "layers.0.bias")
     with bp.isolated(0):
-        log_joint = LogJoint(bp.MLP(hidden=(), prior="normal:2", **settings).model(data.schema), x, y)
+        model = bp.MLP(hidden=(), prior="normal:2", **settings).model(data.schema)
+        log_joint, fast = (kind(model, x, y) for kind in (LogJoint, LinearLogJoint))
     noise = torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     u = log_joint.initial + 0.3 * noise
 
@@ -89,7 +91,7 @@ def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
         total = []
         for w in [{site: value[s] for site, value in log_joint.sites(u).items()} for s in range(3)]:
             f = x[:, : w[sites[0]].shape[1]] @ w[sites[0]].T + w[sites[1]] + offset(x)
-            likelihood = law(f, w).log_prob(y).sum()
+            likelihood = law(f, w).log_prob(y.double()).sum()
             total.append(weight * likelihood + sum(prior.log_prob(w[site]).sum() for site, prior in priors.items()))
         return torch.stack(total).double()
 
@@ -98,3 +100,5 @@ def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
     for rows in ((x[:6], y[:6]), each):
         found = sum(log_joint.terms(u, *rows))
         torch.testing.assert_close(found, expected(x[:6], y[:6], len(x) / 6), rtol=1e-5, atol=1e-3)
+        gradients = (joint.gradient(u, *rows) for joint in (fast, log_joint))
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-3, check_dtype=False)

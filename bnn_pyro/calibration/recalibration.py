@@ -261,9 +261,12 @@ class RecalibratedNumbers(Recalibrated, Mixture):
     def log_probs(self, y: Tensor) -> Tensor:
         """log of the density R′(F(y)) f(y), or of the share R(F(y)) − R(F(y⁻)) of a count, (1, B), nats."""
         below, at = (share.mean(-2) for share in self.base.component_below(y))
-        if self.is_discrete:
-            return (self.map(below + at) - self.map(below)).log()[None]
-        return (self.map.slope(below).log() + self.base.log_prob(y).double())[None]
+        log_p = self.map.slope(below + at).log() + self.base.log_prob(y).double()
+        if self.is_discrete:  # where R has an edge in between; elsewhere the difference would cancel
+            edge = _bins(self.map.edges, below.numpy()) < _bins(self.map.edges, (below + at).numpy())
+            share = self.map(below + at) - self.map(below)
+            log_p = torch.where(torch.from_numpy(edge), share.log(), log_p)
+        return log_p[None]
 
     def component_cdf(self, y: Tensor) -> Tensor:
         """R(F(y)), (…, 1, B) float64."""

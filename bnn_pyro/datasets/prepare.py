@@ -26,6 +26,8 @@ CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": 
            "scale": ("standard", "robust")}  # fmt: skip
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
+#: The smallest standard deviation of a target, 1 / the largest: variances in float32 end at 10⁻³⁸ and 10³⁸.
+MIN_SPREAD = 1e-16
 #: Doubts that are said at once; rows up to which nothing is said of a target.
 MAX_SAID, FEW = 3, 10
 #: Interquartile range of a standard Normal.
@@ -150,7 +152,11 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
         y = y.abs()
     if not raw.has_classes and raw.task != "labels":
         mean, deviation = mean_and_scale([y])
-        least = (MIN_RELATIVE_SPREAD * y.abs().amax(0)).clamp_min(torch.finfo(torch.float32).tiny / MIN_RELATIVE_SPREAD)
+        if (most := deviation.max().item()) > 1 / MIN_SPREAD:
+            name = raw.target_names[int(deviation.argmax())]
+            raise UserError(f"{raw.name}: the target '{name}' varies by {most:.3g}, too much for 32-bit numbers; "
+                            "divide by a constant")  # fmt: skip
+        least = (MIN_RELATIVE_SPREAD * y.abs().amax(0)).clamp_min(MIN_SPREAD)
         narrow = (deviation < least).flatten().nonzero().flatten().tolist()
         if narrow:
             name, sd, around = (v[narrow[0]] for v in (raw.target_names, deviation.view(-1), mean.view(-1)))

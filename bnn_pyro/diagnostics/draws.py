@@ -159,7 +159,8 @@ def sampler_statistics(
         statistics["divergent_chains"] = float((series["diverging"] > 0).any(1).sum())
     if "acceptance_rate" in series:
         statistics["acceptance_mean"] = float(np.nanmean(series["acceptance_rate"]))
-    if (energy := series.get("energy", np.zeros((0, 0)))).shape[1] > 1:
+    each = max(1, int(settings.get("thin") or 1))  # transitions that a draw's n_steps are of
+    if (energy := series.get("energy", np.zeros((0, 0)))).shape[1] > 1 and each == 1:  # thinned ones seem to mix well
         with np.errstate(divide="ignore", invalid="ignore"):
             # Of short chains together: one by one they would tell mostly noise, and too little.
             pooled = np.square(np.diff(energy, axis=1)).mean() / energy.var()
@@ -169,9 +170,10 @@ def sampler_statistics(
     if depth is not None and "tree_depth" in series:
         statistics["max_tree_share"] = float((series["tree_depth"] >= depth).mean())
     elif (depth is not None or limit is not None) and "n_steps" in series:
-        limit = 2 ** int(depth) - 1 if depth is not None else int(limit)
-        each = max(1, int(settings.get("thin") or 1))  # transitions that a draw's n_steps are of
-        statistics["max_tree_share"] = float((series["n_steps"] >= each * limit).mean())
+        limit, steps = 2 ** int(depth) - 1 if depth is not None else int(limit), series["n_steps"] / each
+        if "trajectory_length" in series:  # steps of several gradients count once
+            steps = series["trajectory_length"] / series["step_size"]
+        statistics["max_tree_share"] = float((steps >= limit * (1 - 1e-5)).mean())
     return statistics
 
 

@@ -73,7 +73,7 @@ class LinearLogJoint(LogJoint):
         factor = len(self.x) / y.shape[-1 - self.event_dim] / self.temperature
         sites, names = self.sites(u), self.layer_sites
         weight, *bias = (sites[name] for name in names)
-        x = self.model.net.enter(x)
+        rows, x = x, self.model.net.enter(x)
         f = weight @ x.mT
         if bias:
             f = f + bias[0].unsqueeze(-1)
@@ -81,7 +81,7 @@ class LinearLogJoint(LogJoint):
             value, slope = categorical(f, y)
             total, slope, gradients = factor * value, factor * slope, {}
         else:
-            f = f.mT.requires_grad_()
+            f = self.model.net.add_exposure(f.mT, rows).requires_grad_()
             own = {s: value.detach().requires_grad_() for s, value in sites.items() if s not in names}
             total = sum(log_joints(lambda _, y: self.model.likelihood(f, y), own, x, y, factor))
             slope, *others = torch.autograd.grad(total.sum(), [f, *own.values()])
@@ -112,7 +112,8 @@ def prior_pull(prior: CentredNormal | GammaNormal, w: Tensor) -> Tensor:
 class Curvature:
     """Of a linear model, in float64, over the flat vector of ``LogJoint``; call inside ``isolated``.
 
-    features         φ (N, D)          order  (K, D), where in the flat vector each number of W stands
+    features         φ (N, D), and a column of log exposure where there is one
+    order            (K, D), where in the flat vector each number of W stands
     prior_precision  (P,), −∂² log p(w) of a Normal prior, 1/variance of another
     """
 
@@ -125,6 +126,8 @@ class Curvature:
             biases = torch.arange(outputs * inputs, outputs * (inputs + 1))
             self.order = torch.cat([self.order, biases[:, None]], 1)
             self.features = torch.cat([self.features, torch.ones_like(self.features[:, :1])], 1)
+        if log_joint.model.net.exposure:
+            self.features = torch.cat([self.features, log_joint.model.net.add_exposure(0.0, log_joint.x).double()], 1)
         numbers = torch.cat([self.order.flatten(), torch.arange(self.order.numel(), log_joint.size)])
         self.inverse = numbers.argsort()  # where each number stands in (output, input) order
         pieces = [_scale(log_joint.priors[s]).pow(-2).expand(shape).flatten() for s, shape in log_joint.free.items()]
@@ -132,9 +135,10 @@ class Curvature:
 
     def information(self, u: Tensor) -> Information:
         """I_n of rows φ at weights u (P,)."""
-        likelihood = self.log_joint.model.likelihood
+        likelihood, exposed = self.log_joint.model.likelihood, self.features.shape[1] - self.order.shape[1]
         own = {s: v.double() for s, v in self.log_joint.sites(u).items() if s in likelihood.initial}
-        return lambda features: likelihood.information(features @ u[self.order].mT, own)
+        weight = nn.functional.pad(u[self.order], (0, exposed), value=1.0)
+        return lambda features: likelihood.information(features @ weight.mT, own)
 
     @property
     def own_precision(self) -> Tensor:
@@ -148,6 +152,9 @@ class Curvature:
     def precision(self, u: Tensor, structure: Callable[[Tensor, Information], Tensor]) -> Tensor:
         """Λ (P, P) at u (P,).   structure: :func:`summed`, or what stands for it."""
         weights = structure(self.features, self.information(u)) / self.log_joint.temperature
+        outputs, inputs = self.order.shape
+        weights = weights.view(outputs, -1, outputs, self.features.shape[1])[:, :inputs, :, :inputs]
+        weights = weights.reshape(outputs * inputs, -1)
         weights.diagonal().add_(self.prior_precision[self.order.flatten()])
         return torch.block_diag(weights, self.own_precision.diag())[self.inverse][:, self.inverse]
 
@@ -217,6 +224,7 @@ class Whitened(Space):
             each = information(rows)
             gram, total = gram + rows.mT @ (rows * trace(each)[:, None]), total + each.sum(0)
         self.tau = curvature.prior_precision[curvature.order[0]].rsqrt()  # (D,)
+        gram = gram[: len(self.tau), : len(self.tau)]
         g, self.q = torch.linalg.eigh(self.tau[:, None] * gram * self.tau / curvature.log_joint.temperature)
         c, self.u = torch.linalg.eigh(total / total.trace().clamp_min(1e-300))
         self.scale = (c.clamp_min(0)[:, None] * g.clamp_min(0) + 1).rsqrt()

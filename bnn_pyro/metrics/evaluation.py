@@ -20,7 +20,7 @@ from bnn_pyro.metrics import classification
 from bnn_pyro.metrics import metric as base
 from bnn_pyro.metrics.classification import mean_probs
 from bnn_pyro.metrics.metric import Estimate, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets
-from bnn_pyro.parts.mixtures import BLOCK, GRID
+from bnn_pyro.parts.mixtures import BLOCK, GRID, growing
 from bnn_pyro.predictive import Prediction
 
 
@@ -164,7 +164,10 @@ def paired(
 
 
 def _transport(a: Prediction, b: Prediction) -> np.ndarray:
-    """∫ |F(y) − G(y)| dy by the trapezoid rule, from 8 standard deviations below the lowest component to 8 above."""
+    """∫ |F(y) − G(y)| dy by the trapezoid rule, from 8 standard deviations below the lowest component to 8 above.
+
+    Steps grow from the median component, as of a CRPS.
+    """
     points = max(1, BLOCK // (GRID * max(a.num_draws, b.num_draws)))
     distances = []
     for rows in torch.arange(len(a)).split(points):
@@ -172,7 +175,8 @@ def _transport(a: Prediction, b: Prediction) -> np.ndarray:
         ends = [(m.untransformed.locs.double(), 8 * m.untransformed.scales.double()) for m in (p, q)]
         low = torch.minimum(*((loc - far).amin(0) for loc, far in ends))
         high = torch.maximum(*((loc + far).amax(0) for loc, far in ends))
-        y = p.transform(low + torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None] * (high - low))
+        middle = torch.cat([loc for loc, _ in ends]).median(0).values
+        y = p.transform(growing(low, middle, high, GRID + 1))
         distances.append(torch.trapezoid((p.cdf(y) - q.cdf(y)).abs(), y, dim=0))
     return torch.cat(distances).numpy()
 

@@ -19,8 +19,9 @@ from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.errors import UserError
 
-#: Where log of the cumulative hazard is cut off: beyond it the exponential of 32-bit numbers would soon end.
-MAX_LOG_HAZARD = 60.0
+#: Log of the cumulative hazard from where on that is a line: log p is below −22,000 there, and larger gradients would
+#: stay in Adam's memory for the rest of a training.
+MAX_LOG_HAZARD = 10.0
 #: Steps of the table of Student's t, and the largest |t| read off it: its last steps are too wide for the tails.
 T_STEPS, MAX_T = 4096, 25.0
 
@@ -67,8 +68,9 @@ class HeavyTailed(StudentT):
         unexpanded = tuple(slice(None) if stride else slice(1) for stride in self.df.stride())
         df = self.df[unexpanded]
         z = (value - self.loc) / self.scale
-        constant = torch.lgamma(0.5 * (df + 1)) - torch.lgamma(0.5 * df) - 0.5 * (math.pi * df).log()
-        return constant - self.scale.log() - 0.5 * (df + 1) * (z.square() / df).log1p()
+        wide = df.double()  # the gamma functions cancel
+        constant = torch.lgamma(0.5 * (wide + 1)) - torch.lgamma(0.5 * wide) - 0.5 * (math.pi * wide).log()
+        return constant.to(df.dtype) - self.scale.log() - 0.5 * (df + 1) * (z.square() / df).log1p()
 
 
 @lru_cache(1)
@@ -117,7 +119,8 @@ class LeastExtreme(dist.Gumbel):
 
     def hazard(self, value: Tensor) -> Tensor:
         """The cumulative hazard −log P(X > value)."""
-        return ((value - self.loc) / self.scale).clamp_max(MAX_LOG_HAZARD).exp()
+        z = (value - self.loc) / self.scale
+        return z.clamp_max(MAX_LOG_HAZARD).exp() * (1 + (z - MAX_LOG_HAZARD).clamp_min(0))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """z − eᶻ − log scale."""

@@ -170,9 +170,7 @@ class Decisions(Introduced):
             edges = low - 1 + step * torch.arange(2 + int((high - low).max()) // step)[:, None]
             at = edges[1:] - (step - 1) / 2
         else:
-            share = torch.linspace(-1, 1, 2 * GRID + 1, dtype=torch.float64)[:, None]
-            low, middle, high = (self.transform.inv(end) for end in (low, middle, high))
-            both = self.transform(torch.lerp(middle, torch.where(share < 0, low, high), share.abs() ** 3))
+            both = self.transform(growing(*map(self.transform.inv, (low, middle, high)), 2 * GRID + 1))
             edges, at = both[::2], both[1::2]
         points = max(1, 2 * BLOCK // (getattr(self, "base", self).num_draws * len(edges)))
         parts = [self[i : i + points].cdf(edges[:, i : i + points]) for i in range(0, len(self), points)]
@@ -205,6 +203,12 @@ class Decisions(Introduced):
         rows = index if isinstance(index, slice) else np.asarray(index)
         part.schema, part.index = self.schema, None if self.index is None else self.index[rows]
         return part
+
+
+def growing(low: Tensor, middle: Tensor, high: Tensor, num: int) -> Tensor:
+    """From low (B,) to high, (num, B) float64, in steps that grow with the distance from the middle."""
+    share = torch.linspace(-1, 1, num, dtype=torch.float64)[:, None]
+    return torch.lerp(middle, torch.where(share < 0, low, high), share.abs() ** 3)
 
 
 def check_level(level: float) -> None:

@@ -164,9 +164,13 @@ class Poisson(Likelihood):
         super().__init__()
         self.shift = shift if shift > 0 else 1.0
 
+    def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Sample, or observe counts y (B,), in float64 as the components: log y! of large ones cancels."""
+        return super().forward(f, None if y is None else y.double())
+
     def log_mean(self, f: Tensor) -> Tensor:
-        """f, cut off where numbers would overflow, (…, B)."""
-        return f.squeeze(-1).clamp_max(MAX_LOG)
+        """f, cut off where numbers would overflow, (…, B) float64."""
+        return f.squeeze(-1).double().clamp_max(MAX_LOG)
 
     def components(self, f: Tensor) -> dist.Poisson:
         """See ``Likelihood``."""
@@ -191,7 +195,7 @@ class NegativeBinomial(Poisson):
 
     def components(self, f: Tensor) -> dist.NegativeBinomial:
         """See ``Likelihood``."""
-        log_r = self.own("log_dispersion")
+        log_r = self.own("log_dispersion").double()
         return dist.NegativeBinomial(log_r.exp(), logits=self.log_mean(f) + math.log(self.shift) - log_r)
 
 

@@ -15,8 +15,8 @@ from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.components import CDFS, dtype_of, parameters, select
-from bnn_pyro.parts.decisions import BLOCK, COUNTS, GRID, Decisions
+from bnn_pyro.parts.components import CDFS, dtype_of, make, parameters, select
+from bnn_pyro.parts.decisions import BLOCK, COUNTS, GRID, Decisions, growing
 
 
 class Mixture(Decisions):
@@ -82,7 +82,10 @@ class Mixture(Decisions):
 
     def log_probs(self, y: Tensor) -> Tensor:
         """log p_s(y), (S, B), nats. y: (B,)."""
-        return self.components.log_prob(y.to(dtype_of(self.components)))
+        law = self.components
+        if self.is_discrete and not self.has_classes:  # whose gamma functions cancel
+            law = make(type(law), {name: value.double() for name, (value, _) in parameters(law).items()})
+        return law.log_prob(y.to(dtype_of(law)))
 
     def component_cdf(self, y: Tensor) -> Tensor:
         """P_s(Y ≤ y), (…, S, B) float64, at real y (…, B); of counts, a step function."""
@@ -197,10 +200,10 @@ class Mixture(Decisions):
             step = max(1, span // COUNTS)
             at = (low + k for k in range(0, span + 1, step))
             return step * sum((self.cdf(t) - (y <= t).double()).square() for t in at)
-        share = torch.linspace(0, 1, GRID // 2, dtype=torch.float64)[:, None] ** 3
-        left, right = (self.transform(torch.lerp(at_y, end, share)) for end in (low, high))
-        below, above = self.cdf(left).square(), (1 - self.cdf(right)).square()
-        return torch.trapezoid(above, right, dim=0) - torch.trapezoid(below, left, dim=0)
+        t = self.transform(growing(low, at_y, high, GRID - 1))
+        below, (left, right) = self.cdf(t), (slice(GRID // 2), slice(GRID // 2 - 1, None))  # both with y
+        above = torch.trapezoid((1 - below[right]).square(), t[right], dim=0)
+        return torch.trapezoid(below[left].square(), t[left], dim=0) + above
 
 
 class NormalMixture(Mixture):
