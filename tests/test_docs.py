@@ -71,11 +71,17 @@ def test_python_code_runs(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
-def test_commands_are_understood(page):
+def test_commands_are_understood_and_links_lead_somewhere(page):
     for line in "".join(blocks(page, "bash")).splitlines():
         words = shlex.split(line, comments=True)
         if "bnn_pyro.run" in words:
             parse(words[words.index("bnn_pyro.run") + 1 :])
+    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert link.startswith("https://") or target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 def test_sweep_file_is_one(root):
@@ -91,16 +97,6 @@ def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_links_lead_somewhere(page):
-    prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", prose):
-        path, _, anchor = link.partition("#")
-        target = page.parent / path if path else page
-        assert link.startswith("https://") or target.exists(), link
-        assert not anchor or anchor in anchors(target), link
 
 
 def figures(text: str) -> set[str]:

@@ -187,24 +187,6 @@ class Density(nn.Module):
             return pyro.sample("y", dist.Normal(0.0 * w.sum(-1, keepdim=True), 1.0), obs=y)
 
 
-@pytest.mark.parametrize("kind", ["correlated", "ill-conditioned"])
-def test_gaussian(kind):
-    size = 8
-    scale = torch.logspace(-2, 1, size) if kind == "ill-conditioned" else torch.ones(size)
-    correlation = torch.full((size, size), 0.95 if kind == "correlated" else 0.0)
-    correlation.fill_diagonal_(1.0)
-    root = scale[:, None] * torch.linalg.cholesky(correlation)
-    law = dist.MultivariateNormal(torch.arange(8.0), scale_tril=root)
-    model = Density(law, torch.arange(8.0) + 20 * scale)
-    with bp.isolated(0):
-        posterior = bp.ChEES(chains=64, draws=50, warmup=150, start="jitter", jitter=2.0).run(model, None, EMPTY)
-    unit = torch.linalg.solve_triangular(root.double(), (weights(posterior) - torch.arange(8.0)).mT, upper=False).mT
-    values, exact = moments(unit, 0.0, torch.eye(size))
-    error = check_by_chain(values.mean(1), exact)
-    assert error.max() < 0.1, "too noisy to tell"
-    assert posterior.stats["diverging"].sum() == 0
-
-
 def test_a_transition_leaves_exact_draws_exact():
     """At a step size near its limit, where four of ten trajectories must be refused."""
     law = dist.Normal(torch.zeros(2), torch.ones(2)).to_event(1)

@@ -11,7 +11,6 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from monte_carlo import check
 from pyro.infer.autoguide import AutoNormal
 from refused import refuses
 
@@ -124,11 +123,10 @@ class Linear:
     wrapped: Any = None
     guided: Any = None
     forgets: bool = False
-    noise: str | float = "learned"
     summary, paper, has = "Linear", "", frozenset({"guide", "weights", "proper prior"})
 
     def model(self, schema):
-        model = LaplaceWeights(schema.input_shape[0], make_likelihood(schema, self.noise))
+        model = LaplaceWeights(schema.input_shape[0], make_likelihood(schema, "learned"))
         if self.forgets:
             del model.initial["log_noise"]
         return self.wrapped(model) if self.wrapped else model
@@ -182,18 +180,3 @@ def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_pa
     assert torch.equal(bp.predict(own, data.x_test.double(), num_draws=8).mean, here)
     data.x_test[2, 1] = float("nan")
     refuses(r"nan or infinite in row 2 \(from 0\)", bp.predict, own, data.x_test)
-
-
-def test_nuts_of_a_model_in_pyro_is_the_posterior_by_numerical_integration():
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(12, 1))
-    data = bp.dataset(x, 0.3 * x[:, 0] + rng.normal(size=12), split=0.0, validation=0)
-    nuts = bp.NUTS(chains=4, warmup=200, draws=2500, cores=1)
-    own = bp.fit(Linear(noise=1.0), data, nuts, seed=0, device="cpu", progress=False)
-    w = np.linspace(-6, 6, 20001)
-    mean = data.schema.y_shift + data.schema.y_scale * w[:, None] * data.x_train[:, 0].numpy()
-    log_p = -np.abs(w) - 0.5 * (((data.y_train.numpy() - mean) / own.model.likelihood.noise) ** 2).sum(1)
-    p = np.exp(log_p - log_p.max())
-    exact = [(p * f).sum() / p.sum() for f in (w, w**2, np.abs(w))]
-    draws = own.chains["w"][..., 0, 0].double()
-    check(torch.stack([draws, draws**2, draws.abs()], -1), exact)
