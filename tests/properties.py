@@ -38,7 +38,6 @@ settings.register_profile(
 settings.load_profile("ci")
 
 #: The shortest training there is.
-MEAN_FIELD = ["train", "mean-field"]
 SHORT = ["--hidden", "3", "--epochs", "2", "--num-draws", "3", "--device", "cpu", "--quiet"]
 #: Of the error line, in characters: a line to read.
 LONGEST = 5000

@@ -13,7 +13,8 @@ import properties
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from properties import MEAN_FIELD, NUMBER, SHORT, TEXT, answer, cases, damage, place
+from properties import NUMBER, SHORT, TEXT, answer, cases, damage, place
+from run_folders import MEAN_FIELD
 
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
