@@ -231,8 +231,6 @@ RUNS = {
     "svi": ["mean-field", "--epochs", "60", "--hidden", "8"],
     "nuts": ["mean-field", "--inference", "nuts", "--hidden", "3", "--set", "draws=12", "--set", "warmup=12",
              "--set", "chains=2", "--set", "compiled=no", "--set", "cores=1", "--set", "max_tree_depth=3"],
-    "sghmc": ["mean-field", "--inference", "sghmc", "--hidden", "8", "--epochs", "150", "--set", "chains=2",
-              "--set", "start=jitter"],
 }  # fmt: skip
 FAST = ["--data", "toy-curve", "--no-baseline", "--num-draws", "3", "--device", "cpu", "--quiet"]
 
