@@ -21,7 +21,7 @@ ORDERS = {
 #: About how many cells are looked at first: most columns have no date.
 SOME = 200
 #: A date, a time after it and its offset, which is left out: hours are those of the place.
-DATE_AND_TIME = r"^(\S+?)(?:[T ]+(\d[\d:.]*(?: ?[AaPp][Mm])?)\s*(?:Z|[-+]\d\d:?\d\d)?)?$"
+DATE_AND_TIME = r"^(\S+?)(?:[T ]+(\d[\d:.,]*(?: ?[AaPp]\.?[Mm]\.?)?)\s*(?:Z|UTC|GMT|[-+]\d\d(?::?\d\d)?)?)?$"
 
 
 class Dates(NamedTuple):

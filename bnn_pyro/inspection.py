@@ -220,7 +220,7 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
     sentences, more, doubts, num = [], {}, [], len(cells)
     rarest, test = int(np.bincount(values).min()) if classes else num, round(SHARE * num)
     if len(classes) > test or rarest < RAREST:
-        if len(classes) <= round(LARGER * num) and rarest >= RAREST:
+        if len(classes) <= round(LARGER * num) and rarest > RAREST:  # one in each part
             more = {"fractions": f"{1 - 2 * LARGER:g},{LARGER:g},{LARGER:g}"}
         few = (f"has {len(classes)} classes, the rarest of {_rows(rarest)}, and {test} of {num} rows test: bring more, "
                "merge classes, or give other --fractions")  # fmt: skip

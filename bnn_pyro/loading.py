@@ -97,9 +97,10 @@ def _restored(
                               "parameters in another network predict otherwise", stacklevel=4)  # fmt: skip
             theirs = provenance["module"].get("constants", {})
             if others := [name for name, digest in theirs.items() if model.constants.get(name, digest) != digest]:
+                last = others[0].rpartition(".")[2]
                 warnings.warn(f"'{others[0]}' of the module, a tensor that no archive holds, is not that of {folder}, "
-                              "and predictions are others; make it as it was in the fit, or fit again with it as "
-                              f"register_buffer('{others[0]}', tensor)", stacklevel=4)  # fmt: skip
+                              "and predictions are others; make it as it was in the fit, or fit again with "
+                              f"self.register_buffer('{last}', tensor) in place of it", stacklevel=4)  # fmt: skip
         guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
         if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
             guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)

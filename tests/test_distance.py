@@ -39,6 +39,8 @@ def test_distances_by_hand():
     assert apart(p, q) == pytest.approx(exact, rel=5e-3)
     wide = [[1000.0], *[[1.0]] * 49]  # the others are seen
     assert apart(*(gaussians([[loc]] * 50, wide) for loc in (0.0, 0.5))) == pytest.approx(0.5, rel=1e-2)
+    far = [gaussians([*[[0.0]] * 9, [loc]], [[0.2]] * 10) for loc in (100.0, 100.3)]  # a second mode
+    assert apart(*far) == pytest.approx(0.03, rel=1e-2)
     # Total variation: ½(0.4 + 0.3 + 0.1) = 0.4 and ½(0.1 + 0.15 + 0.05) = 0.15; the labels agree at one of two.
     values = {name: estimate.value for name, estimate in distances(A, B).items()}
     assert values == {"agreement": 0.5, "total_variation": pytest.approx(0.275)}

@@ -196,9 +196,9 @@ class Ensemble(MAP):
         Raises UserError for a network with a buffer that training changes, such as running statistics.
         """
         with isolated(0), torch.no_grad(), in_mode(probe := copy.deepcopy(model), training=True):
-            poutine.condition(probe, dict(model.initial))(data.x_train[:2])
-        before = dict(model.named_buffers())
-        if moved := [name for name, value in probe.named_buffers() if not torch.equal(value, before[name])]:
+            poutine.condition(probe, dict(model.initial))(data.x_train[:2], data.y_train[:2])
+        pairs = zip(model.named_buffers(), probe.buffers(), strict=True)
+        if moved := [name for (name, a), b in pairs if not ((a == b) | (a.isnan() & b.isnan())).all()]:
             raise UserError(f"training changes '{moved[0]}', of which each member of an ensemble has its own, and "
                             "draws hold weights only; take layer or group normalisation instead of batch normalisation "
                             "(or frozen statistics), and no spectral norm or moving averages")  # fmt: skip

@@ -166,7 +166,7 @@ def paired(
 def _transport(a: Prediction, b: Prediction) -> np.ndarray:
     """∫ |F(y) − G(y)| dy by the trapezoid rule, from 8 standard deviations below the lowest component to 8 above.
 
-    Steps grow from the median component, as of a CRPS.
+    In even steps, and in those of a CRPS, which grow from the median component.
     """
     points = max(1, BLOCK // (GRID * max(a.num_draws, b.num_draws)))
     distances = []
@@ -176,7 +176,8 @@ def _transport(a: Prediction, b: Prediction) -> np.ndarray:
         low = torch.minimum(*((loc - far).amin(0) for loc, far in ends))
         high = torch.maximum(*((loc + far).amax(0) for loc, far in ends))
         middle = torch.cat([loc for loc, _ in ends]).median(0).values
-        y = p.transform(growing(low, middle, high, GRID + 1))
+        even = torch.lerp(low, high, torch.linspace(0, 1, GRID, dtype=torch.float64)[:, None])
+        y = p.transform(torch.cat([even, growing(low, middle, high, GRID + 1)]).sort(0).values)
         distances.append(torch.trapezoid((p.cdf(y) - q.cdf(y)).abs(), y, dim=0))
     return torch.cat(distances).numpy()
 

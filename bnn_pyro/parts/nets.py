@@ -105,9 +105,10 @@ def constants(net: nn.Module) -> dict[str, str]:
     """{path: digest} of tensors that no state_dict has: buffers that are not persistent, and plain attributes."""
     digests, torchs = {}, vars(nn.Module())
     for path, part in net.named_modules():
-        plain = {key: value for key, value in vars(part).items() if key not in torchs}
-        for key, value in (plain | {key: part._buffers[key] for key in part._non_persistent_buffers_set}).items():
-            if isinstance(value, Tensor) and value.layout == torch.strided and not isinstance(value, nn.Parameter):
+        own = {key: value for key, value in vars(part).items() if key not in torchs}
+        for key, value in (own | {key: part._buffers[key] for key in part._non_persistent_buffers_set}).items():
+            plain = isinstance(value, Tensor) and not (isinstance(value, nn.Parameter) or value.is_meta)
+            if plain and value.layout == torch.strided and not value.is_quantized:
                 digests[f"{path}.{key}".lstrip(".")] = hashlib.sha256(_bytes(value)).hexdigest()[:16]
     return digests
 
