@@ -34,7 +34,7 @@ class Inspection:
     """A table as it will be read.
 
     columns  {name: what it is}     findings  what is doubtful or wrong, in the order of the columns, then of targets
-    missing  rows that have a missing value     untold  rows without a target (or exposure, or event)
+    missing  rows that have a missing value     unlabelled  rows without a target (or exposure, or event)
     duplicates  rows that repeat an earlier one     aside  what is said of row names
     given    {option of `train`: its value}: task, exposure, event, and what a target needs besides
     """
@@ -46,7 +46,7 @@ class Inspection:
     task: str | None
     columns: dict[str, str]
     missing: int = 0
-    untold: int = 0
+    unlabelled: int = 0
     duplicates: int = 0
     findings: list[Doubt] = field(default_factory=list)
     aside: str = ""
@@ -76,7 +76,7 @@ class Inspection:
         lines = [f"{self.path}: {size}, separated by {self.separator}{self.aside}", ""]
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
         if self.missing:
-            kept = f"the {self.rows - self.untold:,} that have a target" if self.untold else "all"
+            kept = f"the {self.rows - self.unlabelled:,} that have a target" if self.unlabelled else "all"
             lines.append(f"\n{_rows(self.missing)} of {self.rows:,} ({self.missing / self.rows:.1%}) with a missing "
                          f"value; --missing drop leaves {self.rows - self.missing:,}, --missing indicator keeps "
                          f"{kept} (of a text, missing is then a category of its own)")  # fmt: skip
@@ -128,8 +128,8 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     if len(frame) < FEW_ROWS:
         findings.append(Doubt(f"{len(frame)} are few: hold none of them back, or say nothing of how good a fit is",
                               len(frame) < MIN_ROWS, column="rows"))  # fmt: skip
-    told = frame[~gaps[[*targets, *beside]].any(axis=1)]
-    whole = frame if told.empty else told
+    labelled = frame[~gaps[[*targets, *beside]].any(axis=1)]
+    whole = frame if labelled.empty else labelled
     for name in frame:
         cells = (frame if name in (*targets, *beside) else whole)[name]
         present = frame[name][~gaps[name]]
@@ -137,7 +137,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         columns[name] += f"  ← {beside[name]}" if name in beside else ""
         found = _column(cells, gaps.loc[cells.index, name], name in targets)
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
-    if targets and len(told):
+    if targets and len(labelled):
         task = given.get("task") or next((of for name, of in OF.items() if name in given), None)
         cells = whole[[*targets, *(name for name, what in beside.items() if what == "event")]]
         task, more, doubts = _target(path, cells, task, given.get("event", "").removeprefix(cells.columns[-1])[1:])
@@ -154,7 +154,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         findings.append(Doubt("is the only column left: there is nothing to predict it from", True, "", "target"))
     if target is None:
         findings.append(Doubt(f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True, "", "target"))
-    numbers = dict(missing=int(gaps.any(axis=1).sum()), untold=len(frame) - len(told))
+    numbers = dict(missing=int(gaps.any(axis=1).sum()), unlabelled=len(frame) - len(labelled))
     numbers |= dict(duplicates=int(frame.duplicated().sum()), given=given)
     aside = "; column 1 has no name: row names, left out" if frame.attrs["row_names"] else ""
     return Inspection(path, len(frame), separator, target, task, columns, **numbers, findings=findings, aside=aside)

@@ -232,7 +232,10 @@ def test_an_archive_says_what_is_frozen_and_which_constants_are_others(tmp_path)
 def test_outputs_that_are_not_numbers_are_told_with_their_row():
     data, far = rows(), rows().x_train.index_fill(0, torch.tensor([5]), 1e5)
     for method in (bp.SVI(epochs=3), bp.MAP(epochs=3)):
-        for how, words in (("gradient", "weights stopped being finite at step 1"), ("far away", "held out.* row 5")):
+        for how, words in (
+            ("gradient", "weights stopped being finite at step 1"),
+            ("far away", "held-out.* row 5"),
+        ):
             held_out = replace(data, x_val=far, y_val=data.y_train)
             refuses(words, fit, Wrong(f"nan {how}"), method, held_out)
     assert bp.predict(fit(Wrong("half")), far).components.logits.dtype == torch.float32

@@ -94,8 +94,8 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
     by: "nll", or "errors".   certain: whether what is predicted is better, so that it is its uncertainty that is wrong.
     """
     if which := APART.get(data.split.get("kind", "")):
-        return (f"they are {which} than the rows that trained, and may be unlike them, which no longer training mends: "
-                "look for inputs that mean the same in both")  # fmt: skip
+        return (f"they are {which} than the rows that trained, and may be unlike them, which longer training "
+                "does not mend: look for inputs that mean the same in both")  # fmt: skip
     rows = torch.from_numpy(even(len(data.y_train), MAX_ROWS)).to(data.y_train.device)
     x, y = data.x_train[rows], data.y_train[rows].cpu()
     prediction, about = predict(posterior, x, num_draws=num_draws), posterior.provenance

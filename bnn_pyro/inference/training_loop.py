@@ -172,7 +172,7 @@ class Training:
                 figures["validation NLL"] = self.watch.score(self.ranks)
             except UserError as refused:
                 self.check_guide()
-                raise UserError(f"of the rows held out, {refused}") from None
+                raise UserError(f"held-out rows: {refused}") from None
             self.watch.seen(line[0], figures["validation NLL"])
             line.append(figures["validation NLL"])
         for name, value in zip(self.trace, line, strict=True):

@@ -83,7 +83,7 @@ def blank_row(net: nn.Module, schema: Schema) -> Tensor:
         with in_mode(net, training=False), torch.no_grad():
             try:
                 net(zeros)
-            except Exception:  # whatever the user's code raises: of other rows it is told
+            except Exception:  # whatever the user's code raises; a pass with real rows reports it
                 whole = [p.is_whole or p.is_bool for p in schema.input_parts for _ in range(math.prod(p.shape))]
                 return torch.tensor([whole], dtype=zeros.dtype)
     return zeros
