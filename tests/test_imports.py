@@ -17,7 +17,7 @@ from bnn_pyro.listing import tables
 PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
 ORDER = [
-    "lazy", "errors", "settings", "progress", "isolation", "files", "cells", "csv_files", "dates", "doubts",
+    "lazy", "errors", "settings", "progress", "isolation", "c_code", "files", "cells", "csv_files", "dates", "doubts",
     "distributed",
     "parallel", "checkpoint", "datasets", "parts", "posterior", "inference", "zoo", "features", "loading",
     "fitting", "predictive", "sklearn", "metrics", "calibration", "pruning", "diagnostics", "checks", "explanation",

@@ -40,15 +40,21 @@ def test_scales():
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("piece", [5, 15, 100])
-def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece):
-    """Values and gradients, also in pieces that do not divide the arrays; a second draw has noise of its own."""
+def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece, dtype):
+    """Values and gradients, also in pieces that do not divide the arrays; a second draw has noise of its own.
+
+    float32 is by compiled code, where there is a compiler; float64 by torch's operators.
+    """
     monkeypatch.setattr(gradients, "PIECE", piece)
     shapes = {"a": torch.Size([4, 3]), "b": torch.Size([]), "c": torch.Size([7])}
-    loc, rho = (randn(20, seed=i).double().requires_grad_() for i in (1, 2))
+    loc, rho = (randn(20, seed=i).to(dtype).requires_grad_() for i in (1, 2))
+    with torch.no_grad():
+        rho[:3] = torch.tensor([-12.0, 3.0, 25.0])
     mean, sd = (weights.cut(flat, shapes) for flat in (loc, F.softplus(rho)))
-    slopes, scale = weights.cut(randn(20, seed=3).double(), shapes), torch.tensor(0.7, dtype=torch.float64)
-    mine = dict(FlatNormals(loc, rho, shapes, [torch.full((20,), math.nan).double()]).arrays())
+    slopes, scale = weights.cut(randn(20, seed=3).to(dtype), shapes), torch.tensor(0.7, dtype=dtype)
+    mine = dict(FlatNormals(loc, rho, shapes, [torch.full((20,), math.nan, dtype=dtype)]).arrays())
     with bp.isolated(0):
         draws, again = ({name: q.rsample() for name, q in mine.items()} for _ in range(2))
     assert all((draws[name] != again[name]).any() for name in shapes)
@@ -70,6 +76,28 @@ def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece):
             totals[0].backward()
     noise = torch.cat([((draws[name] - mean[name]) / sd[name]).flatten() for name in shapes])
     assert noise.abs().max() < 5 and 0.3 < noise.std() < 2  # of standard Normals
+
+
+def test_compiled_noise_is_of_independent_standard_normals(monkeypatch):
+    """Its distribution, its correlations within and between pieces and steps; of the seed alone, on any threads."""
+    shapes = {"a": torch.Size([1 << 18]), "b": torch.Size([100]), "c": torch.Size([1 << 17])}
+    loc = torch.zeros(sum(shape.numel() for shape in shapes.values()), requires_grad=True)
+    rho = torch.full_like(loc, math.log(math.e - 1)).requires_grad_()  # a scale of 1
+    if gradients._compiled() is None:
+        pytest.skip("no compiler that makes vector instructions")
+
+    def draws(seed, threads, steps=2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        with bp.isolated(seed):
+            flats = (dict(FlatNormals(loc, rho, shapes, []).arrays()) for _ in range(steps))
+            return torch.stack([torch.cat([q.rsample().detach() for q in flat.values()]) for flat in flats])
+
+    found = draws(0, 1)
+    assert (found == draws(0, 3)).all() and (found != draws(1, 1)).float().mean() > 0.999
+    assert kstest(found.flatten().double().numpy(), "norm").pvalue > 1e-3
+    for value in (found, (found.square() - 1) / math.sqrt(2)):  # about 500 standard Normals
+        pairs = [(value[0, lag:], value[0, :-lag]) for lag in [*range(1, 257), gradients.PIECE, 2 * gradients.PIECE]]
+        assert max(abs(a.dot(b).item()) / math.sqrt(len(a)) for a, b in [*pairs, value]) < 4.5
 
 
 MIXTURE = ScaleMixture(torch.tensor(1.3), torch.tensor(0.04), 0.3, torch.Size())

@@ -13,6 +13,7 @@ from torch import nn
 from zoo_problems import problem, traced_log_joint
 
 import bnn_pyro as bp
+from bnn_pyro import c_code
 from bnn_pyro.inference import compiled
 from bnn_pyro.inference.compiled import c_pieces
 from bnn_pyro.inference.linear import Curvature, Rounded, Whitened, coordinates, mode_of
@@ -207,19 +208,19 @@ def test_where_nothing_can_be_compiled_a_warning_says_why(monkeypatch):
     target.model.net.activation = lambda f: torch.special.i0(plain(f))
     with pytest.warns(UserWarning, match=r"not compiled.*has no C form"):
         assert not target.compile(1)
-    monkeypatch.setattr(compiled.shutil, "which", lambda name: None)
+    monkeypatch.setattr(c_code.shutil, "which", lambda name: None)
     with pytest.warns(UserWarning, match=r"not compiled.*no C compiler"):
         assert not target.compile(1)
 
 
 def test_code_is_made_once_for_targets_and_starts_of_its_own(monkeypatch):
     monkeypatch.setattr(compiled, "TRACES", {})
-    compiled._build.cache_clear()
+    c_code.build.cache_clear()
     first, second, other_rows = (potential("fixed noise", activation="tanh") for _ in range(3))
     second.y = second.y.flip(0) + 1
     second.model.net.layers[0].weight += 0.1  # where it starts is no part of the density
     other_rows.x = other_rows.x + 1
-    assert first.compile(1) and second.compile(1) and len(compiled.TRACES) == compiled._build.cache_info().currsize == 1
+    assert first.compile(1) and second.compile(1) and len(compiled.TRACES) == c_code.build.cache_info().currsize == 1
     assert other_rows.compile(1) and len(compiled.TRACES) == 2
     z = draws(first)
     for target in (first, second, other_rows):

@@ -9,11 +9,7 @@ library by its source, and the trace by what it depends on, where the caller can
 import ctypes
 import math
 import os
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable
-from functools import lru_cache
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -27,20 +23,15 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bnn_pyro.inference.compiled.c_pieces import NotCompiled
+from bnn_pyro.c_code import KEPT, NotCompiled, find_compiler, load
 from bnn_pyro.inference.compiled.c_source import write_c
 
-#: Associative sums make vector instructions possible; infinities and NaN keep their meaning: a divergence has them.
-MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
-#: What compilers are asked for, until one of them takes it.
-FLAGS = (["-O3", "-march=native", *MATHS], ["-O3", *MATHS], ["-O2"])
 #: What comes before the gradient, in C, and what calls it.
 PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "driver.c"))
 #: What the driver exports: how many addresses, doubles and whole numbers each takes, in this order.
 FUNCTIONS = [("evaluate", 3, 0, 3), ("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 8, 0, 4)]
-#: (Source, constants) by recipe; of these and of libraries, which are kept by their source, so many.
+#: (Source, constants) by recipe, as many as of libraries.
 TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
-KEPT = 32
 
 
 class CompiledGradient:
@@ -99,9 +90,7 @@ def compile_gradient(
     """
     if z.device.type != "cpu":
         raise NotCompiled(f"the model is on {z.device}")
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise NotCompiled("there is no C compiler (install gcc or clang, or name one in the variable CC)")
+    find_compiler()  # before the trace, which takes longer
     inputs = z[:1], y.clone(memory_format=torch.contiguous_format)
     if same is None:
         source, constants = _trace(gradient, inputs)
@@ -111,8 +100,7 @@ def compile_gradient(
             del TRACES[next(iter(TRACES))]
         source, constants = TRACES[same]
         constants = [inputs[1], *constants[1:]]
-    blob = _build(compiler, PRELUDE.read_text() + source + DRIVER.read_text())
-    return CompiledGradient(_load(blob), constants, z.shape[1])
+    return CompiledGradient(load(PRELUDE.read_text() + source + DRIVER.read_text()), constants, z.shape[1])
 
 
 def recipe(model: nn.Module, *rest: Any) -> bytes | None:
@@ -167,30 +155,3 @@ def _of_norms() -> dict[Any, Callable]:
     norms = [aten.native_layer_norm, aten.native_group_norm, aten.native_layer_norm_backward,
              aten.native_group_norm_backward]  # fmt: skip
     return {**get_decompositions(norms), aten.var_mean.correction: var_mean, aten.mean.dim: mean}
-
-
-@lru_cache(KEPT)
-def _build(compiler: str, source: str) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:
-        code, library = Path(folder, "gradient.c"), Path(folder, "gradient.so")
-        code.write_text(source)
-        for flags in FLAGS:
-            command = [compiler, "-shared", "-fPIC", "-w", *flags, str(code), "-o", str(library), "-lm", "-pthread"]
-            try:
-                made = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise NotCompiled(f"{compiler}: {error}") from None
-            if made.returncode == 0:
-                return library.read_bytes()
-    raise NotCompiled(f"{compiler} failed: {made.stderr.strip().splitlines()[-1] if made.stderr else 'no message'}")
-
-
-def _load(blob: bytes) -> ctypes.CDLL:
-    """A copy of the library with constants of its own: one that is loaded twice from one file is one."""
-    with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:
-        path = Path(folder, "gradient.so")
-        path.write_bytes(blob)
-        try:
-            return ctypes.CDLL(str(path))  # stays loaded when the file is gone
-        except OSError as error:
-            raise NotCompiled(f"the compiled code could not be loaded ({error})") from None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bnn_pyro.c_code import NotCompiled
+
 aten = torch.ops.aten
 
 C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char", torch.int64: "long"}
@@ -38,10 +40,6 @@ VIEWS = {
     aten.view, aten._unsafe_view, aten.permute, aten.expand, aten.unsqueeze, aten.squeeze, aten.slice, aten.select,
     aten.split_with_sizes, aten.transpose, aten.t, aten.detach,
 }  # fmt: skip
-
-
-class NotCompiled(Exception):
-    """Why there is no compiled gradient."""
 
 
 @dataclass

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bnn_pyro.inference.compiled.c_pieces import C_TYPES, POINTWISE, VIEWS, Array, NotCompiled, broadcast, literal
+from bnn_pyro.c_code import NotCompiled
+from bnn_pyro.inference.compiled.c_pieces import C_TYPES, POINTWISE, VIEWS, Array, broadcast, literal
 
 aten = torch.ops.aten
 

@@ -1,17 +1,6 @@
 /* What the generated code is made of: mathematics in two precisions. */
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
-#include <features.h>
-#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 35)
-#define VECTOR __attribute__((simd("notinbranch"), const))
-#endif
-#endif
-#ifndef VECTOR
-#define VECTOR
-#endif
-#define BOTH(name) VECTOR double name(double); VECTOR float name##f(float);
-BOTH(exp) BOTH(expm1) BOTH(log) BOTH(log1p) BOTH(tanh) BOTH(erf) BOTH(sin) BOTH(cos)
 double sqrt(double); float sqrtf(float); double fabs(double); float fabsf(float); double pow(double, double);
 float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
 __attribute__((const)) double lgamma(double); /* so that loops need not call them again; nobody reads signgam */
