@@ -40,18 +40,19 @@ def test_scales():
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("dtype", "shift"), [(torch.float64, 0.0), (torch.float32, 0.0), (torch.float32, -6.0)])
 @pytest.mark.parametrize("piece", [5, 15, 100])
-def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece, dtype):
+def test_draws_of_many_arrays_and_their_kl_are_torchs(monkeypatch, piece, dtype, shift):
     """Values and gradients, also in pieces that do not divide the arrays; a second draw has noise of its own.
 
-    float32 is by compiled code, where there is a compiler; float64 by torch's operators.
+    float32 is by compiled code, where there is a compiler, in two forms; float64 by torch's operators.
     """
     monkeypatch.setattr(gradients, "PIECE", piece)
     shapes = {"a": torch.Size([4, 3]), "b": torch.Size([]), "c": torch.Size([7])}
     loc, rho = (randn(20, seed=i).to(dtype).requires_grad_() for i in (1, 2))
     with torch.no_grad():
-        rho[:3] = torch.tensor([-12.0, 3.0, 25.0])
+        rho[:3] = torch.tensor([-12.0, 1.0, 25.0 if shift == 0 else 0.0])
+        rho += shift
     mean, sd = (weights.cut(flat, shapes) for flat in (loc, F.softplus(rho)))
     slopes, scale = weights.cut(randn(20, seed=3).to(dtype), shapes), torch.tensor(0.7, dtype=dtype)
     mine = dict(FlatNormals(loc, rho, shapes, [torch.full((20,), math.nan, dtype=dtype)]).arrays())

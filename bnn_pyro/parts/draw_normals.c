@@ -24,10 +24,48 @@ static void bits(uint32_t state[4][LANES], uint32_t *restrict out) {
     state[3][i] = d << 11 | d >> 21;
   }
 }
+/* An even number of independent draws of Normal(0, 1): Box & Muller 1958, an angle of 45 degrees at most and which of
+   the eight; sine and cosine are Cephes' polynomials (sinf.c, Moshier 1992) */
+static void normals(uint32_t state[4][LANES], float *restrict out) {
+  uint32_t one[LANES], two[LANES];
+  bits(state, one);
+  bits(state, two);
+  for (int i = 0; i < LANES; i++) {
+    float radius = sqrtf(-2 * logf(((one[i] >> 8) + 1) * 0x1p-24f));
+    float x = (int32_t)(two[i] << 2) * (0.785398163f * 0x1p-31f), q = x * x;
+    float sine = x + x * q * (-0.166666546f + q * (0.00833216087f - q * 0.000195152959f));
+    float cosine = 1 - 0.5f * q + q * q * (0.0416666457f - q * (0.00138873162f - q * 0.0000244331571f));
+    radius = two[i] >> 31 ? radius : -radius;
+    out[i] = radius * (two[i] >> 30 & 1 ? sine : cosine);
+    out[LANES + i] = radius * (two[i] >> 30 & 1 ? cosine : sine);
+  }
+}
+/* n numbers; narrow: all rho are below -3, where series in t = exp(rho) are quicker than logarithms */
+static inline __attribute__((always_inline)) void numbers(
+    const float *restrict loc, const float *restrict rho, float *restrict scale, float *restrict noise,
+    float *restrict draw, const float *restrict normal, double *restrict sums, long n, int narrow) {
+  float logs = 0, squares = 0;
+  for (long i = 0; i < n; i++) {
+    float r = rho[i], t = expf(r), s;
+    if (narrow) {
+      s = t * (1 - t * (0.5f - t * (0.333333333f - t * (0.25f - t * 0.2f))));
+      logs += r - t * (0.5f - t * (0.208333333f - t * (0.125f - t * (0.0871527778f - t * 0.0659722222f))));
+    } else {
+      s = r > 20 ? r : log1pf(t);
+      logs += logf(s);
+    }
+    scale[i] = s;
+    noise[i] = normal[i];
+    draw[i] = loc[i] + s * normal[i];
+    squares += loc[i] * loc[i] + s * s;
+  }
+  sums[0] += logs;
+  sums[1] += squares;
+}
 /* scale = softplus(rho), noise of Normal(0, 1) by the key alone, draw = loc + scale noise, and the two sums */
 void draw(const float *restrict loc, const float *restrict rho, float *restrict scale, float *restrict noise,
           float *restrict draw, double *restrict sums, uint64_t key, long n) {
-  uint32_t state[4][LANES], one[LANES], two[LANES];
+  uint32_t state[4][LANES];
   float normal[2 * LANES];
   for (int i = 0; i < LANES; i++)
     for (int k = 0; k < 4; k += 2) {
@@ -36,26 +74,12 @@ void draw(const float *restrict loc, const float *restrict rho, float *restrict 
       state[k + 1][i] = z >> 32;
     }
   sums[0] = sums[1] = 0;
-  for (long first = 0; first < n; first += 2 * LANES) {
-    bits(state, one);
-    bits(state, two);
-    for (int i = 0; i < LANES; i++) { /* Box & Muller 1958; two cosines, as gcc makes no vectors of a sine beside one */
-      float radius = sqrtf(-2 * logf(((one[i] >> 8) + 1) * 0x1p-24f)), angle = (int32_t)two[i] * 1.46291808e-9f;
-      normal[i] = radius * cosf(angle);
-      normal[LANES + i] = radius * cosf(angle - 1.57079633f);
-    }
-    long end = n - first < 2 * LANES ? n - first : 2 * LANES;
-    float logs = 0, squares = 0;
-    for (long i = 0; i < end; i++) {
-      float m = loc[first + i], r = rho[first + i], s = r > 20 ? r : log1pf(expf(r));
-      scale[first + i] = s;
-      noise[first + i] = normal[i];
-      draw[first + i] = m + s * normal[i];
-      logs += logf(s);
-      squares += m * m + s * s;
-    }
-    sums[0] += logs;
-    sums[1] += squares;
+  for (long i = 0; i < n; i += 2 * LANES) {
+    long m = n - i < 2 * LANES ? n - i : 2 * LANES, narrow = 1;
+    for (long k = i; k < i + m; k++) narrow &= rho[k] < -3;
+    normals(state, normal);
+    if (narrow) numbers(loc + i, rho + i, scale + i, noise + i, draw + i, normal, sums, m, 1);
+    else numbers(loc + i, rho + i, scale + i, noise + i, draw + i, normal, sums, m, 0);
   }
 }
 /* The gradients of loc, in the place of noise, and of rho, in that of scale */
