@@ -1,4 +1,5 @@
-/* A piece of DrawNormals (gradients.py), n numbers. Without vector instructions PyTorch's operators are quicker. */
+/* DrawNormals (gradients.py), every step-th piece from the first on, by the table of its _pieces. Without vector
+   instructions PyTorch's operators are quicker. */
 #ifndef VECTORS
 #error "no vector instructions for exp and log"
 #endif
@@ -62,9 +63,8 @@ static inline __attribute__((always_inline)) void numbers(
   sums[0] += logs;
   sums[1] += squares;
 }
-/* scale = softplus(rho), noise of Normal(0, 1) by the key alone, draw = loc + scale noise, and the two sums */
-void draw(const float *restrict loc, const float *restrict rho, float *restrict scale, float *restrict noise,
-          float *restrict draw, double *restrict sums, uint64_t key, long n) {
+static void draw_piece(const float *restrict loc, const float *restrict rho, float *restrict scale,
+                       float *restrict noise, float *restrict draw, double *restrict sums, uint64_t key, long n) {
   uint32_t state[4][LANES];
   float normal[2 * LANES];
   for (int i = 0; i < LANES; i++)
@@ -82,12 +82,28 @@ void draw(const float *restrict loc, const float *restrict rho, float *restrict 
     else numbers(loc + i, rho + i, scale + i, noise + i, draw + i, normal, sums, m, 0);
   }
 }
-/* The gradients of loc, in the place of noise, and of rho, in that of scale */
-void differentiate(const float *restrict loc, const float *restrict rho, float *restrict scale, float *restrict noise,
-                   const float *restrict gradient, float a, float b, long n) {
+/* scale = softplus(rho), noise of Normal(0, 1) by the key alone, draw = loc + scale noise, and two sums of each piece */
+void draw(const float *loc, const float *rho, float *scale, float *noise, float **draws, const long (*table)[4],
+          long first, long step, long pieces, double *sums, uint64_t key) {
+  for (long i = first; i < pieces; i += step) {
+    long at = table[i][1];
+    draw_piece(loc + at, rho + at, scale + at, noise + at, draws[table[i][0]] + table[i][2], sums + 2 * i, key + i,
+               table[i][3]);
+  }
+}
+static void differentiate_piece(const float *restrict loc, const float *restrict rho, float *restrict scale,
+                                float *restrict noise, const float *restrict gradient, float a, float b, long n) {
   for (long i = 0; i < n; i++) {
     float g = gradient[i], s = scale[i], slope = g * noise[i] + a / s + 2 * b * s;
     noise[i] = g + 2 * b * loc[i];
     scale[i] = slope / (1 + expf(-rho[i]));
+  }
+}
+/* The gradients of loc, in the place of noise, and of rho, in that of scale; a, b: one an array */
+void differentiate(const float *loc, const float *rho, float *scale, float *noise, float **gradients,
+                   const long (*table)[4], long first, long step, long pieces, const float *a, const float *b) {
+  for (long i = first; i < pieces; i += step) {
+    long k = table[i][0], at = table[i][1];
+    differentiate_piece(loc + at, rho + at, scale + at, noise + at, gradients[k] + table[i][2], a[k], b[k], table[i][3]);
   }
 }

@@ -15,9 +15,10 @@ Output sample_shape + (…, B, H). The gradients of ``FreeLinear`` compute V aga
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -159,21 +160,19 @@ class DrawNormals(torch.autograd.Function):
         ctx.sizes = sizes
         ctx.set_materialize_grads(False)
         scale, noise = (spare.pop() if spare else torch.empty_like(loc) for _ in range(2))
+        flats, table = (loc, rho, scale, noise), _pieces(PIECE, *sizes)
         draws = [torch.empty_like(part) for part in loc.split(sizes)]
-        numbers, pieces = _pieces(sizes, loc, rho, scale, noise, draws)
-        sums = torch.empty(len(pieces), 2, dtype=torch.float64)
+        sums = torch.empty(len(table), 2, dtype=torch.float64)
         if (compiled := _compiled()) and loc.dtype == torch.float32:
             key = int(torch.empty((), dtype=torch.int64).random_())
-            _call(
-                compiled.draw, [(*piece, one, key + i) for i, (piece, one) in enumerate(zip(pieces, sums, strict=True))]
-            )
+            _call(compiled.draw, flats, draws, table, sums.data_ptr(), key)
         else:
-            for (m, r, s, e, w), one in zip(pieces, sums, strict=True):
+            for one, (_, m, r, s, e, w) in zip(sums, _views(flats, draws, table), strict=True):
                 s.copy_(F.softplus(r))
                 one[0], one[1] = torch.log(s, out=w).sum(), m.dot(m) + s.dot(s)
                 torch.addcmul(m, s, e.normal_(), out=w)
-        ctx.save_for_backward(loc, rho, scale, noise)
-        totals = sums.new_zeros(len(sizes), 2).index_add_(0, torch.tensor(numbers), sums)
+        ctx.save_for_backward(*flats)
+        totals = sums.new_zeros(len(sizes), 2).index_add_(0, table[:, 0], sums)
         return *totals.to(loc.dtype).unbind(1), *draws
 
     @staticmethod
@@ -183,28 +182,32 @@ class DrawNormals(torch.autograd.Function):
         sizes, ctx.sizes = ctx.sizes, None
         if sizes is None:
             raise RuntimeError("a draw of mean-field weights has one backward pass: differentiate the sum")
-        loc, rho, scale, noise = ctx.saved_tensors
-        own = [loc.new_zeros(n) if g is None else g.contiguous() for n, g in zip(sizes, of_draws, strict=True)]
-        numbers, pieces = _pieces(sizes, loc, rho, scale, noise, own)
-        a, b = ([0.0] * len(sizes) if of is None else of.tolist() for of in (of_logs, of_squares))
-        calls = [(*piece, a[i], b[i]) for i, piece in zip(numbers, pieces, strict=True)]
+        loc, _, scale, noise = flats = ctx.saved_tensors
+        table, widths = _pieces(PIECE, *sizes), [len(sizes), len(sizes), *sizes]
+        given = zip(widths, (of_logs, of_squares, *of_draws), strict=True)
+        a, b, *own = (loc.new_zeros(n) if one is None else one.contiguous() for n, one in given)
         if (compiled := _compiled()) and loc.dtype == torch.float32:
-            _call(compiled.differentiate, calls)
+            _call(compiled.differentiate, flats, own, table, a.data_ptr(), b.data_ptr())
         else:
-            for m, r, s, e, g, of_log, of_square in calls:
-                slope = (g * e).add_(s, alpha=2 * of_square).add_(s.reciprocal(), alpha=of_log)
-                torch.add(g, m, alpha=2 * of_square, out=e)
+            for i, m, r, s, e, g in _views(flats, own, table):
+                slope = (g * e).addcmul_(s, b[i], value=2).addcdiv_(a[i], s)
+                torch.addcmul(g, m, b[i], value=2, out=e)
                 torch.sigmoid(r, out=s).mul_(slope)
         return noise, scale, None, None
 
 
-def _pieces(sizes: Sequence[int], *arrays: Tensor | Sequence[Tensor]) -> tuple[list[int], list[tuple[Tensor, ...]]]:
-    """(whose each is, views) of at most PIECE numbers of one of the arrays, each (P,) or given one by one."""
-    whole = zip(*(array.split(sizes) if isinstance(array, Tensor) else array for array in arrays), strict=True)
-    found = [
-        (i, piece) for i, parts in enumerate(whole) for piece in zip(*(p.split(PIECE) for p in parts), strict=True)
-    ]
-    return [i for i, _ in found], [piece for _, piece in found]
+@lru_cache(8)
+def _pieces(most: int, *sizes: int) -> Tensor:
+    """(pieces, 4): the array of each, where it begins in all of them and in its own, how many numbers it has."""
+    starts = [0, *itertools.accumulate(sizes)]
+    firsts = ((i, first) for i, size in enumerate(sizes) for first in range(0, size, most))
+    return torch.tensor([(i, starts[i] + first, first, min(most, sizes[i] - first)) for i, first in firsts])
+
+
+def _views(flats: Sequence[Tensor], arrays: Sequence[Tensor], table: Tensor) -> Iterator[tuple]:
+    """(number of the array, those of each flat array (P,), that of the array) of each piece."""
+    for i, start, first, size in table.tolist():
+        yield i, *(flat[start : start + size] for flat in flats), arrays[i][first : first + size]
 
 
 @cache
@@ -216,24 +219,22 @@ def _compiled() -> ctypes.CDLL | None:
         library = c_code.load(Path(__file__).with_name("draw_normals.c").read_text())
     except c_code.NotCompiled:
         return None
-    pointer, library.draw.restype, library.differentiate.restype = ctypes.c_void_p, None, None
-    library.draw.argtypes = [*[pointer] * 6, ctypes.c_uint64, ctypes.c_long]
-    library.differentiate.argtypes = [*[pointer] * 5, ctypes.c_float, ctypes.c_float, ctypes.c_long]
+    pointer, common = ctypes.c_void_p, [*[ctypes.c_void_p] * 6, *[ctypes.c_long] * 3]
+    library.draw.argtypes = [*common, pointer, ctypes.c_uint64]
+    library.differentiate.argtypes = [*common, pointer, pointer]
+    library.draw.restype = library.differentiate.restype = None
     return library
 
 
-def _call(function: Callable, calls: Sequence[tuple]) -> None:
-    """Of each piece, on as many threads as torch has: C code does not hold Python's lock."""
-
-    def some(first: int) -> None:
-        for call in calls[first::threads]:
-            function(*(v.data_ptr() if isinstance(v, Tensor) else v for v in call), len(call[0]))
-
-    threads = min(torch.get_num_threads(), len(calls))
+def _call(function: Callable, flats: Sequence[Tensor], arrays: Sequence[Tensor], table: Tensor, *rest: int) -> None:
+    """Of all pieces, on as many threads as torch has: C code does not hold Python's lock."""
+    addresses = (ctypes.c_void_p * len(arrays))(*(array.data_ptr() for array in arrays))
+    pointers = *(flat.data_ptr() for flat in flats), addresses, table.data_ptr()
+    threads = min(torch.get_num_threads(), len(table))
     if threads == 1:
-        return some(0)
+        return function(*pointers, 0, 1, len(table), *rest)
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(some, range(threads)))
+        list(pool.map(lambda first: function(*pointers, first, threads, len(table), *rest), range(threads)))
 
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695  # fitted by Molchanov et al. 2017
