@@ -112,7 +112,7 @@ class FlatNormals:
     def drawn(self) -> dict[str, tuple[Tensor, ...]]:
         """{array: (Σ log σ, Σ (μ² + σ²), a draw (*shape))}, with gradients."""
         sizes = [shape.numel() for shape in self.shapes.values()]
-        if len(self.loc) <= gradients.PIECE or self.loc.is_cuda:  # what fits in the cache, and kernels that are few
+        if len(self.loc) <= gradients.PIECE or not self.loc.is_cpu:  # what fits in the cache, and kernels that are few
             draws = torch.addcmul(self.loc, self.scale, torch.randn_like(self.loc)).split(sizes)
             squares = self.loc.square() + self.scale.square()
             logs, squares = ([part.sum() for part in v.split(sizes)] for v in (self.scale.log(), squares))
