@@ -9,7 +9,7 @@ from typing import Any
 
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Bernoulli, Categorical, Distribution, LogNormal, Normal, Poisson
+from pyro.distributions import Bernoulli, Categorical, Distribution, LogNormal, Normal
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
@@ -17,7 +17,7 @@ from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.components import make, parameters, without_inputs
+from bnn_pyro.parts.components import make, parameters, spread_counts, without_inputs
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, TimeMixture, read_likelihood
@@ -133,26 +133,23 @@ def knows_nothing(data: Dataset, x: Tensor) -> Prediction:
     """The prediction of rows x (B, …) without any input but an exposure, by the training targets.
 
     It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
-    deviation (of log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull. Several
-    targets have such a Normal each; labels their frequency, with a row more of either kind. Where there is an
-    exposure e, the mean of a row is e · Σy/Σe.
+    deviation (of log y on a log scale), of counts the likeliest negative binomial of their mean (of a row with an
+    exposure e, e · Σy/Σe), or of times the likeliest Weibull. Several targets have such a Normal each; labels their
+    frequency, with a row more of either kind.
     """
     schema, num, y = data.schema, len(x), data.y_train.cpu()
     if schema.has_classes:
         return of_classes(schema.task, (y.bincount(minlength=len(schema.classes)) + 1.0).expand(1, num, -1))
     if schema.task == "survival":
         return TimeMixture(without_inputs(y).expand((1, num)))
-    y = y.double().log() if schema.target_scale == "log" else y.double()
-    loc = y.mean(0)
-    if schema.exposure:
-        trained, exposure = (rows[:, -1].cpu().double() for rows in (data.x_train, x))
-        rate = y.sum() / trained.sum()
-        loc, y = rate * exposure, y - rate * trained
     if schema.task == "counts":
-        return Prediction(Poisson(loc.clamp_min(FLOOR).expand(1, num)))
+        of = [v[:, -1].cpu().double() if schema.exposure else torch.ones(len(v)).double() for v in (x, data.x_train)]
+        new, fitted = ((exposure * (y.double().sum() / of[1].sum())).clamp_min(FLOOR) for exposure in of)
+        return Prediction(spread_counts(new.expand(1, num), y, fitted))
     if schema.task == "labels":
         return SeveralMixture(Bernoulli((y.sum(0) + 1) / (len(y) + 2)).expand((1, num, y.shape[1])))
-    scale = y.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
+    y = y.double().log() if schema.target_scale == "log" else y.double()
+    loc, scale = y.mean(0), y.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
     if schema.targets:
         return SeveralMixture(Normal(loc, scale).expand((1, num, y.shape[1])))
     return of_numbers(schema, loc.expand(1, num), scale.expand(1, num))

@@ -10,7 +10,7 @@ logarithm of the targets is modelled, that is what has a Normal, errors and vari
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyro
@@ -78,8 +78,8 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
             measured = f"the RMSE{of} is {root:.4g}, and {its_root:.4g} with the {average} of the training targets"
     elif is_worse(nll + log_density, MARGINS["nll"]):
         measured = f"the NLL is {nll.mean():.4g} nats a row, and {-log_density.mean():.4g} with the "
-        of_times = prediction.task == "survival"
-        others = "Weibull of the training times" if of_times else "mean and standard deviation of the training targets"
+        of = {"survival": "Weibull of the training times", "counts": "negative binomial of the training counts"}
+        others = of.get(data.schema.task, "mean and standard deviation of the training targets")
         measured += "class frequencies" if classes else others
         by, certain = "nll", bool(errors.mean() < its_errors.mean())
     else:
@@ -124,11 +124,8 @@ def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
 
 def _knows_nothing(data: Dataset, prediction: Prediction, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of the rows, (N,) each: log density of the reference, errors of the fit's mean, errors of the reference."""
-    counts, train = data.schema.task == "counts", data.y_train.cpu()
-    schema = replace(data.schema, task="regression") if counts else data.schema  # for a Normal
-    pair = prediction, knows_nothing(replace(data, schema=schema), x)
+    schema, train, pair = data.schema, data.y_train.cpu(), (prediction, knows_nothing(data, x))
     density = pair[1].log_prob(y).double()
-    density = density.clamp_max(0.0) if prediction.is_discrete else density  # of counts a probability, at most 1
     if schema.has_classes:
         return density, *((p.mean.argmax(-1) != y).double() for p in pair)
     if schema.task == "survival":  # how far off a censored time is is not known

@@ -13,7 +13,7 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 from pyro.distributions import Categorical, Distribution, NegativeBinomial, Poisson, StudentT
-from scipy import special, stats
+from scipy import optimize, special, stats
 from torch import Tensor
 from torch.distributions.transforms import ExpTransform
 
@@ -192,3 +192,11 @@ def without_inputs(y: Tensor) -> WeibullTimes:
     data = stats.CensoredData.right_censored(y.abs().double().numpy(), (y < 0).numpy())
     shape, _, scale = map(torch.tensor, stats.weibull_min.fit(data, floc=0))
     return WeibullTimes(scale.log().float(), (1 / shape).float())
+
+
+def spread_counts(means: Tensor, y: Tensor, fitted: Tensor) -> NegativeBinomial:
+    """Negative binomials of ``means``, as dispersed as counts y (N,) of means ``fitted`` (N,) most likely are."""
+    y, fitted = (v[:: math.ceil(len(y) / 100_000)].double().numpy() for v in (y, fitted))
+    loss = lambda log_r: -stats.nbinom.logpmf(y, r := math.exp(log_r), r / (r + fitted)).mean()  # noqa: E731
+    log_r = optimize.minimize_scalar(loss, bounds=(-10, 16), method="bounded").x  # r = 10⁷ is a Poisson
+    return dist.NegativeBinomial(torch.tensor(math.exp(log_r)).double(), logits=means.double().log() - log_r)

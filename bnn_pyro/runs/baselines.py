@@ -1,8 +1,8 @@
 """What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
 
 And where its errors are larger than elsewhere. Boosting is scikit-learn's HistGradientBoosting at its defaults, but for
-leaves as small as 5 % of a small table; a number has a Normal around its prediction (a count a Poisson), whose scale is
-the root mean square of errors in five folds.
+leaves as small as 5 % of a small table; a number has a Normal around its prediction, whose scale is
+the root mean square of errors in five folds, and a count the negative binomial that is likeliest there.
 """
 
 import time
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from pyro.distributions import Normal, Poisson
+from pyro.distributions import Normal
 from scipy.stats import norm, rankdata
 from torch import Tensor
 
@@ -23,6 +23,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing
+from bnn_pyro.parts.components import spread_counts
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import FLOOR, Prediction, of_classes, of_numbers, predict
 from bnn_pyro.pruning import signal_to_noise
@@ -118,10 +119,13 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
         loss = "poisson" if schema.task == "counts" else "squared_error"
         model = HistGradientBoostingRegressor(loss=loss, **how).fit(x, y)
         loc = torch.from_numpy(model.predict(new))[None].float()
+        fitted = cross_val_predict(model, x, y, cv=KFold(5, shuffle=True, random_state=0))
         if schema.task == "counts":
-            made, what = Prediction(Poisson(loc.clamp_min(FLOOR))), "a Poisson of its mean"
+            loc, fitted = (v.clamp_min(FLOOR) for v in (loc, torch.from_numpy(fitted)))
+            made = Prediction(spread_counts(loc, torch.from_numpy(y), fitted))
+            what = "a negative binomial of its mean, as dispersed as training rows left out"
         else:
-            errors = y - cross_val_predict(model, x, y, cv=KFold(5, shuffle=True, random_state=0))
+            errors = y - fitted
             made = of_numbers(schema, loc, torch.full_like(loc, max(np.sqrt(np.mean(errors**2)), 1e-6 * y.std())))
             log = " of log y" if schema.target_scale == "log" else ""
             what = f"a Normal{log} whose scale is its error on training rows left out"
