@@ -178,6 +178,10 @@ def test_a_good_and_a_bad_approximation():
     assert "elpd_loo" not in bad.statistics and "left out" in said(bad, "leave-one-out").sentence
     found = sound(diagnose(replace(guided(1.0), trace={"elbo": [-500.0 + i for i in range(100)]}), DATA))
     assert said(found, "training").level == "caution" and found.statistics["elbo_rise"] == pytest.approx(10)
+    rise = {"elbo": [min(9.0 * i, 600.0) for i in range(100)]}
+    found = sound(diagnose(replace(guided(1.0, method_settings={"epochs": 100}), trace=rise), DATA))
+    assert said(found, "training").level == "caution" and "at half of" in said(found, "training").sentence
+    assert found.statistics["elbo_rise_halfway"] == pytest.approx(90) and found.statistics["elbo_rise"] == 0
 
 
 def classifier(classes, draws):

@@ -210,13 +210,16 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
     return stuck
 
 
-def settled(trace: Mapping[str, Sequence[float]]) -> float:
-    """By how many nats the objective still rose in its last fifth; 0 where that is noise, NaN under 20 epochs."""
+def settled(trace: Mapping[str, Sequence[float]], until: float = 1.0) -> float:
+    """By how many nats a tenth of the training still raised the objective, before this share of all.
+
+    0 where that is noise, NaN under 20 epochs.
+    """
     objective = trace.get("elbo") or trace.get("log_joint") or ()
     tenth = len(objective) // 10
     if tenth < 2 or "kinetic_temperature" in trace:
         return float("nan")
-    line = np.asarray(objective, dtype=np.float64)
+    line = np.asarray(objective, dtype=np.float64)[: round(until * len(objective))]
     before, last = line[-2 * tenth : -tenth], line[-tenth:]
     rise = last.mean() - before.mean()
     noise = np.hypot(before.std(ddof=1), last.std(ddof=1)) / np.sqrt(tenth)

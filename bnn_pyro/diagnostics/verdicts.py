@@ -59,7 +59,8 @@ class Diagnosis(Introduced):
                 that were cut at their longest), kinetic_temperature (of a sampler that rejects nothing: 1 where its
                 step is small enough), spread_max (the largest predictive standard deviation of the points, in
                 those of the targets; of log-odds, over the draws), elpd_loo, elpd_loo_se, p_loo, loo_rows,
-                pareto_k_max, pareto_k_bad (rows above 0.7), pit_p, ppc_p, khat, elbo_rise, draws, chains
+                pareto_k_max, pareto_k_bad (rows above 0.7), pit_p, ppc_p, khat, elbo_rise, elbo_rise_halfway (of
+                epochs that were given), draws, chains
     verdicts    the overall one first
     series      arrays for the figures, by name
     weights     rows of a bounded table: name, mean, sd, and for chains rhat, ess_bulk, ess_tail, mcse
@@ -196,12 +197,12 @@ def _chains(f: Findings) -> Verdict:
     if not f.has("ess_bulk_min"):
         sizes = {"chains_of": _times(chains, "chain"), "draws_of": _times(draws, "draw")}
         return f.say("bad", "overall, short", **sizes)
-    ess = f"{math.floor(f.get('ess_bulk_min')):,} effective draws of {chains * draws:,}"
+    low = min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
+    ess = f"{math.floor(low):,} effective draws of {chains * draws:,}"
     where = _times(int(f.get("points")), f"{'test' if f.tested else 'training'} point")
     if not f.has("rhat_max"):
         return f.say("caution", "overall, single", ess=ess, where=where)
-    rhat, low = f.get("rhat_max"), min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
-    demand = f"it should be below {RHAT}"
+    rhat, demand = f.get("rhat_max"), f"it should be below {RHAT}"
     if rhat > RHAT and not f.apart():
         demand = f"chance alone makes the largest of so many as large, p = {f.get('rhat_p'):.1g}; {RHAT} is the limit"
     name = "nested R-hat" if f.get("nested") == 1 else "R-hat"
@@ -261,7 +262,9 @@ def _details(f: Findings) -> Iterator[Verdict]:
     if f.has("elbo_rise"):
         rising = "training, stopped" if f.has("stopping_rows") else "training, rising"
         other = f.get("elbo_rise") > 0 or f.get("sd_factor") < 1
-        yield f.say("caution", rising) if other else f.say("good", "training")
+        hurried = not f.has("stopping_rows") and f.get("elbo_rise_halfway") > math.sqrt(f.rows)
+        about = rising if other else "training, hurried" if hurried else "training"
+        yield f.say("good" if about == "training" else "caution", about)
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
         level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"

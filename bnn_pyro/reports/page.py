@@ -167,7 +167,7 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
         "variant": f"{recipe['variant']}: {spoken(recipe['variant_settings'])}",
         "inference": f"{recipe['inference']}: {spoken(recipe['inference_settings'])}",
         "data": f"{provenance['data']}: {spoken(recipe['data'])}",
-        "draws": f"{recipe['num_draws']} in every prediction",
+        "draws": f"{run.num_draws} in every prediction",
         "training time": f"{provenance['seconds']:.1f} s",
     }
     if run.baseline is not None:

@@ -179,14 +179,16 @@ class RunFacts:
         """Variant and data."""
         return f"{self.recipe['variant']} on {self.provenance['data']}"
 
+    #: Of every prediction.
+    num_draws = property(lambda self: min(n := self.recipe["num_draws"], self.provenance.get("stored_draws", n)))
+
     @property
     def subtitle(self) -> str:
         """One line under the title."""
-        rows, draws = self.provenance["rows"], self.recipe["num_draws"]
-        draws = min(draws, self.provenance.get("stored_draws", draws))
+        rows = self.provenance["rows"]
         return (
             f"{self.task.capitalize()} · inference by {self.recipe['inference']} · seed {self.recipe['seed']} · "
-            f"{rows['train']:,} training rows · {rows['test']:,} test rows · {draws} draws"
+            f"{rows['train']:,} training rows · {rows['test']:,} test rows · {self.num_draws} draws"
             + (f" · chosen by auto: {self.recipe['auto'].get('reason')}" if self.recipe.get("auto") else "")
         )
 
