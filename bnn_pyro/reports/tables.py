@@ -121,10 +121,8 @@ class RunFacts:
         """Whether `diagnose` has more to say of the chains; it takes one target."""
         return bool(self.convergence) and self.task not in ("targets", "labels")
 
-    @property
-    def temperature(self) -> float:
-        """1 where the method knows none."""
-        return self.recipe["inference_settings"].get("temperature", 1.0)
+    #: 1 where the method knows none.
+    temperature = property(lambda self: self.recipe["inference_settings"].get("temperature", 1.0))
 
     @property
     def headline(self) -> Sequence[str]:
