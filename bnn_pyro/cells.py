@@ -19,6 +19,8 @@ TASKS = ("regression", "classification", "ordinal", "counts", "survival", "targe
 #: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
 #: of them, which could not be in two parts of a split, or for each in the mean.
 MAX_CLASSES, RAREST, USUAL = 20, 2, 5
+#: A whole number with a point, as pandas writes codes of a column with gaps.
+WHOLE = re.compile(r"^([-+]?\d+)\.0*$")
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 #: What words for yes and no stand for, in lower case.
 TRUTH = dict.fromkeys(("1", "true", "t", "yes", "y", "ja", "j", "wahr", "oui", "vrai", "sí", "si", "on"), 1.0)
@@ -235,6 +237,16 @@ def label(cell: str | float) -> str:
 def coded_cells(cells: pd.Series) -> pd.Series:
     """Names of categories of a column whose numbers are codes; texts, such as 007, and missing values stay."""
     return cells.map(lambda cell: cell if isinstance(cell, str) else label(cell), na_action="ignore")
+
+
+def recognised(cells: pd.Series, known: Collection[str]) -> pd.Series:
+    """The cells; one that is no known category, but the same whole number as one, as 2 is of 2.0, is that one."""
+    strange = ~cells.isin([*known, ""]) & cells.notna()
+    if not strange.any():
+        return cells
+    names = {WHOLE.sub(r"\1", name): name for name in known}
+    same = cells[strange].astype(str).map(lambda cell: names.get(WHOLE.sub(r"\1", cell), cell))
+    return cells.astype(object).mask(strange, same)
 
 
 def truth(cells: pd.Series) -> pd.Series:

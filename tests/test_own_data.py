@@ -12,6 +12,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import ToTensor
 
 import bnn_pyro as bp
+from bnn_pyro.datasets.tables import row_problems
 
 NUM = 60
 LABELS = np.tile(["u", "v"], NUM // 2)
@@ -90,6 +91,24 @@ def test_codes_are_as_they_are_written_and_a_model_knows_those_it_was_trained_on
     assert data.schema.features[-2:] == tuple(f"code={c}".removesuffix(".0") for c in codes)
     prediction = bp.predict(bp.fit("mlp", data, bp.MAP(epochs=1), seed=np.int64(3), progress=False), frame)
     assert len(prediction) == NUM
+
+
+def test_codes_of_a_column_with_gaps_are_those_of_one_without(tmp_path):
+    """pandas writes and reads whole numbers beside gaps as 1.0; and the other way round."""
+    rng, path = np.random.default_rng(0), tmp_path / "t.csv"
+    for codes in ([1.0, 2.0, np.nan], [1, 2, 3]):
+        frame = pd.DataFrame({"code": rng.choice(codes, 60), "y": rng.normal(size=60)})
+        frame.to_csv(path, index=False)
+        data = bp.load_data(path, target="y", categorical=["code"], missing="indicator")
+        posterior = bp.fit("mlp", data, bp.MAP(epochs=1), progress=False)
+        kinds = ["float64", "Int64"] if 3 not in codes else ["int64", "float64"]
+        rows = [pd.DataFrame({"code": pd.Series([2, 1], dtype=kind)}) for kind in kinds]
+        rows += [one.astype(str) for one in rows]
+        first, *others = [bp.predict(posterior, one).mean for one in rows]
+        assert first[0] != first[1] and all(torch.equal(first, other) for other in others)
+        assert (row_problems(rows[-1], data.schema) == "").all()
+        with pytest.raises(bp.UserError, match="unknown category '9'"):
+            bp.predict(posterior, pd.DataFrame({"code": [9]}))
 
 
 def test_a_torch_data_set_is_read_into_memory(tmp_path):

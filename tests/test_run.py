@@ -191,6 +191,16 @@ def test_categories_that_are_ignored_are_marked(predict, runs, tmp_path):
     assert table["unseen"].fillna("").str.contains("west").tolist() == [False, True, False, False]
 
 
+def test_rows_of_a_log_scale_whose_mean_alone_is_beyond_the_numbers_are_predicted(predict, runs, tmp_path):
+    run = shutil.copytree(runs / "houses", tmp_path / "log")
+    schema = dataclasses.replace((posterior := bp.load(run)).schema, target_scale="log", y_shift=5.0, y_scale=40.0)
+    dataclasses.replace(posterior, schema=schema).save(run)
+    table, said = predict("--on-bad-row", "flag", run=run)
+    known = table[table["problem"].isna()]
+    assert np.isinf(known["mean"]).any() and np.isfinite(known[["q2.5", "q50", "q97.5"]]).all(axis=None)
+    assert "take q50" in said
+
+
 def test_levels_and_the_furthest_input_of_a_row(predict, runs):
     table, said = predict("--on-bad-row", "skip", "--levels", "0.5,0.95")
     posterior = bp.load(runs / "houses")

@@ -70,7 +70,8 @@ def monitor(
         y_new = torch.as_tensor(targets(prediction, y_new))
         scores = calibrated.conformal.at(len(x_new), x=x_new).score(prediction, y_new).numpy()
         peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores)).max())
-        results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {np.exp(peak):.3g}")
+        stake = f"{np.exp(peak):.3g}" if peak < 700 else f"1e{peak / np.log(10):.0f}"  # beyond the numbers
+        results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {stake}")
     verdicts = []
     for test, (p, words) in results.items():
         alarm = bool(p <= false_alarm / len(results))

@@ -146,7 +146,10 @@ def predict_file(
             problems = pd.Series("", range(len(x)))
     prediction = predict_with_progress(posterior, x, recipe.num_draws, str(path))
     columns, notes = columns_of(prediction, schema, args.threshold), []
-    finite = np.isfinite([values for values in columns.values() if values.dtype.kind == "f"]).all(0)
+    judged = {name: values for name, values in columns.items() if values.dtype.kind == "f"}
+    if schema.target_scale == "log":  # means may be beyond the numbers where quantiles are not
+        judged = {name: values for name, values in judged.items() if name.startswith("q")}
+    finite = np.isfinite(list(judged.values())).all(0)
     for level in args.levels:
         names = [f"{what}_{100 * level:g}" for what in ("lower", "upper", "set")]
         columns |= intervals_of(prediction, schema, level, names)
