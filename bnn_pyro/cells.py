@@ -221,7 +221,7 @@ def skewed(y: np.ndarray) -> str:
     """What helps positive numbers of a skewness above ``SKEWED``, which their logarithms have not; "" for others."""
     values = (y, np.log(y)) if y.min() > 0 else ()
     skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in values]
-    hint = "positive and skewed: intervals may reach below 0, --target-scale log models its logarithm"
+    hint = "positive and skewed: intervals may reach below 0, target_scale=log (--target-scale) models its logarithm"
     return hint if skewness and skewness[0] > max(SKEWED, abs(skewness[1])) else ""
 
 

@@ -194,4 +194,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if launched()[1] > 1:  # a thread of gloo that still runs at the end may abort its process, and torchrun the others
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -264,7 +264,9 @@ def _details(f: Findings) -> Iterator[Verdict]:
         other = f.get("elbo_rise") > 0 or f.get("sd_factor") < 1
         hurried = not f.has("stopping_rows") and f.get("elbo_rise_halfway") > math.sqrt(f.rows)
         about = rising if other else "training, hurried" if hurried else "training"
-        yield f.say("good" if about == "training" else "caution", about)
+        factor = f.get("sd_factor")
+        narrowed = f", {factor:g} times as wide as it was trained" if factor < 1 else ""
+        yield f.say("good" if about == "training" else "caution", about, narrowed=narrowed)
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
         level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"

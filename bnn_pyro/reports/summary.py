@@ -151,7 +151,11 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}
     nothing, boosting = (tables.difference(differences, "nll", run.task) for differences in others)
     if boosting is not None and boosting.verdict == "worse":
-        yield "gradient boosting predicts better: more --minutes or --epochs, or take its predictions"
+        cut = "limit" in run.provenance.get("stopped", "")
+        more = (
+            "more --minutes" if run.recipe.get("auto") else "more --max-minutes" if cut else "train auto, more --epochs"
+        )
+        yield f"gradient boosting predicts better: {more}, or take its predictions"
     elif nothing is not None and nothing.verdict != "better":
         doubts = run.provenance["split"].get("doubts")
         rest, settings = "more rows, or other columns", run.recipe["inference_settings"]
