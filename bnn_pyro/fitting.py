@@ -35,15 +35,7 @@ from bnn_pyro.zoo import ZOO, Entry, model_of
 from bnn_pyro.zoo.auto import Setup, limit_of, make_setup, say, set_up
 
 #: What a provenance's ``key`` holds, the last where there is one.
-KEY = (
-    "variant",
-    "its settings, or a module's first weights, which torch.manual_seed makes the same",
-    "inference method",
-    "the method's settings",
-    "seed",
-    "training rows",
-    "start",
-)
+KEY = ("variant", "its settings or first weights", "method", "the method's settings", "seed", "training rows", "start")
 
 
 @joined()
