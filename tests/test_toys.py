@@ -49,6 +49,12 @@ class Counts(bp.MeanField):
         return BayesianNet(MLP(schema.input_shape, self.hidden, 1, "tanh", True), Poisson(), self.prior)
 
 
+def test_a_likelihood_that_forgets_the_axis_of_outputs_is_refused():
+    likelihood = Poisson()
+    likelihood.components = lambda f: dist.Poisson(f.exp())
+    refuses(r"batch shape \(5, 1\) of f \(5, 1\), where \(5,\) is right", likelihood, torch.zeros(5, 1), torch.zeros(5))
+
+
 @pytest.mark.filterwarnings("ignore:the gradient was not compiled")
 def test_every_command_takes_a_likelihood_of_the_users_own(tmp_path, monkeypatch, command):
     monkeypatch.setitem(bp.ZOO, "counts", Counts)

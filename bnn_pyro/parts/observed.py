@@ -80,7 +80,11 @@ class Likelihood(nn.Module):
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Sample, or observe targets y (B,), or (B, T): labels, or numbers in target units."""
         # The plate's own dimension -2 is removed where Pyro's vectorised particles put a 1 there.
-        components = self.components(f.squeeze(-3) if f.dim() > 3 else f)
+        components = self.components(f := f.squeeze(-3) if f.dim() > 3 else f)
+        if (shape := components.batch_shape)[-1:] != f.shape[-2:-1]:
+            raise UserError(f"{type(self).__name__}.components makes a distribution of batch shape {tuple(shape)} of f "
+                            f"{tuple(f.shape)}, where {tuple(f.shape[:-1])} is right: take f.squeeze(-1), or "
+                            ".to_event(1) of several targets")  # fmt: skip
         with pyro.plate("data", components.batch_shape[-1], dim=-1):
             return pyro.sample(OBSERVED, components, obs=y, infer={"mixture": self.mixture})
 
