@@ -202,6 +202,7 @@ def test_members_of_an_ensemble_share_what_is_frozen_and_nothing_else_may_move()
     again = restarted(model)
     assert all(value.allclose(again.get_buffer(n), 0, 0, equal_nan=True) for n, value in model.named_buffers())
     assert not torch.equal(again.net[4].weight, net[4].weight)
+    assert not torch.equal(restarted(one := nn.MultiheadAttention(4, 2)).in_proj_weight, one.in_proj_weight)
     for norm in ("frozen", "batch"):
         members = fit(bp.Bayesian(net, batch_norm=norm), bp.Ensemble(members=2, epochs=3, cores=1))
         alone = fit(bp.Bayesian(net, batch_norm=norm), bp.MAP(epochs=3))

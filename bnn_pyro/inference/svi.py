@@ -267,8 +267,8 @@ def restarted(model: nn.Module) -> nn.Module:
     """A copy with initial weights drawn anew, but no buffers: weights that are frozen; call inside ``isolated``."""
     buffers, model = dict(model.named_buffers()), copy.deepcopy(model)
     for part in model.modules():
-        if hasattr(part, "reset_parameters"):
-            part.reset_parameters()
+        for name in ("reset_parameters", "_reset_parameters"):  # the second of attention
+            getattr(part, name, lambda: None)()
     for name, value in model.named_buffers():
         value.copy_(buffers[name])
     return model
