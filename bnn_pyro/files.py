@@ -184,5 +184,4 @@ def is_occupied(folder: Path) -> bool:
 
 
 def _is_half_written(path: Path) -> bool:
-    """Whether :func:`whole_file` was writing it."""
     return path.suffix == PART and path.with_suffix("").suffix[1:].isdigit()

@@ -113,16 +113,9 @@ def raw_arrays(
 
     looked_at = isinstance(x, Tensor) and x.ndim == 2
     table = named(x[: LOOKED_AT // max(1, x.shape[1])].numpy()) if looked_at else pd.DataFrame()
-    return Raw(
-        **fields,
-        name=str(path),
-        x=x,
-        features=() if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1])),
-        source=str(path),
-        rows=rows,
-        dropped=num - len(x),
-        doubts=tuple(of_table(table, None, y[:0])),
-    )
+    features = () if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
+    about = dict(name=str(path), source=str(path), features=features, doubts=tuple(of_table(table, None, y[:0])))
+    return Raw(**fields, **about, x=x, rows=rows, dropped=num - len(x))
 
 
 def read_inputs(path: Path) -> np.ndarray:

@@ -86,7 +86,6 @@ def convergence(
 
 
 def _threshold(ax: Axes, value: float, end: float) -> None:
-    """What is required, and shaded what is not good enough, from there to ``end``."""
     ax.axvspan(value, end, color="0.93", linewidth=0)
     ax.axvline(value, **DASHED, label=f"{value:g}: required")
 
@@ -232,7 +231,6 @@ def trace_ranks(
 
 
 def _lines(ax: Axes, values: np.ndarray) -> None:
-    """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
     picks = np.sort(values.mean(1).argsort(kind="stable")[even(chains, MOST_CHAINS)])
     if chains > len(picks):
@@ -246,7 +244,6 @@ def _lines(ax: Axes, values: np.ndarray) -> None:
 
 
 def _ranks(ax: Axes, values: np.ndarray) -> None:
-    """A map of how often each chain has ranks of all, in multiples of what is expected."""
     chains = len(values)
     share = (rankdata(values, axis=None).reshape(values.shape) - 0.5) / values.size
     rows = np.array_split(share, min(chains, MOST_ROWS))

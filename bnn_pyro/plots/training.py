@@ -41,12 +41,10 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     """Objective and each of its parts per epoch, in nats of the whole training set; axes (panels,).
 
     The last panel has the NLL of the validation rows, if there are any: marked is the lowest, whose weights early
-    stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, and the picture says
-    so.
+    stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, which is said.
 
     Of a stochastic-gradient sampler: kinetic temperature, 1 in equilibrium (dashed; above it the step is too large or
-    the noise estimate too small), step size, NLL of the ensemble stored so far, and log joint density. Draws begin to
-    be stored at the dotted line.
+    the noise estimate too small), step size, NLL of the draws stored so far (from the dotted line), log joint density.
 
     trace: ``posterior.trace``.   Raises UserError where it has neither an objective nor what a sampler leaves behind.
     """
@@ -98,7 +96,6 @@ def _sampler_curves(table: pd.DataFrame) -> np.ndarray:
 
 
 def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> None:
-    """A curve with its running median where it is noisy, and a steep start cut off."""
     window = len(values) // 40 | 1  # odd
     style = look(k, marker="o" if len(values) <= 20 else None)
     if window >= 3:

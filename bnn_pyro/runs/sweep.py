@@ -1,7 +1,6 @@
 """A sweep from its file to its results: the fits that are missing are made, and all that are finished are averaged.
 
-Its folder holds a run folder for each fit, sweep.json, results.csv, sweep.html and figures/*.png. What is finished is
-known from the run folders alone.
+Its folder has a run folder a fit, which alone tells what is finished, sweep.json, results.csv, sweep.html and figures.
 """
 
 import functools

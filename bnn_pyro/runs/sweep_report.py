@@ -76,7 +76,6 @@ def _overviews(summaries: Sequence[DatasetSummary]) -> Iterator[Section]:
 
 
 def _table(data: DatasetSummary, metrics: Mapping[str, MetricSummary]) -> pd.DataFrame:
-    """A row a recipe on one data set: these metrics, the seconds of a fit, and how many fits."""
     columns = {name: _cells(summary, name) for name, summary in metrics.items()}
     columns["seconds a fit"] = {name: f"{seconds:,.3g}" for name, seconds in data.seconds.items()}
     columns["fits"] = {name: _fits(states) for name, states in data.states.items()}
@@ -84,7 +83,6 @@ def _table(data: DatasetSummary, metrics: Mapping[str, MetricSummary]) -> pd.Dat
 
 
 def _cells(summary: MetricSummary, metric: str) -> dict[str, str]:
-    """{recipe: mean ± standard error, and how it compares with the best}."""
     return {r: f"{_number(mean, metric)} {summary.verdicts.get(r, '')}".strip() for r, mean in summary.means.items()}
 
 
