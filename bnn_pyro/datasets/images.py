@@ -132,8 +132,7 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
 def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
     """A picture, or a folder of them, as standardised inputs (N, channels, height, width).
 
-    Stretched to the schema's size and made grey or RGB as the model wants it; transparency becomes white. ``invert``
-    turns dark on white into white on dark, as MNIST has it.
+    Of the schema's size, grey or RGB as the model; transparency becomes white. ``invert``: to white on dark, as MNIST.
     """
     files = pictures_in(path) if path.is_dir() else [existing(path)]
     if not files:

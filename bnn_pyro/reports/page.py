@@ -1,8 +1,7 @@
 """One run, or several, as self-contained HTML, and the model card: everything is read from what the run wrote.
 
 A report is made of JSON and PNG only, so that it can be refreshed without the posterior, and it says what it does
-not show: intervals are over test rows, a comparison is paired, a temperature other than 1 is named. Pages and the words
-of figures and tables are in ``templates/``.
+not show: intervals are over test rows, a comparison is paired, a temperature other than 1 named. Words: ``templates/``.
 """
 
 import functools

@@ -1,8 +1,7 @@
 """What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
 
 And where its errors are larger than elsewhere. Boosting is scikit-learn's HistGradientBoosting at its defaults, but for
-leaves as small as 5 % of a small table; a number has a Normal around its prediction (a count a Poisson), whose scale is
-the root mean square of errors in five folds.
+leaves as small as 5 % of a small table; a number has a Normal (a count a Poisson), scaled by the RMSE of five folds.
 """
 
 import time

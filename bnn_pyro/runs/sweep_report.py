@@ -1,5 +1,4 @@
-"""The report of a sweep, for a terminal and as one HTML page with figures: every recipe's mean scores on every data
-set, and who is worse than the best."""
+"""The report of a sweep, as text and as an HTML page with figures: the recipes' mean scores, and who is worse."""
 
 import math
 import textwrap
