@@ -137,16 +137,11 @@ class _Work:
         self.x = data.x_test if len(data.x_test) else data.x_train
         affordable = int(draws.WORK / (draws.weight_count(posterior) * min(most, len(self.x))))
         self.shape = draws.sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
-        self.findings = Findings(
-            kind=draws.kind(posterior),
-            statistics={"chains": float(self.shape[0]), "draws": float(self.shape[1])},
-            tested=len(data.x_test) > 0,
-            temperature=importance.temperature_of(posterior),
-            stochastic="kinetic_temperature" in posterior.trace,
-            rows=len(data.x_train),
-            unit="a nat of log-odds" if posterior.schema.has_classes else "the targets' own spread",
-        )
-        self.statistics, self.series = self.findings.statistics, {}
+        self.statistics, self.series = {"chains": float(self.shape[0]), "draws": float(self.shape[1])}, {}
+        about = dict(temperature=importance.temperature_of(posterior), rows=len(data.x_train))
+        about |= dict(tested=len(data.x_test) > 0, stochastic="kinetic_temperature" in posterior.trace)
+        about |= dict(unit="a nat of log-odds") if posterior.schema.has_classes else {}
+        self.findings = Findings(draws.kind(posterior), self.statistics, **about)
         self.table: list[dict[str, Any]] = []
         self.is_chain = self.findings.kind == "chains"
         self.groups = _superchains(posterior) if self.is_chain else None

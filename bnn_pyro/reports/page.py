@@ -98,13 +98,9 @@ def _has_number(values: object) -> bool:
 
 @functools.cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("bnn_pyro.reports", "templates"),
-        autoescape=lambda name: name is not None and ".html" in name,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader, blocks = PackageLoader("bnn_pyro.reports", "templates"), dict(trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(loader=loader, undefined=StrictUndefined, **blocks)
+    environment.autoescape = lambda name: name is not None and ".html" in name
     environment.globals |= {"version": __version__, "level_words": tables.WORDS, "spoken": spoken}
     environment.filters |= {"table": html_table, "unbroken": unbroken, "base64": lambda png: b64encode(png).decode()}
     environment.filters["markdown"] = functools.partial(tables.as_text, form="markdown")
