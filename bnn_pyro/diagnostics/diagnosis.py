@@ -231,15 +231,10 @@ class _Work:
         if self.findings.broken or few or not close:
             return
         loo = importance.leave_one_out(self.own, self.data, self.log_weights)
-        self.statistics |= {
-            "elpd_loo": float(loo.elpd.sum()),
-            "elpd_loo_se": loo.standard_error,
-            "p_loo": float(loo.p_loo.sum()),
-            "loo_rows": float(len(loo.rows)),
-            "pareto_k_max": float(np.fmax.reduce(loo.pareto_k)),
-            "pareto_k_bad": float((~(loo.pareto_k <= importance.GOOD_K)).sum()),
-            "pit_p": importance.uniformity(loo.pit),
-        }
+        sums = {"elpd_loo": float(loo.elpd.sum()), "elpd_loo_se": loo.standard_error, "p_loo": float(loo.p_loo.sum())}
+        bad, most = float((~(loo.pareto_k <= importance.GOOD_K)).sum()), float(np.fmax.reduce(loo.pareto_k))
+        self.statistics |= sums | {"loo_rows": float(len(loo.rows)), "pareto_k_max": most, "pareto_k_bad": bad}
+        self.statistics["pit_p"] = importance.uniformity(loo.pit)
         self.findings.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
         known = self.data.index_train
         numbers = loo.rows if known is None or len(known) != len(self.data.x_train) else known.numpy()[loo.rows]

@@ -133,20 +133,12 @@ def render(template: str, **context: Any) -> str:
 
 def run_pages(run: tables.RunFacts, pictures: Iterable[Picture]) -> tuple[str, str]:
     """(report.html of one run beside its baseline; README.md, the model card, with front matter of model hubs)."""
-    context = {
-        "run": run,
-        "title": run.title,
-        "subtitle": run.subtitle,
-        "summary": summary(run),
-        "metrics": tables.run_metrics(run),
-        "targets": tables.target_table(run),
-        "facts": facts_of(run),
-        "coverage": guarantees_section(run.coverage).table if run.coverage else None,
-        "outside": tables.outside_table(run.runs),
-        "figures": list(pictures),
-        "values": {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics},
-        "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
-    }
+    again = f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again"
+    context = {"run": run, "title": run.title, "subtitle": run.subtitle, "reproduce": again, "figures": list(pictures)}
+    context |= {"summary": summary(run), "metrics": tables.run_metrics(run), "targets": tables.target_table(run)}
+    context |= {"facts": facts_of(run), "outside": tables.outside_table(run.runs)}
+    context["coverage"] = guarantees_section(run.coverage).table if run.coverage else None
+    context["values"] = {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics}
     return render("report.html.j2", **context), render("card.md.j2", **context)
 
 
