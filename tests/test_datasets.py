@@ -229,12 +229,8 @@ def test_dates_that_cannot_be_read_are_one_line(tmp_path):
     late = pd.Series(["soon"] * 390 + frame["sold"].tolist() * 10)
     assert find_dates("", late, "elapsed").start == "2023-01-14" and find_dates("", late[:700]) is None
     assert find_dates("", pd.Series(["Block 1200-3", "Hall"] * 9)) is None  # which is no time with an offset
-    for text in (
-        "2024-11-16 02:04:05,5",
-        "2024-11-16T02:04:05.5+02",
-        "11/16/2024 2:04:05.5 a.m.",
-        "2024-11-16 02:04:05.5 UTC",
-    ):
+    for text in ("2024-11-16 02:04:05,5", "2024-11-16T02:04:05.5+02", "11/16/2024 2:04:05.5 a.m.",
+                 "2024-11-16 02:04:05.5 UTC"):  # fmt: skip
         moment = find_dates("", pd.Series([text] * 9)).read(pd.Series([text])).item()
         assert moment == pd.Timestamp("2024-11-16 02:04:05.5")
     early = frame[MOMENTS.day <= 12].reset_index(drop=True)
