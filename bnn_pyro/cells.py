@@ -13,8 +13,7 @@ import pandas as pd
 
 from bnn_pyro.errors import UserError, unknown
 
-#: "ordinal" is classes in an order; "survival" a time, negative where censored; "targets" and "labels" are several
-#: numbers a row, labels 0 and 1.
+#: "ordinal": classes in order; "survival": a time, negative if censored; "targets": several numbers, "labels" 0 and 1.
 TASKS = ("regression", "classification", "ordinal", "counts", "survival", "targets", "labels")
 #: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
 #: of them, which could not be in two parts of a split, or for each in the mean.

@@ -213,7 +213,6 @@ def _with_flags(recipe: Recipe, args: Namespace) -> Recipe:
 
 @contextmanager
 def _stop_says(again: str) -> Iterator[None]:
-    """Raise KeyboardInterrupt with the way to go on after Ctrl-C or SIGTERM."""
     try:
         yield
     except KeyboardInterrupt as stopped:

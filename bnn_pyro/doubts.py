@@ -207,7 +207,6 @@ def copies(columns: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray])
 
 
 def _on_a_line(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two columns (N,) of numbers, ten or more, correlate by more than 0.9999 either way."""
     if len(a) < 10 or not a.dtype.kind == b.dtype.kind == "f":
         return False
     with np.errstate(all="ignore"):  # of a column that is refused as it is not finite

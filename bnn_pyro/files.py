@@ -135,8 +135,7 @@ def _has_shape(value: Any, shape: Any) -> bool:
 def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
     """The sole right to write to a folder while the block lasts; the folder is made, and removed again if left empty.
 
-    The operating system frees the folder of a process that ends in whatever way. The thread that has locked a folder
-    may lock it again. A file system without locks has none.
+    Freed when the process ends in whatever way. Its thread may lock it again. A file system without locks has none.
 
     wait: seconds for another process, or thread, to free it.
 
@@ -184,5 +183,4 @@ def is_occupied(folder: Path) -> bool:
 
 
 def _is_half_written(path: Path) -> bool:
-    """Whether :func:`whole_file` was writing it."""
     return path.suffix == PART and path.with_suffix("").suffix[1:].isdigit()

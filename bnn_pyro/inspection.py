@@ -161,7 +161,6 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
 
 
 def _kind(cells: pd.Series, missing: int, commas: str) -> str:
-    """Kind, range or categories, and missing values of a column."""
     values, extra = parsed(cells), (f"; {commas}" if commas else "") + (f"; {missing:,} missing" if missing else "")
     if not len(cells):
         return f"empty{extra}"

@@ -31,23 +31,16 @@ TITLES = {
 def tables() -> dict[str, dict[str, Any]]:
     """{"variants", "methods", "data", "checks"}: {name: {"idea", …}}, as `list --json` prints it."""
     variants, methods, data, checks = map(_read_table, TABLES)
-    return {
-        "variants": {
-            name: {
-                "idea": kind["summary"],
-                "paper": kind["paper"],
-                "methods": [method for method, other in methods.items() if other["needs"] <= kind["has"]],
-                "settings": kind["settings"],
-            }
-            for name, kind in variants.items()
-        },
-        "methods": {
-            name: {"idea": kind["doc"].removeprefix("Settings of ").removeprefix("the "), "settings": kind["settings"]}
-            for name, kind in methods.items()
-        },
-        "data": {name: loader["doc"] for name, loader in data.items()},
-        "checks": {name: kind["doc"] for name, kind in checks.items()},
-    }
+    shown: dict[str, dict[str, Any]] = {"variants": {}, "methods": {}}
+    for name, kind in variants.items():
+        ways = [method for method, other in methods.items() if other["needs"] <= kind["has"]]
+        about = {"idea": kind["summary"], "paper": kind["paper"], "methods": ways}
+        shown["variants"][name] = about | {"settings": kind["settings"]}
+    for name, kind in methods.items():
+        idea = kind["doc"].removeprefix("Settings of ").removeprefix("the ")
+        shown["methods"][name] = {"idea": idea, "settings": kind["settings"]}
+    others = {"data": data, "checks": checks}
+    return shown | {what: {name: kind["doc"] for name, kind in kinds.items()} for what, kinds in others.items()}
 
 
 def list_(args: Namespace) -> None:

@@ -115,13 +115,12 @@ def numbers(text: str) -> list[float]:
 KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--limit", "--num-draws"): {"type": positive},
     ("--cores", "--data-seed", "--seed", "--split", "--validation"): {"type": int},
-    ("--max-minutes",): {"type": float},
+    ("--conformal", "--level", "--max-minutes", "--minutes", "--threshold"): {"type": float},
     ("--fractions",): {"type": numbers},
     ("--categorical", "--exclude", "--ood", "--only", "--set"): {"action": "append", "default": []},
     ("--baseline",): {"nargs": "?", "const": "all", "choices": ("all", "network", "boosting")},
     ("--no-baseline",): {"action": "store_const", "const": "none", "dest": "baseline"},
     ("--bias",): {"action": BooleanOptionalAction},
-    ("--conformal", "--level"): {"type": float},
     ("--input", "--output"): {"required": True},
     ("--keep",): {"default": ""},
     ("--levels",): {"type": numbers, "default": ()},
@@ -129,7 +128,6 @@ KINDS: dict[tuple[str, ...], dict[str, Any]] = {
     ("--budget",): {"default": "quick"},
     ("--latex",): {"action": "store_const", "const": "latex", "dest": "form", "default": "text"},
     ("--markdown",): {"action": "store_const", "const": "markdown", "dest": "form", "default": "text"},
-    ("--minutes", "--threshold"): {"type": float},
     ("--drop-missing",): {"action": "store_true", "default": None},
 }
 

@@ -47,15 +47,6 @@ def test_distances_by_hand():
     assert distances(A, A) == {"agreement": (1.0, 1.0, 1.0), "total_variation": (0.0, 0.0, 0.0)}
 
 
-def test_refused():
-    for metric, a, b, message in (
-        (distances, A, gaussians([[0.0, 1.0]], 1.0), "cannot compare a classification with a regression"),
-        (distances, A, B[:1], "2 and 1 points"),
-        (distances, gaussians([[math.nan]], 1.0), gaussians([[0.0]], 1.0), "not finite at row 0"),
-    ):
-        refuses(message, metric, a, b)
-
-
 # -- decisions ----------------------------------------------------------------------------------------------------
 def test_predictive_intervals_sets_and_decisions():
     prediction, _ = simulated("regression", 30)

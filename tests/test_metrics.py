@@ -196,6 +196,9 @@ def test_mistakes_and_what_has_no_value_in_any_replicate_which_is_left_out_with_
     for call, message in (
         (lambda: metrics.paired("nl", TWO_DRAWS, TWO_DRAWS, Y), "did you mean 'nll'"),
         (lambda: metrics.paired("nll", TWO_DRAWS, gaussians([[0.0]], 1.0), Y), "a classification with a regression"),
+        (lambda: metrics.distances(TWO_DRAWS, gaussians([[0.0]], 1.0)), "a classification with a regression"),
+        (lambda: metrics.distances(TWO_DRAWS, TWO_DRAWS[:1]), "3 and 1 points"),
+        (lambda: metrics.distances(*(gaussians([[v]], 1.0) for v in (math.nan, 0.0))), "not finite at row 0"),
         (lambda: metrics.rmse(TWO_DRAWS, Y), "belongs to regression"),
         (lambda: metrics.evaluate(TWO_DRAWS, Y, bootstrap=0), "at least 2 replicates"),
         (lambda: metrics.evaluate(gaussians([[0.0, math.nan]], [[1.0, 1.0]]), [0.0, 0.0]), "is NaN at row 1"),

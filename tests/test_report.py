@@ -164,20 +164,14 @@ NUTS += ["--inference=nuts", "--no-baseline"]
 SGHMC = ["--inference=sghmc", "--epochs=60", "--set=chains=2", "--set=start=jitter"]
 OUTSIDE = "outside-uniform-noise outside-gaussian-noise"
 REPORTS = {
-    "images": (
-        ["mean-field", "--data", "digits", "--limit", "150", "--epochs", "3"],
-        f"{SURE} {AFTER} pixel-maps uncertain-images entropy-histograms training-curves {OUTSIDE}",
-    ),
-    "maps": (
-        ["mean-field", "--data=breast-cancer", "--features=mean radius,mean texture", *NUTS],
-        f"decision-boundary epistemic-map {SURE} {AFTER} threshold-curves {EFFECTS} growing-ensemble transitions",
-    ),
-    "curve": (
-        ["mean-field", "--data=toy-curve", "--no-baseline", *SGHMC],
-        "predictive-band predictive-band-far predicted-observed calibration calibration-recalibrated growing-ensemble "
-        "sampler-trace",
-    ),
-}
+    "images": (["mean-field", "--data", "digits", "--limit", "150", "--epochs", "3"],
+               f"{SURE} {AFTER} pixel-maps uncertain-images entropy-histograms training-curves {OUTSIDE}"),
+    "maps": (["mean-field", "--data=breast-cancer", "--features=mean radius,mean texture", *NUTS],
+             f"decision-boundary epistemic-map {SURE} {AFTER} threshold-curves {EFFECTS} growing-ensemble transitions"),
+    "curve": (["mean-field", "--data=toy-curve", "--no-baseline", *SGHMC],
+              "predictive-band predictive-band-far predicted-observed calibration calibration-recalibrated "
+              "growing-ensemble sampler-trace"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REPORTS)

@@ -49,8 +49,7 @@ def monitor(
     x: the calibration rows, (n, *input_shape).   x_new: (m, *input_shape), in the order in which they came.
     y_new: (m,), for the martingale, which needs a conformal method.   false_alarm: of all tests together (Bonferroni).
 
-    Raises UserError for a rate outside (0, 1), fewer than four rows of either, or another number of
-        x than of calibration rows.
+    Raises UserError for a rate outside (0, 1), fewer than four rows of either, or not as many x as calibrated.
     """
     check_level(1 - false_alarm)
     if not isinstance(calibrated, Calibrated):
@@ -83,8 +82,7 @@ def monitor(
 def classifier_p(x: Tensor, x_new: Tensor, seed: int = 0) -> tuple[float, float]:
     """(p-value, AUROC) of a classifier two-sample test (Lopez-Paz & Oquab 2017, arXiv:1610.06545).
 
-    Logistic regression on features and their squares learns from half of the rows; the Mann-Whitney test compares what
-    it says of the others.
+    Logistic regression on features and their squares learns from half of the rows; Mann-Whitney compares the others.
     """
     rng = np.random.default_rng(seed)
     old, new = (_flat(v)[rng.permutation(len(v))[:MOST_ROWS]] for v in (x, x_new))
@@ -122,8 +120,7 @@ def conformal_p(known: Sequence[float], new: np.ndarray, seed: int = 0) -> np.nd
 def martingale(p_values: np.ndarray) -> np.ndarray:
     """log of the Simple Jumper's capital after each p-value (Vovk et al. 2021, arXiv:2102.10439).
 
-    It ever reaches c with a probability of at most 1 / c (Ville's inequality) if the p-values are independent and
-    uniform, however long it runs.
+    It ever reaches c with a probability of at most 1 / c (Ville's inequality) if p-values are independent and uniform.
     """
     capital, grown, path = np.full(len(BETS), 1 / len(BETS)), 0.0, []
     for p in p_values:
@@ -139,7 +136,7 @@ def _flat(x: Tensor) -> np.ndarray:
 
 
 def _classifier(old: np.ndarray, new: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """rows -> log odds that they are new, by features and their squares."""
+    """rows -> log odds that they are new."""
     rows = np.concatenate([old, new])
     fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
     fitted.fit(np.hstack([rows, rows**2]), np.arange(len(rows)) >= len(old))

@@ -113,16 +113,9 @@ def raw_arrays(
 
     looked_at = isinstance(x, Tensor) and x.ndim == 2
     table = named(x[: LOOKED_AT // max(1, x.shape[1])].numpy()) if looked_at else pd.DataFrame()
-    return Raw(
-        **fields,
-        name=str(path),
-        x=x,
-        features=() if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1])),
-        source=str(path),
-        rows=rows,
-        dropped=num - len(x),
-        doubts=tuple(of_table(table, None, y[:0])),
-    )
+    features = () if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
+    about = dict(name=str(path), source=str(path), features=features, doubts=tuple(of_table(table, None, y[:0])))
+    return Raw(**fields, **about, x=x, rows=rows, dropped=num - len(x))
 
 
 def read_inputs(path: Path) -> np.ndarray:
@@ -137,8 +130,7 @@ def read_inputs(path: Path) -> np.ndarray:
 def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> Tensor | OnDisk:
     """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1]; NaN and inf are refused.
 
-    Tables keep the type that they came in, where torch has it: a copy in float64 could be many times the file. A file
-    is read a chunk at a time.   first: number of the first row.
+    Tables keep a type that torch has: float64 may be many times that. A file is read in chunks.   first: row's number.
     """
     if isinstance(x, OnDisk):
         step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))

@@ -2,8 +2,7 @@
 
 A :class:`Schema` is everything that a model, a prediction or a saved run needs to know of a data set, never its
 size; a :class:`Dataset` adds the rows. Inputs are standardised here, once. Targets stay in their own units: the
-likelihood carries the shift and scale (see ``parts/likelihoods.py``), so that every density, error and interval is
-in the units that the user brought.
+likelihood carries shift and scale (see ``parts/likelihoods.py``), so that all densities, errors, intervals are in them.
 """
 
 from __future__ import annotations

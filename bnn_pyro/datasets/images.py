@@ -28,9 +28,8 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
     FOLDER/CLASS/*.png; or FOLDER/train/CLASS/*.png and FOLDER/test/CLASS/*.png, where the latter are the test part. The
     pictures of FOLDER/val train too: validation rows are drawn from both. Rows are in the order of the files' names.
 
-    shape: (channels, height, width) of all. Where not given: the most frequent size, scaled down to a longer side of
-    ``MAX_SIDE``; grey where all pictures are. Pictures of other sizes are stretched.   drop_damaged: leave out files
-    that cannot be read.
+    shape: (channels, height, width) of all, to which others are stretched. Where not given: the most frequent size,
+    scaled down to a longer side of ``MAX_SIDE``; grey where all are.   drop_damaged: leave out what cannot be read.
 
     Raises UserError for fewer than two classes, a class without pictures, and a damaged file.
     """
@@ -49,18 +48,9 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
         raise UserError(f"{path}: no picture of class '{classes[empty[0]]}'; add some, or remove its folder")
     channels, height, width = shape or _shape(file for file, _ in train + test)
     (x, y), tested = (_decoded(part, (channels, height, width), drop_damaged) for part in (train, test))
-    return Raw(
-        name=path.name,
-        task="classification",
-        x=x,
-        y=y,
-        classes=classes,
-        target="class",
-        source=f"{path}, pictures of {width} × {height}",
-        test=tested if tests else None,
-        doubts=doubts,
-        dropped=len(train) + len(test) - len(y) - len(tested[1]),
-    )
+    of_target = dict(task="classification", classes=classes, target="class", test=tested if tests else None)
+    about = dict(name=path.name, source=f"{path}, pictures of {width} × {height}", doubts=doubts)
+    return Raw(x=x, y=y, **of_target, **about, dropped=len(train) + len(test) - len(y) - len(tested[1]))
 
 
 def _folders(path: Path) -> list[Path]:
@@ -68,7 +58,6 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _class_files(roots: Sequence[Path], classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """Each picture under folders of classes, with its label."""
     for place in (place for root in roots for place in _folders(root)):
         if place.name not in classes:
             raise UserError(f"{place}: class '{place.name}' has no training pictures; the classes: "
@@ -143,8 +132,7 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
 def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
     """A picture, or a folder of them, as standardised inputs (N, channels, height, width).
 
-    Stretched to the schema's size and made grey or RGB as the model wants it; transparency becomes white. ``invert``
-    turns dark on white into white on dark, as MNIST has it.
+    Of the schema's size, grey or RGB as the model; transparency becomes white. ``invert``: to white on dark, as MNIST.
     """
     files = pictures_in(path) if path.is_dir() else [existing(path)]
     if not files:

@@ -165,7 +165,6 @@ def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
 
 # -- rows to features --------------------------------------------------------------------------------------------------
 def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
-    """The times, and whether they are events as a column of this name."""
     y, event = as_target("y", y), as_target("event", event).set_axis([name], axis=1)
     if len(y) != len(event) or name in y:
         raise UserError(f"event '{name}' has {len(event)} values, and the times {', '.join(y)} {len(y)}; give another "

@@ -255,8 +255,7 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
     """The median pixel and one standard deviation for all pixels.
 
     The median, because it is the background where there is one: an input of exactly 0 carries none of its weight's
-    uncertainty, while a background shifted to -0.4 would add the noise of some 500 uninformative weights to every
-    hidden unit of an MNIST network.
+    uncertainty; one of -0.4 would add the noise of some 500 uninformative weights to each hidden unit for MNIST.
     """
     if raw.x.dtype != torch.uint8:
         pixels = (chunk.double().flatten() for chunk in taken(raw.x, rows))

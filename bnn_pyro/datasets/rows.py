@@ -52,8 +52,7 @@ class OnDisk:
     """The rows (N, …) of a file of numbers, read when they are indexed along their first axis.
 
     path, dtype, shape, offset: as of ``numpy.memmap``; images (N, H, W) and (N, H, W, channels) get a channel axis
-        before the others.   columns: of a table, those to read, in this order; None: all.
-    owner: an open file that is removed when it is closed.
+        before the others.   columns: of a table, those to read, in order; None: all.   owner: a file gone when closed
     """
 
     def __init__(self, path: str | Path, dtype: Any, shape: Sequence[int], offset: int = 0, columns: Any = None,
@@ -159,8 +158,7 @@ def rows_file() -> Any:
 def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
     """(x (N, …), y (N, …)) of N = ``num`` rows, one after the other: in memory or, where they are large, x in a file.
 
-    That is in ``cache_root()``, and gone with this process. Raises UserError for a row unlike the first, another number
-    of rows, a full disk.
+    In ``cache_root()``, gone with this process. UserError: a row unlike the first, more or fewer than N, a full disk.
     """
     array, file, like, targets = np.empty(0), None, [], []
     for number, (x, y) in enumerate(rows):
@@ -210,8 +208,7 @@ def read_items(
 
     rows: N, needed where there is no length.   alone: items that are no pair are inputs, with targets 0.
 
-    Raises UserError for other items or batches that are no pair, another number of rows, rows of other shapes, or
-    whatever reading them raises.
+    Raises UserError for other items that are no pair, another number of rows, other shapes, or what reading raises.
     """
     names = getattr(getattr(items, "dataset", items), "classes", None)
     items = items.dataset if isinstance(items, DataLoader) and _takes_each_once(items) else items
@@ -246,7 +243,6 @@ def _takes_each_once(loader: DataLoader) -> bool:
 
 
 def _pairs(what: str, items: Any, batches: bool, alone: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Each row's input and target, of single items or of batches."""
     by_number = not batches and hasattr(items, "__getitem__") and not isinstance(items, IterableDataset)
     for number, item in enumerate(map(items.__getitem__, range(len(items))) if by_number else items):
         parts = tuple(item) if isinstance(item, tuple | list) else (item,)

@@ -40,8 +40,7 @@ def divide(
     file        an NPZ file of test rows test_0, test_1, …, and which of them; their numbers are those in the table
     by          {"groups" or "time": (N,) values}: see :func:`_by_values`
     fractions   shares of the parts
-    validation  rows to hold out of those that train; None: by the fractions, ``raw.validation`` with an own test part,
-                none where test rows are given
+    validation  rows to hold out; None: by the fractions, as ``raw`` has it with an own test part, 0 of given test rows
     """
     if not isinstance(seed, int | np.integer):
         raise UserError(f"seed must be a whole number, got {seed!r:.40}")
@@ -129,7 +128,6 @@ def _cut(raw: Raw, rows: np.ndarray, num: int, seed: int) -> tuple[np.ndarray, n
 
 # -- rows of the user's choice ----------------------------------------------------------------------------------------
 def _lists(rows: Any, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Training, validation and test rows of N = ``num``; see :func:`divide`."""
     parts = [_numbers("split=", part, num) for part in (rows if isinstance(rows, tuple) else (rows,))]
     if len(parts) == 1:
         parts = [np.setdiff1d(np.arange(num), parts[0]), *parts]

@@ -176,19 +176,12 @@ def raw_table(
     looked_at = [name for name in whole.columns if name not in made and name not in target]
     left = len(frame) - len(whole)
     said = [f"{' or '.join(of_rows)}: missing in {left:,} of the rows, which are left out"] * (missing == "indicator")
-    return Raw(
-        **fields,
-        name=str(where),
-        x=torch.from_numpy(frames.encode(where, whole, gaps, columns)),
-        features=tuple(feature for column in columns for feature in column.features),
-        columns=tuple(columns),
-        dates=read,
-        source=str(where),
-        dropped=left,
-        doubts=(*said[:left], *of_table(whole[looked_at], gaps, whole[target])),
-        rows=None if not left else torch.from_numpy(frame.index.get_indexer(whole.index)),
-        index=torch.from_numpy(whole.index.to_numpy(copy=True)),
-    )
+    doubts = (*said[:left], *of_table(whole[looked_at], gaps, whole[target]))
+    features = tuple(feature for column in columns for feature in column.features)
+    about = dict(name=str(where), source=str(where), features=features, columns=tuple(columns), dates=read)
+    rows = None if not left else torch.from_numpy(frame.index.get_indexer(whole.index))
+    index, x = whole.index.to_numpy(copy=True), torch.from_numpy(frames.encode(where, whole, gaps, columns))
+    return Raw(**fields, **about, x=x, dropped=left, doubts=doubts, rows=rows, index=torch.from_numpy(index))
 
 
 def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
@@ -197,8 +190,7 @@ def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
     Returns x (N, features), standardised by the schema, and y (N,), or None where the table has no target (or an
     empty one). Columns that the model doesn't know are left aside.
 
-    Raises UserError for a missing column, a missing value, text where a number belongs, a category or a label that
-    the training data did not have.
+    Raises UserError for a missing column or value, text for a number, a category or label that training did not have.
     """
     x, y = encode_rows(path, read_table(path, schema), schema, MISSING)
     return schema.standardise(x), y

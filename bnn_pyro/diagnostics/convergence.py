@@ -119,8 +119,7 @@ def nested_rhat(values: np.ndarray, superchain: np.ndarray) -> np.ndarray:
     """√(1 + B/W) of ``values`` (M, C, D) as they are, equations 6 to 8 of Margossian et al. 2022; (M,).
 
     B is the variance between the means of superchains, W that within them: of draws in a chain, and between the means
-    of the chains that started together. Chains may be short: W counts how far they have come apart. (C,) superchain
-    numbers; superchains weigh the same.
+    of the chains that started together, so these may be short. (C,) superchain numbers; superchains weigh the same.
     """
     names, which = np.unique(superchain, return_inverse=True)
     member = (which[:, None] == np.arange(len(names))).astype(np.float64)  # (C, K)

@@ -160,7 +160,6 @@ def _training_rows(
 def _prior(
     posterior: Posterior, data: Dataset, rows: np.ndarray, names: Mapping, left_out: list[str], seed: int
 ) -> dict[str, Variables]:
-    """Draws of the weights from the prior, and what a network of such weights predicts for the same rows."""
     if reason := proper_prior(posterior, data):
         left_out.append(f"prior and prior_predictive: {reason}")
         return {}

@@ -57,8 +57,7 @@ class Loo:
     elpd      (M,) log p(y_i | x_i, all other rows), nats
     p_loo     (M,) log p(y_i | x_i, all rows) − elpd_i: what the row itself adds
     pareto_k  (M,) k̂ of the row's weights: above 0.7 its elpd cannot be trusted
-    pit       (M,) P(Y ≤ y_i | x_i, all other rows), uniform where the model is right; for labels, a label's
-              probability is split at random, as for any discrete variable
+    pit       (M,) P(Y ≤ y_i | x_i, all other rows), uniform if the model is right; a label's own share split at random
     """
 
     rows: np.ndarray

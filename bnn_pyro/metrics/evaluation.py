@@ -54,17 +54,14 @@ def pit(prediction: Prediction, y: Targets, *, seed: int | None = None) -> np.nd
 
 
 def _covered(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    upper, lower = _steps(prediction, y)
+    by_lot = prediction.task == "survival"  # where in its interval a censored time is
+    upper, lower = (pit(prediction, y, seed=0),) * 2 if by_lot else _steps(prediction, y)
     return (np.maximum(lower - 0.5, 0.5 - upper) <= share / 2).astype(np.float64)
 
 
-def _covered_by_lot(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    return (np.abs(pit(prediction, y, seed=0) - 0.5) <= share / 2).astype(np.float64)
-
-
-def _coverage(share: float, of: Callable = _covered, what: str = "targets", more: str = "") -> Metric:
+def _coverage(share: float, what: str = "targets", more: str = "") -> Metric:
     text = f"share of {what} inside the central {share:.0%} interval{more}"
-    return Metric(partial(of, share), mean_of, text, "nominal", share=True)
+    return Metric(partial(_covered, share), mean_of, text, "nominal", share=True)
 
 
 def interval_verdict(share: float, observed: float, num: int) -> str:
@@ -97,7 +94,7 @@ nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mea
 
 _NUMBERS = dict(rmse=rmse, nll=nll, crps=crps)
 _NUMBERS |= dict(coverage_50=coverage_50, coverage_90=coverage_90, coverage_95=coverage_95, width_95=width_95)
-_TIMES = {f"coverage_{share}": _coverage(share / 100, _covered_by_lot, "times", _DRAWN) for share in (50, 90)}
+_TIMES = {f"coverage_{share}": _coverage(share / 100, "times", _DRAWN) for share in (50, 90)}
 _CLASSES = dict(error=classification.error, accuracy=classification.accuracy, nll=nll, brier=classification.brier)
 _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece", "classwise_ece", "auroc", "aurc")}
 _CLASSES |= dict(average_precision=base.average_precision)
@@ -189,8 +186,7 @@ _OF_CLASSES: dict[str, Callable[[Prediction, Prediction], np.ndarray]] = {
 _OF_NUMBERS = {"wasserstein": _transport}
 #: By task, {distance: (a, b) -> (B,) float64}. agreement: whether the most probable class is the same in both.
 #: total_variation: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1. wasserstein: ∫ |F − G| of the two predictive
-#: mixtures, target units (Wasserstein-1): of two Normals with equal scales the distance of their means; exact to a
-#: thousandth of the predictive scale.
+#: mixtures, target units (Wasserstein-1: of Normals of one scale the distance of their means), to 1/1000 of the scale.
 DISTANCES = dict(classification=_OF_CLASSES, ordinal=_OF_CLASSES, regression=_OF_NUMBERS, survival=_OF_NUMBERS)
 
 

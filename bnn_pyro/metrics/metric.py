@@ -14,13 +14,11 @@ from scipy.stats import binomtest
 from torch import Tensor
 
 from bnn_pyro.errors import UserError
+from bnn_pyro.parts.decisions import BLOCK
 from bnn_pyro.predictive import Prediction
 
 Targets = Tensor | np.ndarray | Sequence[float]
 Reduction = Callable[[np.ndarray], np.ndarray]  # counts (R, B) -> (R,)
-
-#: Entries of the largest array of one block of replicates (8 MB in float64).
-BLOCK = 2**20
 
 
 class Undefined(UserError):

@@ -12,9 +12,6 @@ from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
 from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, REFERENCE, drawn, look, tint
 
-#: Quantities that are named where they are off.
-NAMED = 3
-
 
 @drawn
 def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
@@ -36,7 +33,7 @@ def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
     for k, kind in enumerate(dict.fromkeys(kinds)):
         at = np.flatnonzero(kinds == kind)
         ax.plot(at + 1, clipped[at], **look(k, linestyle=""), label=kind)
-    for i in np.argsort(-np.abs(z))[:NAMED]:
+    for i in np.argsort(-np.abs(z))[:3]:  # named, where they are off
         if abs(z[i]) > bound:
             side, aside = ("left", 7) if i < 0.6 * len(z) else ("right", -7)
             place = dict(xytext=(aside, 0), textcoords="offset points", ha=side, va="center")

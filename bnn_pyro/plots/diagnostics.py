@@ -1,8 +1,7 @@
 """Can this posterior be trusted? Traces and ranks of chains, R-hat, effective draws, Pareto k, LOO-PIT, new data.
 
 All from plain arrays, of C chains of D draws of M quantities; thresholds are drawn where a verdict rests on them. With
-hundreds of chains a few are drawn as lines, from the one with the lowest mean to that with the highest, over the range
-of all; every picture says how many it shows.
+hundreds of chains a few are drawn as lines, from the lowest mean to the highest, over the range of all, which is said.
 """
 
 from collections.abc import Sequence
@@ -32,8 +31,6 @@ PLACES = 100
 MOST_CHAINS = 8
 #: Rows of a rank plot at most: with more chains, neighbours share a row.
 MOST_ROWS = 64
-#: Draws of a row and bin of a rank plot that are expected, so that a bin says something.
-PER_BIN = 8
 
 
 @drawn
@@ -86,7 +83,6 @@ def convergence(
 
 
 def _threshold(ax: Axes, value: float, end: float) -> None:
-    """What is required, and shaded what is not good enough, from there to ``end``."""
     ax.axvspan(value, end, color="0.93", linewidth=0)
     ax.axvline(value, **DASHED, label=f"{value:g}: required")
 
@@ -95,8 +91,7 @@ def _threshold(ax: Axes, value: float, end: float) -> None:
 def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: layout.Panel = None) -> Axes:
     """Pareto k of every training row: how much leaving it out would move the posterior; Vehtari et al. 2024.
 
-    Above 0.7 (crosses; the largest are named) the estimate of PSIS-LOO for that row, and so their sum, is unreliable:
-    the row is an outlier, or the network bends to fit it.
+    Above 0.7 (crosses) PSIS-LOO of that row, so the sum, is unreliable: an outlier, or one that the net bends to fit.
 
     k: (N,).   rows: (N,) numbers of the rows that they are of, by ``data.index_train``; None: 0, 1, …
     """
@@ -232,7 +227,6 @@ def trace_ranks(
 
 
 def _lines(ax: Axes, values: np.ndarray) -> None:
-    """One line a chain; of many, a few over the range of all, from the lowest mean to the highest."""
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
     picks = np.sort(values.mean(1).argsort(kind="stable")[even(chains, MOST_CHAINS)])
     if chains > len(picks):
@@ -246,11 +240,10 @@ def _lines(ax: Axes, values: np.ndarray) -> None:
 
 
 def _ranks(ax: Axes, values: np.ndarray) -> None:
-    """A map of how often each chain has ranks of all, in multiples of what is expected."""
     chains = len(values)
     share = (rankdata(values, axis=None).reshape(values.shape) - 0.5) / values.size
     rows = np.array_split(share, min(chains, MOST_ROWS))
-    bins = int(np.clip(min(r.size for r in rows) // PER_BIN, 2, 20))
+    bins = int(np.clip(min(r.size for r in rows) // 8, 2, 20))  # 8 draws are expected in one, or more
     edges = np.linspace(0, 1, bins + 1)
     counts = [np.histogram(r, edges)[0] / (r.size / bins) for r in rows]
     mesh = ax.pcolormesh(100 * edges, np.arange(len(rows) + 1) - 0.5, counts, cmap="PuOr_r", vmin=0, vmax=2)

@@ -112,8 +112,7 @@ def epistemic_map(
     """Epistemic uncertainty over two features, with the data and the 0.5 boundary (dashed).
 
     Mutual information of label and weights in nats; of a regression, the standard deviation of the mean in target
-    units. Orange is where more data would help; it is not where classes overlap. All such maps in one figure have the
-    range of the largest.
+    units. Orange is where more data would help, not where classes overlap. All in one figure have one range.
 
     prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
     """
@@ -139,7 +138,6 @@ def _coloured(ax: Panel, grid: Grid, values: np.ndarray, *, title: str, label: s
 
 
 def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y: Tensor | None) -> Axes:
-    """Where the most probable class changes, and the data with their labels."""
     if prediction.has_classes:
         names, probs = class_names(prediction, grid.schema), grid.shaped(prediction.mean)
         for k in range(1, len(names)):

@@ -32,8 +32,6 @@ _SAMPLER = {
 }
 #: What a pruned network gets wrong.
 _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units"}
-#: A curve that rises by more than this is drawn on a log scale: its flat part is what matters.
-STEEP = 4
 
 
 @drawn
@@ -41,12 +39,10 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     """Objective and each of its parts per epoch, in nats of the whole training set; axes (panels,).
 
     The last panel has the NLL of the validation rows, if there are any: marked is the lowest, whose weights early
-    stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, and the picture says
-    so.
+    stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, which is said.
 
     Of a stochastic-gradient sampler: kinetic temperature, 1 in equilibrium (dashed; above it the step is too large or
-    the noise estimate too small), step size, NLL of the ensemble stored so far, and log joint density. Draws begin to
-    be stored at the dotted line.
+    the noise estimate too small), step size, NLL of the draws stored so far (from the dotted line), log joint density.
 
     trace: ``posterior.trace``.   Raises UserError where it has neither an objective nor what a sampler leaves behind.
     """
@@ -98,7 +94,6 @@ def _sampler_curves(table: pd.DataFrame) -> np.ndarray:
 
 
 def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> None:
-    """A curve with its running median where it is noisy, and a steep start cut off."""
     window = len(values) // 40 | 1  # odd
     style = look(k, marker="o" if len(values) <= 20 else None)
     if window >= 3:
@@ -210,7 +205,7 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None)
         ax.set(xscale="log", xlim=(1.08, left[-1] / 1.12), xlabel="weights removed, % (log scale of those left)")
         ax.set_xticks([1 - share for share in ticks], [f"{100 * share:.3g}" for share in ticks])
         ax.set_ylabel(label)
-        if value.min() > 0 and value.max() > STEEP * value.min():
+        if value.min() > 0 and value.max() > 4 * value.min():  # its flat part is what matters
             ax.set(yscale="log", ylim=(0.8 * max(low.min(), value.min() / 2), 1.2 * high.max()))
             ax.set_ylabel(f"{label} (log scale)")
             ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

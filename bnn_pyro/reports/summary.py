@@ -85,7 +85,6 @@ def summary(run: tables.RunFacts) -> list[str]:
 
 
 def _classes(run: tables.RunFacts) -> Iterator[str]:
-    """Of classes: what is rare, and whether it is ever predicted."""
     rows, predicted = (run.metrics.get(f"class_{what}", {}) for what in ("rows", "predictions"))
     most, never = max(rows, key=rows.get, default=""), [name for name in rows if rows[name] and not predicted[name]]
     if run.is_unbalanced:

@@ -1,8 +1,8 @@
 """What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
 
 And where its errors are larger than elsewhere. Boosting is scikit-learn's HistGradientBoosting at its defaults, but for
-leaves as small as 5 % of a small table; a number has a Normal around its prediction, whose scale is
-the root mean square of errors in five folds, and a count the negative binomial that is likeliest there.
+leaves as small as 5 % of a small table; a number has a Normal, scaled by the RMSE of five folds, and a count a
+negative binomial, as dispersed as in these.
 """
 
 import time

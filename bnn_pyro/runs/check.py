@@ -133,7 +133,6 @@ def check_subjects(
 
 
 def _check(spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFolder, budget: str, seed: int) -> None:
-    """One check of one subject; ``results`` is what check.json holds of the subject."""
     check, start = build(CHECKS[name], CHECKS[name].quick if budget == "quick" else {}), time.perf_counter()
     results["failed"].pop(name, None)
     try:
@@ -193,21 +192,12 @@ def check_html(results: Mapping[str, Any], folder: Path) -> str:
         sentence = form.format(wrong=len(wrong), all=len(sections), labels=", ".join(wrong))
         title, verdicts = "the zoo", [{"level": worst(map(level_of, sections)), "about": "", "sentence": sentence}]
         rows = overview(sections)
-    return render(
-        "check.html.j2",
-        title=f"Checks of {title}",
-        subtitle=f"{key['budget'].capitalize()} budget · seed {key['seed']}",
-        verdicts=verdicts,
-        rows=rows,
-        subjects=sections,
-        checks=CHECKS,
-        cells=_cells,
-        facts=results["facts"],
-    )
+    heads = {"title": f"Checks of {title}", "subtitle": f"{key['budget'].capitalize()} budget · seed {key['seed']}"}
+    content = {"verdicts": verdicts, "rows": rows, "subjects": sections, "facts": results["facts"]}
+    return render("check.html.j2", **heads, **content, checks=CHECKS, cells=_cells)
 
 
 def _verdicts(subject: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The overall one and one a check; none where no check was made."""
     if not (subject["outcomes"] or subject["failed"]):
         return []
     level = level_of(subject)

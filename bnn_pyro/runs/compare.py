@@ -4,6 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -70,31 +71,24 @@ def compare_runs(
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
     sentence, about = words["rankings"]["held_out"].format(**words["rankings"]), words["comparison"]
     scores = tables.metric_table(task, {run.label: run.metrics for run in runs})
+    paired = tables.metric_table(task, {}, differences)
     sections = [
         tables.Section(title, sentence, ranking_table(ranked(densities, notes))),
         _loo_ranking(left_out, len(truth.x_train)),
         tables.Section("Metrics on the same test rows", about["metrics"], scores),
-        tables.Section(
-            f"Paired differences to {label}", about["differences"], tables.metric_table(task, {}, differences)
-        ),
+        tables.Section(f"Paired differences to {label}", about["differences"], paired),
     ]
     text = ["\n" + tables.verdict_lines([one], named=True) for one in failed]
     text += [f"\n{section.text(form)}" for section in sections]
-    html = render(
-        "comparison.html.j2",
-        title=f"Comparison on {runs[0].provenance['data']}",
-        subtitle=f"{task.capitalize()} · {len(truth.x_test):,} test rows · {len(runs)} runs",
-        summary=[line for k, d in differences.items() for line in tables.headline_differences(k, label, d, task)],
-        failed=failed,
-        sections=sections,
-        figures=draw_scores(runs, differences),
-        runs=[(run.folder, facts_of(run)) for run in runs if run.folder],
-    )
+    content = {"title": f"Comparison on {runs[0].provenance['data']}", "failed": failed, "sections": sections}
+    content["subtitle"] = f"{task.capitalize()} · {len(truth.x_test):,} test rows · {len(runs)} runs"
+    said = (tables.headline_differences(k, label, d, task) for k, d in differences.items())
+    facts, figures = [(run.folder, facts_of(run)) for run in runs if run.folder], draw_scores(runs, differences)
+    html = render("comparison.html.j2", **content, summary=[*chain(*said)], figures=figures, runs=facts)
     return "\n".join(text), html
 
 
 def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
-    """PSIS-LOO of one run, or the reason why it has none."""
     if len(data.y_train) != len(truth.y_train) or not torch.equal(data.y_train, truth.y_train):
         return "was trained on other rows than the first run, so that leaving them out compares nothing"
     if data.schema.targets:
@@ -145,14 +139,10 @@ def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunF
 
 def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mapping[str, float]]) -> list[Picture]:
     """A forest of the scores with their intervals.   differences: {label: {metric, _low, _high}} to the first run."""
-    scores = {
-        words: {
-            f"{k}: {run.recipe['variant']} ({run.recipe['inference']})": _scores(run, metric, differences)
-            for k, run in enumerate(runs, 1)
-        }
-        for metric, words in LABELS.items()
-        if all(f"{metric}_low" in run.metrics for run in runs)
-    }
+    names, scores = [f"{k}: {run.recipe['variant']} ({run.recipe['inference']})" for k, run in enumerate(runs, 1)], {}
+    for metric, words in LABELS.items():
+        if all(f"{metric}_low" in run.metrics for run in runs):
+            scores[words] = {name: _scores(run, metric, differences) for name, run in zip(names, runs, strict=True)}
     evidence = {"rows": runs[0].provenance["rows"]["test"], "scored": list(scores)}
     return draw_figures("compare", {"forest": lambda e: plots.sweep_points(scores)}, evidence)
 

@@ -195,7 +195,6 @@ def sites_of(posterior: Posterior) -> dict[str, Any]:
 
 
 def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str], list[str]]:
-    """(what was observed, what is predicted) of each row."""
     if schema.targets:
         pairs = zip(schema.targets, prediction.each, y.unbind(1), strict=True)
         each = [_words(schema.of_target(name), *pair) for name, *pair in pairs]

@@ -28,8 +28,7 @@ DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[
              "drop_missing": bool, "unseen": str, "groups": str, "time": str, "exposure": str, "event": str,
              "fractions": list[float], "splits": str, "split": int, "validation": int, "limit": int,
              "seed": int}  # fmt: skip
-#: What `train` takes where no data are named: few rows to train on, where networks differ most, and a test part that
-#: is large enough to tell two models apart.
+#: What `train` takes without data: few training rows, where networks differ most, and enough to tell them apart by.
 EXAMPLE = {"name": "digits", "fractions": [0.15, 0.05, 0.8]}
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,

@@ -1,7 +1,6 @@
 """A sweep from its file to its results: the fits that are missing are made, and all that are finished are averaged.
 
-Its folder holds a run folder for each fit, sweep.json, results.csv, sweep.html and figures/*.png. What is finished is
-known from the run folders alone.
+Its folder has a run folder a fit, which alone tells what is finished, sweep.json, results.csv, sweep.html and figures.
 """
 
 import functools
@@ -74,14 +73,9 @@ class SweepFolder(OutputFolder):
             return outcome | {"status": FAILED, "error": facts.failed, "fingerprint": provenance["fingerprint"]}
         if facts.baseline is not None and not recipe.baseline:  # the backbone of a last layer
             seconds += facts.baseline.provenance["seconds"]
-        return outcome | {
-            "task": facts.task,
-            "seconds": round(seconds, 3),
-            "rows": provenance["rows"],
-            "split_kind": provenance["split"].get("kind", ""),
-            "fingerprint": provenance["fingerprint"],
-            "metrics": {k: v for k, v in facts.metrics.items() if not isinstance(v, Mapping)},
-        }
+        outcome |= {"task": facts.task, "seconds": round(seconds, 3), "rows": provenance["rows"]}
+        outcome |= {"split_kind": provenance["split"].get("kind", ""), "fingerprint": provenance["fingerprint"]}
+        return outcome | {"metrics": {k: v for k, v in facts.metrics.items() if not isinstance(v, Mapping)}}
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Replace sweep.json, and results.csv: a row a fit with its settings, and every number of its metrics.json."""

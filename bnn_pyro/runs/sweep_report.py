@@ -1,5 +1,4 @@
-"""The report of a sweep, for a terminal and as one HTML page with figures: every recipe's mean scores on every data
-set, and who is worse than the best."""
+"""The report of a sweep, as text and as an HTML page with figures: the recipes' mean scores, and who is worse."""
 
 import math
 import textwrap
@@ -34,21 +33,14 @@ def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Se
     folder.write_figures(figures)
     states = Counter(fit["status"] for fit in results["fits"])
     recipes = list(dict.fromkeys(fit["recipe"] for fit in results["fits"]))
-    page = render(
-        "sweep.html.j2",
-        title=f"Sweep {results['name']}",
-        subtitle=f"recipes: {len(recipes)} · data sets: {len(summaries)} · {_fits(states)}",
-        failures=[(fit["name"], fit["error"]) for fit in results["fits"] if fit["status"] == FAILED],
-        overviews=list(_overviews(summaries)) if len(summaries) > 1 else [],
-        sections=[(data, _table(data, data.metrics)) for data in summaries],
-        figures=figures,
-        results=results,
-        limits={"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP},
-        sources=read_texts("statistics")["rankings"]["sources"],
-        metrics=METRICS,
-        number=_number,
-        sentences=summary_sentences,
-    )
+    content = {"title": f"Sweep {results['name']}", "figures": figures, "results": results}
+    content["subtitle"] = f"recipes: {len(recipes)} · data sets: {len(summaries)} · {_fits(states)}"
+    content["failures"] = [(fit["name"], fit["error"]) for fit in results["fits"] if fit["status"] == FAILED]
+    content["overviews"] = list(_overviews(summaries)) if len(summaries) > 1 else []
+    content["sections"] = [(data, _table(data, data.metrics)) for data in summaries]
+    content["limits"] = {"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP}
+    words = {"sources": read_texts("statistics")["rankings"]["sources"], "metrics": METRICS}
+    page = render("sweep.html.j2", **content, **words, number=_number, sentences=summary_sentences)
     folder.write(folder.page, page)
 
 
@@ -76,7 +68,6 @@ def _overviews(summaries: Sequence[DatasetSummary]) -> Iterator[Section]:
 
 
 def _table(data: DatasetSummary, metrics: Mapping[str, MetricSummary]) -> pd.DataFrame:
-    """A row a recipe on one data set: these metrics, the seconds of a fit, and how many fits."""
     columns = {name: _cells(summary, name) for name, summary in metrics.items()}
     columns["seconds a fit"] = {name: f"{seconds:,.3g}" for name, seconds in data.seconds.items()}
     columns["fits"] = {name: _fits(states) for name, states in data.states.items()}
@@ -84,7 +75,6 @@ def _table(data: DatasetSummary, metrics: Mapping[str, MetricSummary]) -> pd.Dat
 
 
 def _cells(summary: MetricSummary, metric: str) -> dict[str, str]:
-    """{recipe: mean ± standard error, and how it compares with the best}."""
     return {r: f"{_number(mean, metric)} {summary.verdicts.get(r, '')}".strip() for r, mean in summary.means.items()}
 
 

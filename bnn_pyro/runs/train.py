@@ -55,8 +55,7 @@ def fit_run(
 ) -> tuple[Posterior, Posterior | None]:
     """(posterior, that of the baseline or None), in a folder that was begun; recipe, baseline: see :func:`prepare_run`.
 
-    resume: go on from the folder's checkpoints, to the very same result; what is finished is just loaded.
-    max_minutes: of the posterior alone; see ``fit``.
+    resume: go on from checkpoints, to the same result; what is finished is loaded.   max_minutes: of the posterior.
 
     Where the fit has several processes, all of them call this, and rank 0 writes.   Raises what ``fit`` raises.
     """
@@ -107,17 +106,12 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
 
 def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
     """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
-    return {
-        "command": typed_command(),
-        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        **({} if seconds is None else {"training_seconds": seconds}),
-        "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in PACKAGES},
-        "commit": _commit(),
-    }
+    facts = {"command": typed_command(), "finished": datetime.now(UTC).isoformat(timespec="seconds")}
+    facts |= {} if seconds is None else {"training_seconds": seconds}
+    facts["device"] = device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}"
+    facts["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    facts |= {"threads": torch.get_num_threads(), "python": platform.python_version()}
+    return facts | {"versions": {name: version(name) for name in PACKAGES}, "commit": _commit()}
 
 
 def typed_command() -> str:
