@@ -137,11 +137,16 @@ class _Work:
         self.x = data.x_test if len(data.x_test) else data.x_train
         affordable = int(draws.WORK / (draws.weight_count(posterior) * min(most, len(self.x))))
         self.shape = draws.sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
-        self.statistics, self.series = {"chains": float(self.shape[0]), "draws": float(self.shape[1])}, {}
-        about = dict(temperature=importance.temperature_of(posterior), rows=len(data.x_train))
-        about |= dict(tested=len(data.x_test) > 0, stochastic="kinetic_temperature" in posterior.trace)
-        about |= dict(unit="a nat of log-odds") if posterior.schema.has_classes else {}
-        self.findings = Findings(draws.kind(posterior), self.statistics, **about)
+        self.findings = Findings(
+            kind=draws.kind(posterior),
+            statistics={"chains": float(self.shape[0]), "draws": float(self.shape[1])},
+            tested=len(data.x_test) > 0,
+            temperature=importance.temperature_of(posterior),
+            stochastic="kinetic_temperature" in posterior.trace,
+            rows=len(data.x_train),
+            unit="a nat of log-odds" if posterior.schema.has_classes else "the targets' own spread",
+        )
+        self.statistics, self.series = self.findings.statistics, {}
         self.table: list[dict[str, Any]] = []
         self.is_chain = self.findings.kind == "chains"
         self.groups = _superchains(posterior) if self.is_chain else None
@@ -233,10 +238,15 @@ class _Work:
         if self.findings.broken or few or not close:
             return
         loo = importance.leave_one_out(self.own, self.data, self.log_weights)
-        sums = {"elpd_loo": float(loo.elpd.sum()), "elpd_loo_se": loo.standard_error, "p_loo": float(loo.p_loo.sum())}
-        bad, most = float((~(loo.pareto_k <= importance.GOOD_K)).sum()), float(np.fmax.reduce(loo.pareto_k))
-        self.statistics |= sums | {"loo_rows": float(len(loo.rows)), "pareto_k_max": most, "pareto_k_bad": bad}
-        self.statistics["pit_p"] = importance.uniformity(loo.pit)
+        self.statistics |= {
+            "elpd_loo": float(loo.elpd.sum()),
+            "elpd_loo_se": loo.standard_error,
+            "p_loo": float(loo.p_loo.sum()),
+            "loo_rows": float(len(loo.rows)),
+            "pareto_k_max": float(np.fmax.reduce(loo.pareto_k)),
+            "pareto_k_bad": float((~(loo.pareto_k <= importance.GOOD_K)).sum()),
+            "pit_p": importance.uniformity(loo.pit),
+        }
         self.findings.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
         known = self.data.index_train
         numbers = loo.rows if known is None or len(known) != len(self.data.x_train) else known.numpy()[loo.rows]

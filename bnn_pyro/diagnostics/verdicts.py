@@ -151,9 +151,13 @@ class Findings:
     def causes(self) -> dict[str, tuple[str, str]]:
         """{about: (a clause, what to set)}: why the sampler does not reach the posterior, the gravest first."""
         kinetic, share = self.get("kinetic_temperature"), self.get("divergences") / self.total
-        signs = {"spread": self.get("spread_max") > RUNAWAY, "kinetic temperature": kinetic < 1 / HOT or kinetic > HOT}
-        signs |= {"divergences": share > DIVERGENT, "trajectories": self.get("max_tree_share") > CUT}
-        signs["acceptance"] = self.get("acceptance_mean") < ACCEPTED
+        signs = {
+            "spread": self.get("spread_max") > RUNAWAY,
+            "kinetic temperature": kinetic < 1 / HOT or kinetic > HOT,
+            "divergences": share > DIVERGENT,
+            "trajectories": self.get("max_tree_share") > CUT,
+            "acceptance": self.get("acceptance_mean") < ACCEPTED,
+        }
         remedies = {about: about for about in signs} | {"divergences": self.step}
         remedies |= {"spread": "kinetic temperature"} if self.stochastic else {}
         return {

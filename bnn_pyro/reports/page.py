@@ -98,9 +98,13 @@ def _has_number(values: object) -> bool:
 
 @functools.cache
 def _environment() -> Environment:
-    loader, blocks = PackageLoader("bnn_pyro.reports", "templates"), dict(trim_blocks=True, lstrip_blocks=True)
-    environment = Environment(loader=loader, undefined=StrictUndefined, **blocks)
-    environment.autoescape = lambda name: name is not None and ".html" in name
+    environment = Environment(
+        loader=PackageLoader("bnn_pyro.reports", "templates"),
+        autoescape=lambda name: name is not None and ".html" in name,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.globals |= {"version": __version__, "level_words": tables.WORDS, "spoken": spoken}
     environment.filters |= {"table": html_table, "unbroken": unbroken, "base64": lambda png: b64encode(png).decode()}
     environment.filters["markdown"] = functools.partial(tables.as_text, form="markdown")
@@ -133,12 +137,20 @@ def render(template: str, **context: Any) -> str:
 
 def run_pages(run: tables.RunFacts, pictures: Iterable[Picture]) -> tuple[str, str]:
     """(report.html of one run beside its baseline; README.md, the model card, with front matter of model hubs)."""
-    again = f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again"
-    context = {"run": run, "title": run.title, "subtitle": run.subtitle, "reproduce": again, "figures": list(pictures)}
-    context |= {"summary": summary(run), "metrics": tables.run_metrics(run), "targets": tables.target_table(run)}
-    context |= {"facts": facts_of(run), "outside": tables.outside_table(run.runs)}
-    context["coverage"] = guarantees_section(run.coverage).table if run.coverage else None
-    context["values"] = {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics}
+    context = {
+        "run": run,
+        "title": run.title,
+        "subtitle": run.subtitle,
+        "summary": summary(run),
+        "metrics": tables.run_metrics(run),
+        "targets": tables.target_table(run),
+        "facts": facts_of(run),
+        "coverage": guarantees_section(run.coverage).table if run.coverage else None,
+        "outside": tables.outside_table(run.runs),
+        "figures": list(pictures),
+        "values": {name: run.metrics[name] for name in METRICS[run.task] if name in run.metrics},
+        "reproduce": f"python -m bnn_pyro.run train --config {run.folder}/config.json --out {run.folder}-again",
+    }
     return render("report.html.j2", **context), render("card.md.j2", **context)
 
 

@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -80,11 +79,16 @@ def compare_runs(
     ]
     text = ["\n" + tables.verdict_lines([one], named=True) for one in failed]
     text += [f"\n{section.text(form)}" for section in sections]
-    content = {"title": f"Comparison on {runs[0].provenance['data']}", "failed": failed, "sections": sections}
-    content["subtitle"] = f"{task.capitalize()} · {len(truth.x_test):,} test rows · {len(runs)} runs"
-    said = (tables.headline_differences(k, label, d, task) for k, d in differences.items())
-    facts, figures = [(run.folder, facts_of(run)) for run in runs if run.folder], draw_scores(runs, differences)
-    html = render("comparison.html.j2", **content, summary=[*chain(*said)], figures=figures, runs=facts)
+    html = render(
+        "comparison.html.j2",
+        title=f"Comparison on {runs[0].provenance['data']}",
+        subtitle=f"{task.capitalize()} · {len(truth.x_test):,} test rows · {len(runs)} runs",
+        summary=[line for k, d in differences.items() for line in tables.headline_differences(k, label, d, task)],
+        failed=failed,
+        sections=sections,
+        figures=draw_scores(runs, differences),
+        runs=[(run.folder, facts_of(run)) for run in runs if run.folder],
+    )
     return "\n".join(text), html
 
 

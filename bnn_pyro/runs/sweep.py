@@ -73,9 +73,14 @@ class SweepFolder(OutputFolder):
             return outcome | {"status": FAILED, "error": facts.failed, "fingerprint": provenance["fingerprint"]}
         if facts.baseline is not None and not recipe.baseline:  # the backbone of a last layer
             seconds += facts.baseline.provenance["seconds"]
-        outcome |= {"task": facts.task, "seconds": round(seconds, 3), "rows": provenance["rows"]}
-        outcome |= {"split_kind": provenance["split"].get("kind", ""), "fingerprint": provenance["fingerprint"]}
-        return outcome | {"metrics": {k: v for k, v in facts.metrics.items() if not isinstance(v, Mapping)}}
+        return outcome | {
+            "task": facts.task,
+            "seconds": round(seconds, 3),
+            "rows": provenance["rows"],
+            "split_kind": provenance["split"].get("kind", ""),
+            "fingerprint": provenance["fingerprint"],
+            "metrics": {k: v for k, v in facts.metrics.items() if not isinstance(v, Mapping)},
+        }
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Replace sweep.json, and results.csv: a row a fit with its settings, and every number of its metrics.json."""

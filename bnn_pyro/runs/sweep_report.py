@@ -33,14 +33,21 @@ def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Se
     folder.write_figures(figures)
     states = Counter(fit["status"] for fit in results["fits"])
     recipes = list(dict.fromkeys(fit["recipe"] for fit in results["fits"]))
-    content = {"title": f"Sweep {results['name']}", "figures": figures, "results": results}
-    content["subtitle"] = f"recipes: {len(recipes)} · data sets: {len(summaries)} · {_fits(states)}"
-    content["failures"] = [(fit["name"], fit["error"]) for fit in results["fits"] if fit["status"] == FAILED]
-    content["overviews"] = list(_overviews(summaries)) if len(summaries) > 1 else []
-    content["sections"] = [(data, _table(data, data.metrics)) for data in summaries]
-    content["limits"] = {"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP}
-    words = {"sources": read_texts("statistics")["rankings"]["sources"], "metrics": METRICS}
-    page = render("sweep.html.j2", **content, **words, number=_number, sentences=summary_sentences)
+    page = render(
+        "sweep.html.j2",
+        title=f"Sweep {results['name']}",
+        subtitle=f"recipes: {len(recipes)} · data sets: {len(summaries)} · {_fits(states)}",
+        failures=[(fit["name"], fit["error"]) for fit in results["fits"] if fit["status"] == FAILED],
+        overviews=list(_overviews(summaries)) if len(summaries) > 1 else [],
+        sections=[(data, _table(data, data.metrics)) for data in summaries],
+        figures=figures,
+        results=results,
+        limits={"alpha": ALPHA, "clear": CLEAR, "seed_step": SEED_STEP},
+        sources=read_texts("statistics")["rankings"]["sources"],
+        metrics=METRICS,
+        number=_number,
+        sentences=summary_sentences,
+    )
     folder.write(folder.page, page)
 
 

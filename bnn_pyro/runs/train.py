@@ -106,12 +106,17 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
 
 def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
     """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
-    facts = {"command": typed_command(), "finished": datetime.now(UTC).isoformat(timespec="seconds")}
-    facts |= {} if seconds is None else {"training_seconds": seconds}
-    facts["device"] = device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}"
-    facts["machine"] = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    facts |= {"threads": torch.get_num_threads(), "python": platform.python_version()}
-    return facts | {"versions": {name: version(name) for name in PACKAGES}, "commit": _commit()}
+    return {
+        "command": typed_command(),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        **({} if seconds is None else {"training_seconds": seconds}),
+        "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in PACKAGES},
+        "commit": _commit(),
+    }
 
 
 def typed_command() -> str:
