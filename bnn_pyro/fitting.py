@@ -71,12 +71,10 @@ def fit(
         optimisation starts. It is no prior: the result is the posterior given ``data`` alone.
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
-    the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. A checkpoint may be
-    resumed by any number of processes.
+    the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. Any number may resume.
 
     Raises UserError for bad input, a loss that is not finite, a chain without a draw after ``max_minutes``, or ``out``
-    in use by another process, and ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C or SIGTERM where ``out`` was given:
-    its checkpoint is then whole.
+    in use elsewhere; ``Interrupted`` (a KeyboardInterrupt), with a whole checkpoint in ``out``, on Ctrl-C or SIGTERM.
     """
     if not isinstance(data, Dataset):
         from bnn_pyro.datasets.in_memory import dataset

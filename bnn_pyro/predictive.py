@@ -59,8 +59,7 @@ def predict(
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
 
-    Raises UserError where x has not the shape that the posterior was trained on or a value that is not finite, or where
-    memory does not suffice.
+    Raises UserError where x has another shape than in training or a value that is not finite, or memory is too small.
     """
     index, x = getattr(x, "axes", [None])[0], x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)
     if not isinstance(posterior, Posterior):
@@ -132,10 +131,9 @@ def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int
 def knows_nothing(data: Dataset, x: Tensor) -> Prediction:
     """The prediction of rows x (B, …) without any input but an exposure, by the training targets.
 
-    It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
-    deviation (of log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull. Several
-    targets have such a Normal each; labels their frequency, with a row more of either kind. Where there is an
-    exposure e, the mean of a row is e · Σy/Σe.
+    Class frequencies of the training rows, each with a row more, or a Normal of their mean and standard deviation (of
+    log y on a log scale), of counts a Poisson of their mean, or of times the likeliest Weibull. Several targets have
+    such a Normal each; labels their frequency, with a row more of either kind. Of an exposure e the mean is e Σy/Σe.
     """
     schema, num, y = data.schema, len(x), data.y_train.cpu()
     if schema.has_classes:
