@@ -179,7 +179,7 @@ class Run:
     def take(self, job: Any) -> str:
         """Take the steps that a job lacks, after those that the checkpoint holds, and save it now and then.
 
-        job: has ``steps()``, what to show of each or None; ``step``, ``total``, ``state_dict``, ``load_state_dict``.
+        job: ``steps()`` yields what to show, or None; ``step`` of ``total`` done; ``state_dict``, ``load_state_dict``.
 
         Returns "" after the last step, or after the first one when its time is over, and says so. Raises Interrupted
         where it is to stop. In both cases its state is saved, if it has a checkpoint.

@@ -127,7 +127,6 @@ def _restored(
 
 
 def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) -> Entry:
-    """The variant of a saved posterior, on the user's module."""
     if "module" not in provenance:
         raise UserError(f"the posterior in {folder} is not of a module of your own; leave 'module' out")
     saved = provenance["entry_settings"]

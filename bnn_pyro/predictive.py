@@ -108,7 +108,6 @@ def predict(
 
 @contextmanager
 def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
-    """Where memory does not suffice, say so and how to do with less."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

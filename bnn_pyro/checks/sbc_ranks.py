@@ -65,7 +65,7 @@ def ecdf_difference(ranks: np.ndarray, num: int) -> np.ndarray:
 def width(ranks: np.ndarray, num: int) -> np.ndarray:
     """How wide the draws lie, as a share of what is right, by ranks (…, R) on 0 … ``num``; (…,).
 
-    1/rms of the normal scores, over that of uniform ranks. (They end at 0 and ``num``: ½ is 0.6 of 159 draws.)
+    1/rms of the normal scores, over that of uniform ranks. (They end at 0 and ``num``: ½ comes out as 0.6.)
     """
     z = normal_scores(np.arange(num + 1), num)
     return np.sqrt(np.square(z).mean() / np.square(z[ranks]).mean(-1))

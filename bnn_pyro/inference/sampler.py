@@ -104,7 +104,7 @@ class Sampler(Settings):
         starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size; tree_depth of NUTS;
         trajectory_length of HMC and ChEES; superchain of ChEES. Where thinned they speak for all transitions.
 
-        Ctrl-C returns the draws so far, with a warning, without a checkpoint; ``max_minutes`` as many of each chain.
+        Ctrl-C, without a checkpoint, returns the draws so far with a warning; ``max_minutes`` as many of every chain.
 
         Raises UserError where a step size falls to nothing, or a chain is still in its warm-up after ``max_minutes``.
         """

@@ -56,7 +56,7 @@ def executor(where: Any) -> Iterator[None]:
         loky. ``"dask://host:port"``: a Dask scheduler that is running, with its workers (``dask worker host:port
         --nthreads 1``). A ``distributed.Client``, or a cluster, ``LocalCluster`` or dask-jobqueue's. None: as it was.
 
-    Raises UserError for anything else, where ``distributed`` is missing, no scheduler answers, or a worker lacks it.
+    Raises UserError for others, where ``distributed`` is missing, no scheduler answers, or a worker has no bnn_pyro.
     """
     with contextlib.ExitStack() as stack:
         if where is not None:
