@@ -55,9 +55,8 @@ def fit(
 ) -> Posterior:
     """The posterior of a variant given the training rows of ``data``.
 
-    entry: a name in ``ZOO`` (with its default settings), a variant with your own settings, or "auto":
-        variant, settings and method are chosen by rows, inputs and ``minutes`` (``zoo.auto``); or a module of your
-        own, which is ``Bayesian(module)``; or a variant with its method, which ``zoo.auto.set_up`` has made.
+    entry: a name in ``ZOO`` (with its default settings), a variant with your own, a module (``Bayesian(module)``), or
+        "auto": variant, settings and method by rows, inputs and ``minutes``; or what ``zoo.auto.set_up`` has made.
     data: a data set; or (X, y) as ``dataset`` takes them, of which all rows train.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
     seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.

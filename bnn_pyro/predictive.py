@@ -54,8 +54,7 @@ def predict(
         NumPy array or list of rows is not, and goes through ``load_inputs``.
     num_draws: S, by default 100; a posterior of stored draws gives at most as many as it holds.
     max_memory: bytes that a chunk's widest activation may take, by default 256 MiB, on a CPU 16 or what 32 rows take,
-        unless x is read from a file, which every block of draws reads anew.
-        The result itself takes 4·S·B·K bytes besides.
+        unless x is read from a file, which every block of draws reads anew. The result takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
 
