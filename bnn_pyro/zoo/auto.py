@@ -19,7 +19,7 @@ from torch import nn
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, check_known, unknown
-from bnn_pyro.inference import METHODS, Method, cost, methods_for, unsuitable
+from bnn_pyro.inference import METHODS, NEEDS, Method, cost, methods_for
 from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
@@ -161,8 +161,13 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
         raise unknown("variant", entry, [*ZOO, AUTO])
     entry = ZOO[entry]() if isinstance(entry, str) else entry  # settings may decide what a variant has
     inference = method if isinstance(method, str) else name_of(method, METHODS) if method else methods_for(entry)[0]
-    if (isinstance(method, str) or inference in METHODS) and inference not in methods_for(entry):
-        raise unsuitable(inference, name_of(entry, ZOO), entry)  # a method of the user's own suits any variant
+    if isinstance(method, str) or inference in METHODS:  # a method of the user's own suits any variant
+        suit, name = methods_for(entry), name_of(entry, ZOO)
+        if inference not in METHODS:
+            raise unknown(f"inference method for {name}", inference, suit)
+        if missing := METHODS[inference].needs - entry.has:
+            missing = " and ".join(NEEDS.get(need, need) for need in sorted(missing))
+            raise UserError(f"{inference} needs {missing}, which {name} has not; take one of {', '.join(suit)}")
     return Setup(entry, METHODS[inference]() if isinstance(method, str | None) else method)
 
 
