@@ -45,8 +45,7 @@ class Checkpoint:
     As a context manager it takes SIGINT and SIGTERM (in the main thread): after the first :attr:`stop` is true,
     which :class:`Run` answers between two steps by saving and raising :class:`Interrupted`; a second one stops at once.
 
-    Where a fit has several processes all of them call :meth:`load`, :meth:`save` and :meth:`discard`: rank 0 has the
-    file, and what it reads, or its error, is everybody's.
+    Where a fit has several processes all call its methods: rank 0 has the file, and its result or error is everybody's.
 
     folder: made when first needed.   every: seconds between two saves.
     key: what must agree for a resume, such as the settings and the data's fingerprint; JSON-able.
@@ -180,8 +179,7 @@ class Run:
     def take(self, job: Any) -> str:
         """Take the steps that a job lacks, after those that the checkpoint holds, and save it now and then.
 
-        job: ``steps()`` iterates over them and says what to show of each (nothing: None); ``step`` of ``total`` are
-        done; ``state_dict`` and ``load_state_dict``.
+        job: ``steps()`` yields what to show, or None; ``step`` of ``total`` done; ``state_dict``, ``load_state_dict``.
 
         Returns "" after the last step, or after the first one when its time is over, and says so. Raises Interrupted
         where it is to stop. In both cases its state is saved, if it has a checkpoint.

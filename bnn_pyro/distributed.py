@@ -144,10 +144,9 @@ class Ranks:
         flat = torch.cat([p.detach().flatten() for p in module.parameters()])
         apart = (self.total(flat, "MAX") + self.total(-flat, "MAX")).max().item()
         if apart != 0:
-            raise Agreed(
-                f"the {self.size} processes of this fit have drifted apart ({when} their parameters differ by up to "
-                f"{apart:.2g}): are their machines and versions of PyTorch alike? The last checkpoint is from before"
-            )
+            raise Agreed(f"the {self.size} processes of this fit have drifted apart ({when} their parameters differ by "
+                         f"up to {apart:.2g}): are their machines and versions of PyTorch alike? The last checkpoint "
+                         "is from before")  # fmt: skip
 
 
 def launched() -> tuple[int, int]:
@@ -180,10 +179,8 @@ def joined() -> Iterator[Ranks]:
     rank, size = launched()
     started = dist.is_available() and dist.is_initialized()
     if started and "gloo" not in dist.get_backend_config():
-        raise UserError(
-            "this process group has no backend for what is on CPUs; make it by "
-            'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")'
-        )
+        raise UserError("this process group has no backend for what is on CPUs; make it by "
+                        'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")')  # fmt: skip
     starts = not started and size > 1 and dist.is_available()
     if starts:
         try:

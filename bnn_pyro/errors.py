@@ -19,10 +19,8 @@ class FitFailed(UserError):
 
 def diverged(what: str, step: int, lr: float) -> FitFailed:
     """The error that says so, with what to do."""
-    return FitFailed(
-        f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: "
-        f"try a smaller --lr, such as {lr / 10:g}"
-    )
+    return FitFailed(f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: try a smaller "
+                     f"--lr, such as {lr / 10:g}")  # fmt: skip
 
 
 def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:

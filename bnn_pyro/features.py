@@ -41,10 +41,8 @@ def check_split(description: Mapping[str, Any], data: Dataset) -> None:
     if description.get("kind") != "run" or description["data"] != data.name:
         return
     # A limit takes training rows away, and no others.
-    then, now = (
-        {k: v for k, v in json.loads(json.dumps(dict(split))).items() if k not in ("limit", "rows")}
-        for split in (description["split"], data.split)
-    )
+    splits = (json.loads(json.dumps(dict(split))) for split in (description["split"], data.split))
+    then, now = ({k: v for k, v in split.items() if k not in ("limit", "rows")} for split in splits)
     if then != now:
         raise UserError(f"the backbone ({in_words(description)}) was trained on another split of {data.name} ({then}; "
                         f"here {now}), so that it may have seen rows that validate or test here; divide the data as "
@@ -55,14 +53,11 @@ def check_inputs(backbone: Backbone, data: Dataset) -> None:
     """Warn where a user's module seems trained on other inputs (``check_scale``), or a whole network."""
     if backbone.description["kind"] != "module":
         return
+    name = f"the backbone ({in_words(backbone.description)})"
     if backbone.num_features in {1, len(data.schema.classes)} and [*backbone.net.parameters()]:
-        warnings.warn(
-            f"the backbone ({in_words(backbone.description)}) gives {backbone.num_features} features, as many as a "
-            "whole network has outputs; give it without its last layer",
-            stacklevel=2,
-        )
-    about = f"the backbone ({in_words(backbone.description)})", "LastLayer"
-    check_scale(backbone.net, data, backbone.description.get("inputs", "raw"), *about)
+        warnings.warn(f"{name} gives {backbone.num_features} features, as many as a whole network has outputs; give it "
+                      "without its last layer", stacklevel=2)  # fmt: skip
+    check_scale(backbone.net, data, backbone.description.get("inputs", "raw"), name, "LastLayer")
 
 
 def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:

@@ -55,9 +55,8 @@ def fit(
 ) -> Posterior:
     """The posterior of a variant given the training rows of ``data``.
 
-    entry: a name in ``ZOO`` (with its default settings), a variant with your own settings, or "auto":
-        variant, settings and method are chosen by rows, inputs and ``minutes`` (``zoo.auto``); or a module of your
-        own, which is ``Bayesian(module)``; or a variant with its method, which ``zoo.auto.set_up`` has made.
+    entry: a name in ``ZOO`` (with its default settings), a variant with your own, a module (``Bayesian(module)``), or
+        "auto": variant, settings and method by rows, inputs and ``minutes``; or what ``zoo.auto.set_up`` has made.
     data: a data set; or (X, y) as ``dataset`` takes them, of which all rows train.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
     seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.
@@ -71,12 +70,10 @@ def fit(
         optimisation starts. It is no prior: the result is the posterior given ``data`` alone.
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
-    the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. A checkpoint may be
-    resumed by any number of processes.
+    the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. Any number may resume.
 
     Raises UserError for bad input, a loss that is not finite, a chain without a draw after ``max_minutes``, or ``out``
-    in use by another process, and ``Interrupted`` (a KeyboardInterrupt) on Ctrl-C or SIGTERM where ``out`` was given:
-    its checkpoint is then whole.
+    in use elsewhere; ``Interrupted`` (a KeyboardInterrupt), with a whole checkpoint in ``out``, on Ctrl-C or SIGTERM.
     """
     if not isinstance(data, Dataset):
         from bnn_pyro.datasets.in_memory import dataset

@@ -1,8 +1,7 @@
 """Pyro work that leaves nothing behind: the only file that touches the parameter store and global generators.
 
 In Pyro's global store a fresh guide of the same name starts at the last run's optimum. ``pyro.set_rng_seed`` seeds
-``random`` and numpy too, and ``torch.random.fork_rng`` does not bring those back. Everything in this package that
-samples or trains enters :func:`isolated`.
+``random`` and numpy too, and ``torch.random.fork_rng`` does not restore those. All that samples or trains is isolated.
 """
 
 from collections.abc import Iterator

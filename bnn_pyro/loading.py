@@ -7,7 +7,7 @@ standardised by the new rows, so that it is near the former fit, not equal to it
 import hashlib
 import json
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -35,11 +35,9 @@ def load(folder: str | Path, entry: Entry | None = None, *, module: Any = None) 
 
     entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
         for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
-    module: needed only for a posterior of ``Bayesian``: a module of the same layers, whatever its weights, a function
-        that makes one, or package.module:function.
+    module: needed only for one of ``Bayesian``: a module of the same layers, a function of it, or package.module:name.
 
-    Raises UserError where the archive is absent, damaged, of a variant that this version does not know, or of other
-    settings than those of ``entry``.
+    Raises UserError where the archive is absent, damaged, of an unknown variant, or of other settings than ``entry``'s.
     """
     tensors, meta = read_archive(folder)
     entry = entry() if isinstance(entry, type) else entry
@@ -80,8 +78,11 @@ def _restored(
                                 f"{now}{more}")  # fmt: skip
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
-        if "module" in provenance:
-            entry = _as_archived(entry, schema, provenance["module"]["parameters"], tensors.get("buffers", {}))
+        if "module" in provenance:  # the archive says what is frozen, not what requires a gradient now
+            sites, buffers, net = provenance["module"]["parameters"], tensors.get("buffers", {}), entry.own(schema)
+            for name, p in net.named_parameters():
+                p.requires_grad_(name in sites or (p.requires_grad and f"net.{name}" not in buffers))
+            entry = replace(entry, module=net)
         model = entry.model(schema)
         if "module" in provenance:
             shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
@@ -126,7 +127,6 @@ def _restored(
 
 
 def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) -> Entry:
-    """The variant of a saved posterior, on the user's module."""
     if "module" not in provenance:
         raise UserError(f"the posterior in {folder} is not of a module of your own; leave 'module' out")
     saved = provenance["entry_settings"]
@@ -138,14 +138,6 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
     if isinstance(saved.get("likelihood"), dict):
         raise UserError(f"the posterior in {folder} has a likelihood of your own; load(folder, entry=bp.Bayesian(…))")
     return build(Bayesian, {**saved, "module": module})
-
-
-def _as_archived(entry: Any, schema: Schema, sites: Collection[str], buffers: Collection[str]) -> Entry:
-    """The variant on a module of which the archive says what is frozen, not what requires a gradient now."""
-    net = entry.own(schema)
-    for name, p in net.named_parameters():
-        p.requires_grad_(name in sites or (p.requires_grad and f"net.{name}" not in buffers))
-    return replace(entry, module=net)
 
 
 # -- where a fit starts -----------------------------------------------------------------------------------------------

@@ -103,8 +103,7 @@ class Posterior(Introduced):
     def describe(self) -> pd.DataFrame:
         """A line a site of a network: shape, prior, "sampled", mean σ as a share of the prior's, median |μ|/σ, KL.
 
-        Sampled is how training samples it: rows, flipout (``parts.own_start``), weights (one draw for all rows), point;
-        or frozen, of a user's module.
+        Sampled is how training samples it: rows, flipout (``row_noise``), weights (one draw for all), point, or frozen.
         By up to 200 draws, of many millions of weights by 20: a site of means 0 has |μ|/σ of 0.05 to 0.15 by chance.
         """
         model, lines = getattr(self.model, "head", self.model), []

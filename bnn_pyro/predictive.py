@@ -54,13 +54,11 @@ def predict(
         NumPy array or list of rows is not, and goes through ``load_inputs``.
     num_draws: S, by default 100; a posterior of stored draws gives at most as many as it holds.
     max_memory: bytes that a chunk's widest activation may take, by default 256 MiB, on a CPU 16 or what 32 rows take,
-        unless x is read from a file, which every block of draws reads anew.
-        The result itself takes 4·S·B·K bytes besides.
+        unless x is read from a file, which every block of draws reads anew. The result takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
 
-    Raises UserError where x has not the shape that the posterior was trained on or a value that is not finite, or where
-    memory does not suffice.
+    Raises UserError where x has another shape than in training or a value that is not finite, or memory is too small.
     """
     index, x = getattr(x, "axes", [None])[0], x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)
     if not isinstance(posterior, Posterior):
@@ -109,7 +107,6 @@ def predict(
 
 @contextmanager
 def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
-    """Where memory does not suffice, say so and how to do with less."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -132,10 +129,9 @@ def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int
 def knows_nothing(data: Dataset, x: Tensor) -> Prediction:
     """The prediction of rows x (B, …) without any input but an exposure, by the training targets.
 
-    It has the class frequencies of the training rows, each with a row more, or a Normal of their mean and standard
-    deviation (of log y on a log scale), of counts the likeliest negative binomial of their mean (of a row with an
-    exposure e, e · Σy/Σe), or of times the likeliest Weibull. Several targets have such a Normal each; labels their
-    frequency, with a row more of either kind.
+    Class frequencies of the training rows, each with a row more, or a Normal of their mean and standard deviation (of
+    log y on a log scale), of counts the likeliest negative binomial of their mean (with an exposure e, e Σy/Σe), or of
+    times the likeliest Weibull. Several targets have a Normal each; labels their frequency, a row more of either kind.
     """
     schema, num, y = data.schema, len(x), data.y_train.cpu()
     if schema.has_classes:

@@ -101,10 +101,7 @@ def _short(value: Any) -> str:
 
 
 def field_docs(doc: str | None) -> dict[str, str]:
-    """{field: what it means} of a docstring: lines "name  meaning", with two spaces or more between, and what follows.
-
-    A line may name several fields, with commas between.
-    """
+    """{field: meaning} of a docstring: lines "name, name  meaning", two spaces or more between, and what follows."""
     docs: dict[str, str] = {}
     names: list[str] = []
     for line in inspect.cleandoc(doc or "").splitlines():

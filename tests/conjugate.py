@@ -73,11 +73,6 @@ class LinearGaussian:
         return torch.linalg.solve(self.precision, projected)
 
     @property
-    def mean_field_scale(self) -> Tensor:
-        """Of the best mean-field q (P,): 1/√Λᵢᵢ, the *conditional* standard deviation, never above the marginal."""
-        return self.precision.diagonal().rsqrt()
-
-    @property
     def log_evidence(self) -> float:
         a = self.design(self.x)
         covariance = self.noise**2 * torch.eye(len(a)).double() + (self.y_scale * self.prior_scale) ** 2 * a @ a.T

@@ -76,12 +76,12 @@ def check_gaussian(problem, posterior):
     assert error.max() < 0.15, "too noisy to tell"
 
 
-def stop_at(step, number=signal.SIGINT):
+def stop_at(step, number=signal.SIGINT, when=lambda: True):
     """A ``Checkpoint.due`` at which a signal comes, Ctrl-C if no other, at that step."""
     looks = iter(range(1, 10_000))
 
     def due(self):
-        if next(looks) == step:
+        if next(looks) == step and when():
             signal.raise_signal(number)
         return self.stop
 
@@ -89,10 +89,10 @@ def stop_at(step, number=signal.SIGINT):
 
 
 @contextmanager
-def interrupted(step, number=signal.SIGINT, words=None):
+def interrupted(step, number=signal.SIGINT, words=None, **how):
     """A block that such a signal interrupts at that step."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted, match=words):
-        patch.setattr(Checkpoint, "due", stop_at(step, number))
+        patch.setattr(Checkpoint, "due", stop_at(step, number, **how))
         yield
 
 

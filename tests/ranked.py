@@ -3,19 +3,16 @@
 Calling the other functions gives the results of a process that runs alone.
 """
 
-import signal
-from contextlib import contextmanager
 from dataclasses import replace
 from unittest.mock import patch
 
-import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import tensors
+from monte_carlo import interrupted, tensors
 
 import bnn_pyro as bp
 from bnn_pyro import distributed as ranks
-from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
+from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference import methods_for, optimise
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.parts.guides import PointMass
@@ -72,25 +69,10 @@ def contract():
     return done
 
 
-@contextmanager
-def stopping(step, by):
-    """Ctrl-C comes to one of the ranks after that step; they agree after every step."""
-    looks = iter(range(1, 10_000))
-
-    def due(self):
-        if next(looks) == step and ranks.here().rank == by:
-            signal.raise_signal(signal.SIGINT)
-        return self.stop
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoint, "due", property(due))
-        yield
-
-
 def stopped(folder):
-    """Two ranks stop, and go on; two stop, and leave a checkpoint for one."""
+    """Two ranks stop, as Ctrl-C comes to one, and go on; two stop, and leave a checkpoint for one."""
     for name in ("again", "left"):
-        with stopping(STOPPED, by=1), pytest.raises(Interrupted, match=f"step {STOPPED} of 24"):
+        with interrupted(STOPPED, words=f"step {STOPPED} of 24", when=lambda: ranks.here().rank == 1):
             fit(SVI, folder / name)
     return found(fit(SVI, folder / "again", resume=True))
 

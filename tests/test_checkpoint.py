@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import goes_on, interrupted, same
+from monte_carlo import interrupted, same
 from properties import planted
 from ranked import fit
 from refused import refuses
@@ -274,11 +274,3 @@ def test_flat_is_settled_a_rise_is_not_and_the_learning_rate_falls_then(monkeypa
     monkeypatch.setattr("bnn_pyro.inference.training_loop.settled", lambda *_: False)
     monkeypatch.setattr(optimise, "MAX_STEPS", 600)
     assert timed(bp.SVI()).trace["epoch"][-1] == 600
-
-
-@pytest.mark.parametrize("method", [bp.SVI(), bp.SVI(batch_size=8), bp.MAP(patience=0)], ids=["all rows", "8", "map"])
-def test_a_run_of_as_many_steps_as_it_takes_goes_on_to_the_same_result(tmp_path, monkeypatch, method):
-    """Before the objective has settled, right after that, and while the learning rate falls."""
-    monkeypatch.setattr(optimise, "MAX_STEPS", 48)
-    whole = timed(method)
-    assert goes_on(whole, (10, 14, 10), timed, method, out=tmp_path)

@@ -14,6 +14,7 @@ from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from pyro.poutine.messenger import Messenger
 from run_folders import reseal
 from torch import nn
+from zoo_problems import problem
 
 import bnn_pyro as bp
 from bnn_pyro.errors import UserError
@@ -35,7 +36,6 @@ def fit(method, entry=None, **settings):
 
 
 def test_archives_of_earlier_versions_that_hold_no_rates_have_those_of_then(tmp_path):
-    """Of earlier versions, which left None out and took 0.2 and 0.5."""
     x = torch.rand(4, 1, 2, 2, generator=torch.Generator().manual_seed(5))
     data = dataset(x, torch.tensor([0, 1, 0, 1]), bp.Schema("classification", (1, 2, 2), ("a", "b")), x)
     made = bp.fit(bp.DropoutMLP(hidden=(3,)), data, bp.MCDropout(epochs=1), seed=0, progress=False, device="cpu")
@@ -179,29 +179,21 @@ SCALES = {
 }
 
 
-def data(task="multiclass", num=20, features=3):
-    g = torch.Generator().manual_seed(2)
-    x = torch.randn(num, features, generator=g)
-    if task == "regression":
-        return dataset(x, 5 + 2 * x.sum(-1), bp.Schema("regression", (features,), y_shift=5.0, y_scale=2.0))
-    return dataset(x, torch.arange(num) % 3, bp.Schema("classification", (features,), classes=tuple("abc")))
-
-
-def perturbed(entry, problem, spread=0.3):
+def perturbed(entry, data, spread=0.3):
     """Model and guide with parameters that are no starting values."""
     with bp.isolated(1):
-        model = entry.model(problem.schema)
+        model = entry.model(data.schema)
         guide = entry.guide(model)
         for p in guide.parameters():
             p.data += spread * torch.randn_like(p)
     return model, guide
 
 
-@pytest.mark.parametrize(("scale", "task"), list(zip(SCALES, ["regression", "multiclass"] * 2, strict=True)))
+@pytest.mark.parametrize(("scale", "task"), list(zip(SCALES, ["learned noise", "multiclass"] * 2, strict=True)))
 def test_the_elbo_is_that_of_the_same_weights(scale, task, draws=300):
-    problem = data(task)
-    model, guide = perturbed(bp.HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), problem)
-    batch = problem.x_train, problem.y_train
+    _, data = problem("hidden-layer", task)
+    model, guide = perturbed(bp.HiddenLayerNet(hidden=(6, 5), **SCALES[scale]), data)
+    batch = data.x_train, data.y_train
     with bp.isolated(0), torch.no_grad():
         local = [elbo_of(model, guide, *batch) for _ in range(draws)]
         weights = [elbo_of(model.weight_space, guide.weight_space, *batch) for _ in range(draws)]
@@ -232,12 +224,13 @@ def test_it_is_the_network_that_one_would_write():
 
 
 def test_what_does_not_fit_is_refused():
+    schema = problem("mlp", "multiclass")[1].schema
     for make, message in (
         (lambda: bp.HiddenLayerNet(scale="layers"), r"unknown scale 'layers'.*layer"),
         (lambda: bp.HiddenLayerNet(scale="unit", init_scale=1.0), r"first α .* below 1, got 1"),
-        (lambda: bp.HiddenLayerNet(prior="scale-mixture").model(data().schema), "normal, fan-in or log-uniform"),
-        (lambda: bp.HiddenLayerNet(prior="log-uniform:1").model(data().schema), "must have the form log-uniform"),
-        (lambda: bp.BayesianConvNet().model(data().schema), r"takes images .* shape \(3,\); take .* hidden-layer"),
+        (lambda: bp.HiddenLayerNet(prior="scale-mixture").model(schema), "normal, fan-in or log-uniform"),
+        (lambda: bp.HiddenLayerNet(prior="log-uniform:1").model(schema), "must have the form log-uniform"),
+        (lambda: bp.BayesianConvNet().model(schema), r"takes images .* shape \(3,\); take .* hidden-layer"),
         (lambda: bp.BayesianConvNet().model(FLAT), "images of 3 × 28 pixels are too small for 2 convolutions"),
         (lambda: bp.BayesianConvNet(channels=()), "one or more numbers"),
         (lambda: bp.BayesianConvNet(padding=3), "padding must lie between 0 and"),
@@ -253,22 +246,22 @@ def test_what_does_not_fit_is_refused():
 )
 def test_a_step_leaves_nothing_for_the_garbage_collector(entry):
     """Activations of one step in a cycle would stay until some later collection: several steps' memory at once."""
-    problem = data()
-    model, guide = perturbed(entry, problem)
+    _, data = problem("hidden-layer", "multiclass")
+    model, guide = perturbed(entry, data)
     made = []
 
     class Remember(Messenger):
         def _pyro_post_sample(self, msg):
-            made.extend(weakref.ref(thing) for thing in (msg["fn"], msg["value"]) if thing is not problem.y_train)
+            made.extend(weakref.ref(thing) for thing in (msg["fn"], msg["value"]) if thing is not data.y_train)
 
     with bp.isolated(0):
-        elbo_of(model, guide, problem.x_train, problem.y_train)[0].backward()  # the first may collect
+        elbo_of(model, guide, data.x_train, data.y_train)[0].backward()  # the first may collect
         gc.collect()
         gc.disable()
         try:
             for _ in range(2):
                 with Remember():
-                    elbo, _ = elbo_of(model, guide, problem.x_train, problem.y_train)
+                    elbo, _ = elbo_of(model, guide, data.x_train, data.y_train)
                 elbo.backward()
                 del elbo
         finally:

@@ -153,7 +153,6 @@ def test_members_are_point_estimates_from_different_starts():
 
 
 def test_an_ensemble_that_is_stopped_goes_on_where_its_members_were(tmp_path):
-    """Of 24 steps each: after 6 of the second member, and after 2 of the third."""
     how = dict(kind=bp.Ensemble, members=3, cores=1, out=tmp_path, resume=True, **SETTINGS)
     for step, own in ((30, 6), (20, 2)):
         with interrupted(step, words=f"after step {own} of 24"):

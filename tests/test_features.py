@@ -47,13 +47,12 @@ def net(seed=0, **settings):
         return Net(**settings)
 
 
-def rows(num=40, num_val=10, x_shift=0.0, x_scale=1.0, last=0.0):
+def rows(num=40, num_val=10, x_shift=0.0, x_scale=1.0, last=0.0, shape=(4,)):
     """``last`` is added to the last training row."""
-    g = torch.Generator().manual_seed(1)
-    x = torch.randn(num + num_val + 7, 4, generator=g)
+    x = torch.randn(num + num_val + 7, *shape, generator=torch.Generator().manual_seed(1))
     x[num - 1] += last
-    y = (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
-    schema = bp.Schema("classification", (4,), tuple("abc"), x_shift=(x_shift,), x_scale=(x_scale,))
+    y = (x.flatten(1)[:, 0] > 0).long() + (x.flatten(1)[:, 1] > 1).long()
+    schema = bp.Schema("classification", shape, tuple("abc"), x_shift=(x_shift,), x_scale=(x_scale,))
     train, val, test = (slice(0, num), slice(num, num + num_val), slice(num + num_val, None))
     return bp.Dataset("by-hand", schema, x[train], y[train], x[val], y[val], x[test], y[test])
 

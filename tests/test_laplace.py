@@ -64,13 +64,6 @@ def classes(num_classes, num=60, inputs=3):
     return dataset(x, y, schema)
 
 
-def targets(num=60):
-    g = torch.Generator().manual_seed(2)
-    x = torch.randn(num, 3, generator=g)
-    y = 2 + 3 * (x @ torch.tensor([0.5, -1.0, 0.2]) + 0.6 * torch.randn(num, generator=g))
-    return dataset(x, y, bp.Schema("regression", (3,), y_shift=2.0, y_scale=3.0))
-
-
 def log_joint(model, data, temperature=1.0):
     """The Pyro model's own log joint in float64, as a function of the flat vector of its sites."""
     model, x, y = model.double(), data.x_train.double(), data.y_train
@@ -82,13 +75,14 @@ def sites(model, w):
     return cut(w, {site: value.shape for site, value in model.initial.items()})
 
 
+TARGETS = correlated(60, 3, noise=1.8, y_shift=2.0, y_scale=3.0).data
 CASES = {
     "binary": (lambda: classes(2), {}),
     "softmax": (lambda: classes(4), {"prior": "fan-in:2"}),
     "far off": (lambda: classes(4), {}),
     "cold": (lambda: classes(3), {"temperature": 0.5}),
-    "learned noise": (targets, {}),
-    "heteroscedastic": (targets, {"noise": "heteroscedastic"}),
+    "learned noise": (lambda: TARGETS, {}),
+    "heteroscedastic": (lambda: TARGETS, {"noise": "heteroscedastic"}),
     "exposure": (lambda: bp.dataset(visits(90), "count", task="counts", exposure="hours"), {"likelihood": "poisson"}),
 }
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import signal
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -27,8 +28,7 @@ def fit(entry, data, method=QUICK, **settings):
     return bp.fit(entry, data, method, **{"seed": 2, "progress": False, "device": "cpu", **settings})
 
 
-def digits(**settings):
-    return bp.load_data("digits", **{"limit": 60, **settings})
+digits = partial(bp.load_data, "digits", limit=60)
 
 
 def small_defaults(patch, variant, settings, method):

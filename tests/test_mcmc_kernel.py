@@ -117,7 +117,6 @@ def test_compiled_subtrees(step, depth):
 
 @pytest.mark.parametrize("num", [15, 100, 400])
 def test_adaptation_is_pyros(num):
-    """Step sizes and variances after every transition, of given acceptance rates and draws."""
     rng, ours, found = np.random.default_rng(0), Warmup(num, 0.7, 3), 0.5
     theirs = WarmupAdapter(adapt_step_size=True, adapt_mass_matrix=True, target_accept_prob=0.7)
     theirs.configure(num, found, {("z",): (3,)}, lambda z: found, {"dtype": torch.float64})

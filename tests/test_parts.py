@@ -141,13 +141,8 @@ def read(likelihood, f, **latent):
 def test_mean_field_normal_starts_where_it_is_told():
     initial = {"a": randn(2, 3), "b": torch.tensor(0.5)}
     guide = MeanFieldNormal(initial, init_scale=0.02)
-    with bp.isolated(0):
-        nodes = poutine.trace(guide).get_trace(None).nodes
-    for name, value in initial.items():
-        d = nodes[name]["fn"]
-        assert d.event_shape == value.shape and d.batch_shape == ()
-        torch.testing.assert_close(d.mean, value)
-        torch.testing.assert_close(d.stddev, torch.full_like(value, 0.02))
+    torch.testing.assert_close(guide.sites(), initial)
+    torch.testing.assert_close(guide.scale.detach(), torch.full((7,), 0.02))
     initial["a"].zero_()
     assert not torch.equal(guide.sites()["a"], initial["a"])  # a copy of its own
 

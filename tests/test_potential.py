@@ -164,8 +164,6 @@ def test_leapfrog(fast):
 class Constrained(nn.Module):
     """A scale, a share of three and a weight: sites that are not on the whole line."""
 
-    width = 1
-
     def __init__(self):
         super().__init__()
         self.initial = {"w": torch.tensor(0.1), "scale": torch.tensor(1.5), "shares": torch.tensor([0.2, 0.5, 0.3])}
@@ -198,7 +196,6 @@ def test_constrained_sites():
 
 
 def test_where_nothing_can_be_compiled_a_warning_says_why(monkeypatch):
-    """Also of a compiler that gets one operator wrong, a planted fault."""
     monkeypatch.setattr(compiled, "TRACES", {})
     monkeypatch.setitem(c_pieces.POINTWISE, torch.ops.aten.tanh, "sin{f}({0})")
     with pytest.warns(UserWarning, match="its result is off by"):

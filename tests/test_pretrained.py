@@ -8,6 +8,7 @@ import zipfile
 from dataclasses import replace
 
 import pytest
+import test_features
 import torch
 from properties import Planted, planted
 from refused import refuses
@@ -19,12 +20,7 @@ from bnn_pyro.parts.backbone import from_text
 
 
 def rows(shape=(3,), num=20):
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(num + 9, *shape, generator=g)
-    y = (x.flatten(1)[:, 0] > 0).long() + (x.flatten(1)[:, 1] > 1).long()
-    scale = dict(x_shift=(0.5,), x_scale=(0.25,))
-    schema = bp.Schema("classification", shape, tuple("abc"), **scale)
-    return bp.Dataset("by-hand", schema, x[:num], y[:num], x[:0], y[:0], x[num:], y[num:])
+    return test_features.rows(num, 0, x_shift=0.5, x_scale=0.25, shape=shape)
 
 
 def network(seed=0, activation=nn.Tanh):

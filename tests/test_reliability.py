@@ -33,7 +33,7 @@ from bnn_pyro.runs.sweep import SweepFolder
 def results(tmp_path_factory):
     """What two ranks found, [rank 0's, rank 1's], and the folder that they shared."""
     folder, port = tmp_path_factory.mktemp("ranks"), free_port()
-    with ranked.stopping(ranked.STOPPED, by=0), pytest.raises(KeyboardInterrupt):
+    with monte_carlo.interrupted(ranked.STOPPED):
         ranked.fit(ranked.SVI, folder / "alone")
     np.savez(folder / "rows.npz", x=np.random.default_rng(0).standard_normal((50, 4)), y=np.arange(50) % 5)
     both = [forked.start(forked.as_rank, task=ranked.main, number=k, port=port, folder=folder) for k in (0, 1)]

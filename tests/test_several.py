@@ -170,8 +170,9 @@ def test_frames_names_and_arrays_are_one(tmp_path):
 
 
 def test_refused():
-    broken = Y.copy()
+    broken, made = Y.copy(), bp.predict(pickle.loads(pickle.dumps(FITTED)), NUMBERS.x_test)
     broken[3, 1] = math.nan
+    again = pickle.loads(pickle.dumps(made))
     for call, message in [
         (lambda: bp.dataset(X, broken), "column 'y2', row 3: missing value"),
         (lambda: bp.dataset(X, Y, task="counts"), "several targets, of which counts takes one"),
@@ -183,12 +184,12 @@ def test_refused():
         (lambda: bp.calibrate(FITTED, NUMBERS.x_val, NUMBERS.y_val, "cqr"), "method for targets 'cqr'. Valid: joint"),
         (lambda: bp.diagnostics.diagnose(FITTED, NUMBERS), r"takes one target a row, and there are 2 \(y1, y2\)"),
         (lambda: bp.diagnostics.to_arviz(FITTED, NUMBERS), "to_arviz takes one target"),
-        (lambda: bp.metrics.nll(bp.predict(FITTED, NUMBERS.x_test), NUMBERS.y_test[:, 0]), "pass 2 values each"),
-        (lambda: pickle.loads(pickle.dumps(bp.predict(FITTED, NUMBERS.x_test))).cdf(0.0), r"prediction.target\(k\)"),
-        (lambda: bp.metrics.crps(bp.predict(FITTED, NUMBERS.x_test), NUMBERS.y_test), "'crps' belongs to regression"),
-        (lambda: bp.metrics.pit(bp.predict(FITTED, NUMBERS.x_test), NUMBERS.y_test), "'pit' belongs to regression"),
-        (lambda: bp.predict(pickle.loads(pickle.dumps(FITTED)), NUMBERS.x_test).target("y3"), "unknown target 'y3'"),
-        (lambda: bp.predict(FITTED, NUMBERS.x_test).target(2), "unknown target '2'; .* Valid: 0 to 1, y1, y2"),
+        (lambda: bp.metrics.nll(made, NUMBERS.y_test[:, 0]), "pass 2 values each"),
+        (lambda: again.cdf(0.0), r"take prediction.target\(k\)"),
+        (lambda: bp.metrics.crps(made, NUMBERS.y_test), "'crps' belongs to regression"),
+        (lambda: bp.metrics.pit(made, NUMBERS.y_test), "'pit' belongs to regression"),
+        (lambda: made.target("y3"), "unknown target 'y3'. Valid: 0 to 1, y1"),
+        (lambda: made.target(2), "unknown target '2'; .* Valid: 0 to 1, y1, y2"),
     ]:
         refuses(message, call)
 

@@ -31,10 +31,7 @@ INIT_SCALE = 0.05
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked, on inputs of ``data``.
-
-    kind  the method's class     given  the user's settings of the method, above those of a check
-    """
+    """What is checked, on inputs of ``data``.   kind: the method's class.   given: its settings, above a check's."""
 
     entry: Entry
     kind: type[Method]

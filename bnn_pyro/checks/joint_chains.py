@@ -114,8 +114,7 @@ def transitions_of(kind: type[Method]) -> Callable[..., Transition] | None:
 class JointChains:
     """The joint distribution p(w, y | x) of a variant made small, and chains beside it, by M numbers of each (w, y).
 
-    check: the settings of ``JointDistribution``.   first {site: (*shape)} and data: one exact draw of it, and its
-    targets, which a warm-up is given.
+    check: a ``JointDistribution``.   first {site: (*shape)}, data: one exact draw and its targets, for a warm-up.
     """
 
     def __init__(self, check: Any, subject: Subject, seed: int) -> None:
@@ -172,9 +171,8 @@ class JointChains:
     def compare(self, method: Method, steps: int, report: Report) -> dict[str, Any]:
         """The evidence of chains of this method, beside the joint distribution.
 
-        quantities (M,); shift, error (M, 2), how far mean and variance of each one's normal scores are off those of the
-        joint distribution; bound, what all |shift / error| stay below with probability 1 − ALPHA; renewed, the share of
-        a slope that one transition makes anew.
+        quantities (M,); shift, error (M, 2), by which mean and variance of normal scores are off the joint ones; bound,
+        of all |shift / error| with probability 1 − ALPHA; renewed, the share of a slope that a transition makes anew.
 
         steps: of a step size, which make one transition.   Raises UserError where chains diverge.
         """

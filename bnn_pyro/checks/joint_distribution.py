@@ -109,9 +109,8 @@ class JointDistribution(Check):
             return f"{words}: the step is too large, or something else is wrong; take a smaller lr", findings
         if off := most_off(findings):
             return f"transitions do not leave the joint distribution as it is: {off}", findings
-        # The least error of posterior variances that those of the slopes would show: off by that after many
-        # transitions, after k of them as far as they have come. A kernel that never moves leaves every distribution as
-        # it is.
+        # The least error of posterior variances that those of the slopes would show after many transitions; after k of
+        # them, as far as they have come. A kernel that never moves leaves every distribution as it is.
         come = 1 - (1 - evidence["renewed"]) ** np.arange(1, self.sweeps + 1)
         slopes = [name.startswith("slope along") for name in evidence["quantities"]]
         blind = evidence["bound"] * float(np.median(error[slopes, 1])) / max(float(come.mean()), 1e-9)

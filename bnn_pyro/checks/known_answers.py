@@ -9,8 +9,6 @@ their Monte-Carlo errors, by what it says that they converge to. N(m, Λ⁻¹) b
     best in family        the closest Normal: N(m, diag(Λ)⁻¹) of independent weights, N(m, Λ⁻¹) of any covariance
     normal at the mode    N(mode, Λ⁻¹)
     point                 the mode; without a prior, the most likely point
-
-How far an approximation is off the posterior itself is said in amounts.
 """
 
 from collections.abc import Mapping, Sequence

@@ -27,8 +27,7 @@ from bnn_pyro.fitting import fit
 from bnn_pyro.progress import Report
 from bnn_pyro.zoo import Entry
 
-#: What is taken where neither model nor data tell: small enough for the method. A curve through six points has a
-#: posterior that asks for steps too small for stochastic gradients.
+#: Where neither model nor data tell; the curve's posterior asks for steps too small for stochastic gradients.
 DEFAULT, STOCHASTIC, ON_FEATURES = "toy-curve", "breast-cancer", "digits-last-layer"
 #: A shift of the mean, in posterior standard deviations, that has to be visible; d E tanh(z + δ) / dδ at δ = 0.
 BLIND, SLOPE = 0.5, 0.606

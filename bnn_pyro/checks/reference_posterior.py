@@ -132,8 +132,7 @@ def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.n
 def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
     """(PLACES,) log p(y, w | x) in nats, with the volume of any transform, at weights that a formula gives.
 
-    These are sines of incommensurable frequencies, a third of a prior's usual scale. Raises UserError for a model that
-    has no such density.
+    Sines of incommensurable frequencies, a third of a prior's usual scale. Raises UserError for a model without it.
     """
     with isolated(0):
         inferred, seen = on_features(weight_space(entry.model(data.schema)), data)

@@ -8,8 +8,7 @@ Talts et al. 2018, arXiv:1804.06788. The statistic is that of Säilynoja, Bürkn
 
 What they simulate is exact here: paths of N inside a band are summed over, as a chain of Poisson increments given their
 total. An ECDF finds any kind of fault, and so none of them early. Two sums beside it find the common ones with a
-quarter of the ranks: of the normal scores z = Φ⁻¹((r + ½)/(L + 1)), which tells bias, and of their squares, which tells
-width. Their distributions are exact too, by convolution.
+quarter of the ranks: of normal scores z = Φ⁻¹((r + ½)/(L + 1)), for bias, and their squares, for width; also exact.
 """
 
 from functools import lru_cache, partial
@@ -66,8 +65,7 @@ def ecdf_difference(ranks: np.ndarray, num: int) -> np.ndarray:
 def width(ranks: np.ndarray, num: int) -> np.ndarray:
     """How wide the draws lie, as a share of what is right, by ranks (…, R) on 0 … ``num``; (…,).
 
-    1/rms of the normal scores, over that of uniform ranks. (Ranks end at 0 and ``num``: a width of a half comes out as
-    0.6 among 159 draws.)
+    1/rms of the normal scores, over that of uniform ranks. (They end at 0 and ``num``: ½ comes out as 0.6.)
     """
     z = normal_scores(np.arange(num + 1), num)
     return np.sqrt(np.square(z).mean() / np.square(z[ranks]).mean(-1))
@@ -81,8 +79,7 @@ def normal_scores(ranks: np.ndarray, num: int) -> np.ndarray:
 def covered(ranks: np.ndarray, num: int, level: float) -> np.ndarray:
     """Whether the central interval of ``level`` holds the truth, by its rank (…,) on 0 … ``num``.
 
-    Rank r stands for [r, r+1]/(num + 1), and counts by the share of it that lies inside: of uniform ranks, exactly
-    ``level`` are covered, whatever ``num``.
+    Rank r is [r, r+1]/(num + 1), and counts by its share inside: of uniform ranks, exactly ``level`` are covered.
     """
     low = 0.5 * (1 - level) * (num + 1)
     inside = np.minimum(ranks + 1, num + 1 - low) - np.maximum(ranks, low)

@@ -7,7 +7,7 @@ from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chees import ChEES
 from bnn_pyro.inference.hmc import HMC, NUTS
 from bnn_pyro.inference.laplace import Laplace
@@ -85,12 +85,3 @@ def methods_for(variant: Any) -> tuple[str, ...]:
         raise UserError(f"{name} has no class attribute 'has', which says what methods can use of a variant; a "
                         "torch.nn.Module, or a function that makes one, is a variant as bp.Bayesian(…)")  # fmt: skip
     return tuple(name for name, method in METHODS.items() if method.needs <= variant.has)
-
-
-def unsuitable(method: str, variant: str, kind: Any) -> UserError:
-    """The error for a method that is unknown, or needs what a variant has not."""
-    suit = methods_for(kind)
-    if method in METHODS:
-        missing = " and ".join(NEEDS.get(need, need) for need in sorted(METHODS[method].needs - kind.has))
-        return UserError(f"{method} needs {missing}, which {variant} has not; take one of {', '.join(suit)}")
-    return unknown(f"inference method for {variant}", method, suit)

@@ -212,10 +212,9 @@ class Chain:
 def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     """(what each chain has drawn to its end or in its time, why they were stopped: "" where they were not).
 
-    Without a checkpoint, Ctrl-C stops the chains and returns what they have, and a chain whose process died time and
-    again is returned without draws. With one, which then holds all that was drawn, ``Interrupted`` is raised after a
-    signal, and UserError for a chain that died, with its number. One that cannot go on, as it diverged, is returned
-    without draws; its UserError is raised where no other chain has any.
+    Without a checkpoint, Ctrl-C returns what the chains have, and one whose process died time and again is without
+    draws. With one, which then holds all that was drawn, ``Interrupted`` is raised after a signal, and UserError for a
+    chain that died. One that diverged is without draws; its UserError is raised where no other chain has any.
     """
     chains, in_reach, checkpoint = len(plan.starts), not on_cluster(), run.checkpoint
     children = [None if checkpoint is None else checkpoint.child(f"chain-{c}") for c in range(chains)]

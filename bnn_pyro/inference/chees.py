@@ -8,8 +8,7 @@ own, all learn together: ε until the harmonic mean of the acceptance rates is t
 
     ChEES(T) = ¼ E[(‖x' − E x'‖² − ‖x − E x‖²)²],  x = M^(1/2) z
 
-and M, 1 / the variance of every coordinate. Groups of chains, superchains, share a start (nested R-hat, Margossian et
-al. 2022, arXiv:2110.13017).
+M, 1/variance of each coordinate. Superchains share a start (nested R-hat, Margossian et al. 2022, arXiv:2110.13017).
 """
 
 import math

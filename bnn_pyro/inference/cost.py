@@ -2,8 +2,7 @@
 
     seconds of a run  ≈  gradients · (overhead + arithmetic),   arithmetic ∝ rows · weights
 
-Decided by the settings and the sizes of the problem, never by a clock: a compiled gradient rounds otherwise, and what a
-run draws must not depend on how busy the machine was.
+Decided by settings and sizes, never by a clock: compiled gradients round otherwise, and draws must be the same again.
 """
 
 import math

@@ -28,8 +28,7 @@ from bnn_pyro.progress import announce
 HELD_OUT = 0.15
 #: Fewer rows than this stop no training, unless that is asked for.
 MIN_HELD_OUT = 8
-#: Patience by rule: so many steps of a point, of a q (whose σ grows first, with worse predictions for a while, before
-#: the means learn what is small), and so many epochs at least.
+#: Patience by rule: steps of a point, of a q (whose σ grows first, with worse predictions for a while); least epochs.
 PATIENT_STEPS, GUIDE_STEPS, PATIENT_EPOCHS = 300, 1000, 10
 #: Draws of a guide, by the same noise every time, on at most this share of the rows that train, or this number.
 DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
@@ -155,19 +154,14 @@ class GuideStopping(EarlyStopping):
         super().seen(epoch, nll)
         if self.state["best_epoch"] == epoch:
             self.state["log_p"] = self.log_p
-        if not self._worse():
+        if not self.worse():
             self.state["good_epoch"] = epoch
         self.state["epoch"] = epoch
-
-    def go_back(self) -> None:
-        """To the best q, where it is better by more than chance."""
-        if self._worse():
-            self.restore()
 
     def finish(self) -> None:
         """The last q, or the best if it is better by more than chance; σ halved as long as that is, too."""
         self.log_p = self._log_p(self.x, self.y)
-        if not self._worse():
+        if not self.worse():
             self.state |= {"best": self._weights(), "best_epoch": self.state.get("epoch", 0.0)}
         self.restore()
         log_p = self._log_p(self.x, self.y, LAST_DRAWS)
@@ -179,7 +173,8 @@ class GuideStopping(EarlyStopping):
             log_p, self.factor = half, self.factor / 2
         self._narrow(self.factor)
 
-    def _worse(self) -> bool:
+    def worse(self) -> bool:
+        """Whether the best q was better than the last one by more than chance."""
         return "log_p" in self.state and _is_better(self.state["log_p"], self.log_p)
 
     @torch.no_grad()

@@ -4,8 +4,7 @@
 
 Exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014, arXiv:1111.4246), every gradient a
 pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M, a
-diagonal, are adapted in the warm-up, which is dropped. A linear model is sampled in coordinates (``linear``) in which
-trajectories are short.
+diagonal, are adapted in the warm-up, which is dropped. A linear model's coordinates (``linear``) shorten trajectories.
 """
 
 import json
@@ -35,8 +34,7 @@ class SeparateChains(Sampler):
     A subclass has ``typical(whitened)``, the gradients that a transition may be expected to take, and ``_move(dynamics,
     rng, point, step)``, a transition and what ``stats`` has of its own; or a ``kernel`` of several chains.
 
-    cores  processes that the chains are divided among; 1: this one; 0: as many as there are cores, where the run is
-           long enough. The draws are the same
+    cores  processes for the chains; 1: this one; 0: as many as there are cores, of long runs. The draws are the same
     """
 
     cores: int = setting(0, low=0)

@@ -71,10 +71,9 @@ class Laplace(Settings):
             mode, trace = self._mode(curvature, Run(**how))
             lower, log_det = _root_of_inverse(curvature.precision(mode, summed))
         except torch.linalg.LinAlgError:  # as where the features fit all rows, and a learned noise is about 0
-            raise FitFailed(
-                "the curvature of the log joint is not positive definite in 64 bits: the features fit the training "
-                "rows all but exactly; set the noise (--noise), take a narrower prior, or --inference svi"
-            ) from None
+            raise FitFailed("the curvature of the log joint is not positive definite in 64 bits: the features fit the "
+                            "training rows all but exactly; set the noise (--noise), take a narrower prior, or "
+                            "--inference svi") from None  # fmt: skip
         # A Newton step: where the log joint is quadratic, it is exact.
         mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
         density = log_joint.log_density(mode[None]).item()

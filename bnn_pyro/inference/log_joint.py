@@ -229,9 +229,8 @@ class _Terms(Recorder):
 def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1) -> tuple[Tensor, Tensor]:
     """(ELBO with its gradient, its likelihood part detached), scalars in nats, means over the particles.
 
-    The same number as of Pyro's TraceMeanField_ELBO, without the densities that a closed-form KL makes superfluous.
-    They are more than half of a step at 784-400-400-10. The likelihood part is there so that a training curve can tell
-    it from the KL. For models without subsampled or enumerated sites.
+    The same number as of Pyro's TraceMeanField_ELBO, without the densities that a closed-form KL makes superfluous:
+    more than half of a step at 784-400-400-10. For models without subsampled or enumerated sites.
     """
     terms, likelihood = [], 0.0
     for _ in range(particles):

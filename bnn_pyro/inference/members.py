@@ -32,10 +32,7 @@ STEPS = 2_500
 
 
 def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **settings: Any) -> dict[str, Tensor]:
-    """{site: (members, *shape)}.   settings: those of :class:`Members`.
-
-    Raises UserError where a member has no finite NLL, or the run's time is over before the last epoch.
-    """
+    """{site: (members, *shape)}, by :class:`Members`. Raises UserError without a finite NLL, or enough time."""
     checkpoint = None if run.checkpoint is None else run.checkpoint.child("members")
     job = Members(model, data, members, run.seed, **settings)
     replace(run, checkpoint=checkpoint, max_minutes=None if run.least else run.max_minutes).take(job)

@@ -10,8 +10,7 @@ arXiv:2111.02434). With the gradient g = |g| e held fixed for a time t, and δ =
     K' − K = (d − 1) log(cosh δ + e·u sinh δ)
 
 and a step of an integrator is turns B between drifts A: z' = z + t u. Its error ΔE = K' − K − (log p' − log p) is 0 in
-continuous time, of the third order in the step, and less the log ratio of a Metropolis test (Robnik, Cohn-Gordon &
-Seljak 2025, arXiv:2503.01707).
+continuous time, of the third order in the step, and less the log ratio of a Metropolis test (arXiv:2503.01707).
 
 Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
 """
@@ -107,8 +106,7 @@ class EnergyTuning:
 
         ε⁻⁶ = mean of ξ/ε⁶ over recent steps,  ξ = ΔE²/(d · target),  a step of ξ far from 1 weighing less
 
-    Robnik, De Luca, Silverstein & Seljak 2023, arXiv:2212.08549; Sommer et al. 2025 (arXiv:2502.06335) let the target
-    fall in the course of the warm-up.
+    Robnik et al. 2023, arXiv:2212.08549; in Sommer et al. 2025, arXiv:2502.06335, the target falls in the warm-up.
 
     step     ε of the next step       limit  three fourths of the least at which a chain stopped being finite
     average, weight  the sums of that mean
@@ -130,8 +128,7 @@ class EnergyTuning:
         decay = (self.MEMORY - 1) / (self.MEMORY + 1)
         self.average = decay * self.average + weight * xi / self.step**6
         self.weight = decay * self.weight + weight
-        with np.errstate(divide="ignore", invalid="ignore"):
-            learned = (self.average / self.weight) ** (-1 / 6)
+        learned = (self.average / self.weight) ** (-1 / 6)
         self.step = np.minimum(np.where(self.weight > 0, learned, self.step), self.limit)
 
 

@@ -113,9 +113,8 @@ class MILE(SeparateChains):
         ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging; energy_error, the
         root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
 
-        A step diverges whose energy error exceeds 1,000 nats and 30 √d, or is not finite: it is taken back, counted in
-        ``diverging``, and its chain goes on with half the step. After 10 such steps a chain is left out with a
-        warning. Raises UserError where all of them are.
+        A step diverges whose energy error exceeds 1,000 nats and 30 √d, or is not finite: it is taken back, counted,
+        and its chain's step halved. After 10 such steps a chain is left out with a warning; UserError where all are.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())

@@ -31,10 +31,7 @@ EXCESS = 0.03
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A user's function of one input in its own units, pixels in [0, 1], to another of its shape; drawn anew each time.
-
-    It draws from the global generators of torch, numpy or Python, as torchvision's transforms do.
-    """
+    """A user's function of one input (own units, pixels in [0, 1]) to another, by any of the global generators."""
 
     function: Callable[[Tensor], Any]
 

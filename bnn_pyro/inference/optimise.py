@@ -29,8 +29,7 @@ from bnn_pyro.settings import Settings, plain, setting
 WHOLE, BATCHES = 512, (64, 256)
 #: Learning rate of 1,000 weights; bounds of those of any other number.
 LR, LR_BOUNDS = 0.01, (1e-3, 0.02)
-#: Of a network of one's own: most steps in which the learning rate rises. The multiple of the running mean of the
-#: gradient's norm that is scaled down.
+#: Most steps of a rising learning rate, of networks of one's own; running means of its norm that a gradient may have.
 WARMUP, CLIP = 100, 10.0
 #: Most steps, and epochs that are taken in any case.
 MAX_STEPS, MIN_EPOCHS = 10_000, 20

@@ -104,8 +104,7 @@ class Sampler(Settings):
         starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size; tree_depth of NUTS;
         trajectory_length of HMC and ChEES; superchain of ChEES. Where thinned they speak for all transitions.
 
-        Ctrl-C returns the draws so far, with a warning, where there are any and no checkpoint. After ``max_minutes``
-        as many draws of every chain are returned as all of them have.
+        Ctrl-C, without a checkpoint, returns the draws so far with a warning; ``max_minutes`` as many of every chain.
 
         Raises UserError where a step size falls to nothing, or a chain is still in its warm-up after ``max_minutes``.
         """
@@ -169,11 +168,10 @@ def _too_early(records: Sequence[Record], run: Run, thin: int) -> UserError:
     least = min(records, key=lambda record: record.done)
     resumed = run.checkpoint is not None
     need = math.ceil(1.1 * (more if resumed else run.minutes + more))
-    return UserError(
-        f"the limit of {run.max_minutes:g} min was reached in the warm-up, at transition {least.done:,} of "
-        f"{least.warmup:,}: for a first draw of every chain take --max-minutes {need}"
-        f"{' with --resume' if resumed else ''}; all draws take {duration(60 * run.minutes * whole / done)} more"
-    )
+    need, later = f"{need} with --resume" if resumed else need, duration(60 * run.minutes * whole / done)
+    return UserError(f"the limit of {run.max_minutes:g} min was reached in the warm-up, at transition {least.done:,} "
+                     f"of {least.warmup:,}: for a first draw of every chain take --max-minutes {need}; all draws take "
+                     f"{later} more")  # fmt: skip
 
 
 def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], chains: int) -> None:
@@ -187,11 +185,8 @@ def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], ch
         if which:
             named = ", ".join(map(str, which[:NAMED])) + (", …" if len(which) > NAMED else "")
             who = f"chain {named}" if len(which) == 1 else f"{len(which)} chains ({named})"
-            warnings.warn(
-                f"{who} of {chains}: {what}, and tells of its start alone; try start=map, a higher target_accept or a "
-                "longer warm-up",
-                stacklevel=5,
-            )
+            warnings.warn(f"{who} of {chains}: {what}, and tells of its start alone; try start=map, a higher "
+                          "target_accept or a longer warm-up", stacklevel=5)  # fmt: skip
 
 
 def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.0, seed: int = 0) -> Tensor:

@@ -279,8 +279,7 @@ class SGHMC(StochasticGradient):
 class SGLD(StochasticGradient):
     """Settings of stochastic-gradient Langevin dynamics: w ← w − (η/2)·∇Ũ + Normal(0, η), η = lr/N.
 
-    Welling & Teh 2011. It is SGHMC at friction 1, which forgets its momentum in every step, at half the η; it needs
-    some 1/√(ηλ) times as many steps for an independent draw.
+    Welling & Teh 2011. It is SGHMC without momentum (friction 1) at half the η, and needs 1/√(ηλ) times as many steps.
     """
 
     tiny: ClassVar[Mapping[str, Any]] = {**StochasticGradient.tiny, "lr": 0.15, "epochs": 3000, "burn_in": 1000}

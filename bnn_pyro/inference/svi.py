@@ -7,8 +7,7 @@ The ELBO is estimated with N/B-scaled mini-batches and reparametrised draws (Blu
 2014). A mean-field q is narrower than the posterior wherever weights are correlated.
 
 The KL of a point mass to the prior is −log p(w); MLE gives it the weight 0. Training stops early (``early_stopping``).
-Where the network has dropout the likelihood is averaged over its masks, and the optimum is the network without
-(Srivastava et al. 2014, section 10).
+With dropout the likelihood is averaged over masks; the optimum is the network without (Srivastava et al. 2014, §10).
 """
 
 import copy
@@ -190,8 +189,7 @@ class Ensemble(MAP):
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the members and return each as a chain of one draw; see ``Method.run``.
 
-        The trace is the mean over the members, as far as all of them trained. The guide is not used. Each member has a
-        checkpoint of its own beside the run's.
+        The guide is not used. The trace is the mean over the members as far as all trained. Each has its checkpoint.
 
         Raises UserError for a network with a buffer that training changes, such as running statistics.
         """
@@ -205,9 +203,8 @@ class Ensemble(MAP):
         run, numbers = Run(**how), range(self.members)
         children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]
-        finished: dict[int, Member] = {  # those of an earlier version have no third part
-            m: (*state["found"], "")[:3] for m, state in enumerate(states) if state and "found" in state
-        }
+        known = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
+        finished: dict[int, Member] = {m: (*found, "")[:3] for m, found in known.items()}  # earlier: no third part
         todo = [m for m in numbers if m not in finished]
         apart, before = self.held_out(model, data, run.seed)[0], len(finished)
         rule, num = self.resolved(model, apart), len(apart.x_train)

@@ -6,8 +6,7 @@ checkpoint made between any two steps goes on to the very same result. A step ma
 draw of w and its share of the KL, and the gradients are added, so that their expectation is that of all rows at once.
 
 Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
-objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r drawn with noise of its own: the mean over the ranks
-estimates the same ELBO as one process does.
+objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r a draw of its own; their mean estimates the same ELBO.
 """
 
 import itertools
@@ -179,8 +178,8 @@ class Training:
             self.trace[name].append(value)
         self.since = 0
         if self.decay is None and (3 * self.step >= 2 * self.total or self._over() or self._settled()):
-            if isinstance(self.watch, GuideStopping):
-                self.watch.go_back()
+            if isinstance(self.watch, GuideStopping) and self.watch.worse():
+                self.watch.restore()
             self._decay_from(self.step)
         return figures
 

@@ -54,11 +54,9 @@ def executor(where: Any) -> Iterator[None]:
 
     where: ``"here"``: one after the other in this process. ``"processes"`` or ``"processes:4"``: on this machine, by
         loky. ``"dask://host:port"``: a Dask scheduler that is running, with its workers (``dask worker host:port
-        --nthreads 1``). A ``distributed.Client``, or a cluster object such as ``distributed.LocalCluster`` or one of
-        dask-jobqueue. None: as it was.
+        --nthreads 1``). A ``distributed.Client``, or a cluster, ``LocalCluster`` or dask-jobqueue's. None: as it was.
 
-    Raises UserError for anything else, where the package ``distributed`` is missing, and where the scheduler does not
-    answer or a worker has no bnn_pyro.
+    Raises UserError for others, where ``distributed`` is missing, no scheduler answers, or a worker has no bnn_pyro.
     """
     with contextlib.ExitStack() as stack:
         if where is not None:
@@ -110,8 +108,5 @@ def check_workers(client: Any) -> None:
             raise UserError(f"the Dask worker {worker} cannot import bnn_pyro ({there}): install it there too")
     if not client.nthreads():
         address = client.scheduler.address
-        warnings.warn(
-            f"the Dask scheduler at {address} has no workers yet, tasks wait for one: start it with "
-            f"`dask worker {address} --nthreads 1`",
-            stacklevel=6,
-        )
+        warnings.warn(f"the Dask scheduler at {address} has no workers yet, tasks wait for one: start it with `dask "
+                      f"worker {address} --nthreads 1`", stacklevel=6)  # fmt: skip

@@ -55,11 +55,9 @@ def map_tasks(
     names: what errors call the tasks.   all_threads: a task in this process computes on as many threads as there are.
     report: called as report(tasks done, of how many, figures); of tasks that report their progress also the shares.
     progress, done: called as progress(index, share, figures) with what a task reports; done(index, result) at its end.
-    failed: what stands for a task that raised UserError, or whose process died time and again (``WorkerDied``);
-        without it that error is raised.
+    failed: what stands for a task that raised UserError, or whose process died each time that it was run again, the
+        last time alone (``WorkerDied``); without it that error is raised.
     watch: called in this process several times a second; it may raise.
-
-    A task whose process dies runs again. One that ends its process each time, the last time alone, has failed.
 
     Raises what a task raised, with the task named in it: the message of a UserError, a note of any other. That, what
     ``watch`` and the other callbacks raise, and Ctrl-C stop the run: no task is begun, those at work can see it by

@@ -49,8 +49,7 @@ if hasattr(os, "register_at_fork"):
 class ProcessPool:
     """One loky executor a worker, so that a process that dies takes one task with it.
 
-    size: tasks that it takes at once.   waits: whether tasks have time to end by themselves once they were asked to.
-    died: what the future of a task raises whose process ended.
+    size: tasks at once.   waits: whether tasks have time to end once asked to.   died: what a dead one's future raises.
     """
 
     waits, died = True, BrokenProcessPool
@@ -145,8 +144,7 @@ class DaskPool:
 
         self.died = KilledWorker, CancelledError, OSError  # the last two: the worker with the result in it went away
         self.client, self.at_work, self.reports = client, set(), deque()
-        # Dask takes tasks of one name to last as long as each other, and one that it knows to be short stays where
-        # its data are, however long the queue there is.
+        # Dask takes tasks of one name to last alike, and leaves short ones in the queue where their data are.
         self.topic, self.keys = f"task{uuid.uuid4().hex}", itertools.count()
         stack.callback(random.setstate, random.getstate())  # by which Dask measures a sample of what it sends
         # Dask would warn of data in a task.

@@ -140,9 +140,8 @@ def in_words(description: Mapping[str, Any]) -> str:
 def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: str, hooked: bool = False) -> None:
     """Warn where a trained network is ``given`` "standardised" or "raw" inputs, and seems trained on others.
 
-    Batch normalisation remembers what the network was trained on. For the first such layer, the mean and variance of
-    its inputs on the training rows are compared with the running ones, by KL(Normal ‖ Normal), mean over channels. A
-    network without such a layer keeps no record of its inputs: nothing can be said of it.
+    Of its first batch normalisation the mean and variance of the inputs on the training rows are compared with the
+    running ones, by KL(Normal ‖ Normal), mean over channels. Of a network without one nothing can be said.
 
     hooked: the network takes standardised inputs, and gives itself raw ones.
     """

@@ -19,8 +19,7 @@ from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.errors import UserError
 
-#: Log of the cumulative hazard from where on that is a line: log p is below −22,000 there, and larger gradients would
-#: stay in Adam's memory for the rest of a training.
+#: Log of the cumulative hazard from where it is a line (log p < −22,000): larger gradients would stay in Adam's memory.
 MAX_LOG_HAZARD = 10.0
 #: Steps of the table of Student's t, and the largest |t| read off it: its last steps are too wide for the tails.
 T_STEPS, MAX_T = 4096, 25.0
@@ -82,9 +81,7 @@ def _t_table(df: tuple[float, ...]) -> np.ndarray:
 
 
 def _t_cdf(y: np.ndarray, df: np.ndarray, loc: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Within 10⁻⁷. Of many points, where each draw has one number of degrees of freedom, many times as fast as the beta
-    function.
-    """
+    """Within 10⁻⁷. Of many points, where each draw has one df, many times as fast as the beta function."""
     z = (y - loc) / scale
     if df.ndim != 2 or z.size < T_STEPS // 32 * len(df) or not z.size or (df != df[:, :1]).any():
         return special.stdtr(df, z)

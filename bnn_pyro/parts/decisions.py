@@ -18,8 +18,7 @@ from bnn_pyro.errors import Introduced, UserError
 ABSTAIN = -1
 #: Entries of the largest array of one block, 8 MB in float64.
 BLOCK = 2**20
-#: Points at which a cdf is evaluated to integrate it: of a continuous one, half of them on either side of y for a
-#: CRPS; of counts.
+#: Points at which a cdf is integrated: of a continuous one (for a CRPS, half of them on either side of y); of counts.
 GRID, COUNTS = 512, 4096
 
 
@@ -158,8 +157,7 @@ class Decisions(Introduced):
         return Risk((weights * values).sum(0), "predictive", note)
 
     def cells(self) -> tuple[Tensor, Tensor]:
-        """Values (G, B) and their probabilities, float64: counts, or G steps that grow from the median, before the
-        transform, as heavy tails need.
+        """Values (G, B) and probabilities, float64: counts, or steps that grow from the median before the transform.
 
         They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the tails. A loss that grows as y² is
         too small where its mean rests on them: by 3 % of Student's t with 3 degrees of freedom, by 25 % with 2.3.

@@ -1,7 +1,4 @@
-"""Approximations q(w) in which weights are independent: Normals, points, dropped columns; and q without some weights.
-
-Those of all weights jointly are in ``correlated_normal``.
-"""
+"""Approximations q(w) of independent weights: Normals, points, dropped columns, pruned (joint: correlated_normal)."""
 
 import itertools
 import math
@@ -80,8 +77,7 @@ class NormalGuide(_Flat):
 class MeanFieldNormal(NormalGuide):
     """q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ), σ = softplus(ρ) (Blundell et al. 2015, section 3.2).
 
-    initial: {site: value} where μ starts.   init_scale: σ at the start, for all weights: small, so that training
-        begins like that of a deterministic network.
+    initial: {site: value} where μ starts.   init_scale: σ at the start: small, as a deterministic network begins.
     """
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:

@@ -213,8 +213,7 @@ class LogNormalTime(Weibull):
 
 
 # -- which of them -----------------------------------------------------------------------------------------------------
-#: Name -> (class, its task): what the setting ``likelihood`` takes; where it is not given, the task's first. Counts are
-#: seldom as regular as a Poisson's.
+#: Name -> (class, its task), of the setting ``likelihood``; by default the task's first: counts are seldom Poisson's.
 LIKELIHOODS: dict[str, tuple[type[Likelihood], str]] = {
     "normal": (Normal, "regression"),
     "student-t": (StudentT, "regression"),

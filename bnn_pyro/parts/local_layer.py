@@ -76,10 +76,9 @@ class LocalLayer(ArrayDistribution):
         """
         q = getattr(value, "drawn_from", None)
         if q is None:
-            raise NotImplementedError(
-                "a HiddenLayer has no tractable density of its output: use it in model and guide under an ELBO "
-                "(TraceMeanField_ELBO, Trace_ELBO), or sample weights instead (bnn_pyro.MeanField) for MCMC"
-            )
+            raise NotImplementedError("a HiddenLayer has no tractable density of its output: use it in model and guide "
+                                      "under an ELBO (TraceMeanField_ELBO, Trace_ELBO), or sample weights instead "
+                                      "(bnn_pyro.MeanField) for MCMC")  # fmt: skip
         return self.X.new_zeros(self.batch_shape) if q._origin is self._origin else -kl_divergence(q, self)
 
 
@@ -91,10 +90,9 @@ def _kl_rows(q: LocalLayer, p: LocalLayer) -> Tensor:
 
 @register_kl(LocalLayer, Distribution)
 def _kl_of_another_kind(q: LocalLayer, p: Distribution) -> Tensor:
-    raise ValueError(
-        f"the guide samples this site from a {type(q).__name__}, the model from a {type(p).__name__}: the KL of the "
-        "weights needs the prior of the weights, so make the model's site a HiddenLayer as well"
-    )
+    raise ValueError(f"the guide samples this site from a {type(q).__name__}, the model from a {type(p).__name__}: the "
+                     "KL of the weights needs the prior of the weights, so make the model's site a HiddenLayer as "
+                     "well")  # fmt: skip
 
 
 class LinearLayer(LocalLayer):

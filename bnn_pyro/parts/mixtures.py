@@ -24,9 +24,8 @@ class Mixture(Decisions):
 
     components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
 
-    This class is for any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``; a
-    family without ``cdf`` gets a line in ``components.CDFS``, or a subclass with :meth:`component_cdf`, named by its
-    likelihood as ``mixture``.
+    For any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``. A family without
+    ``cdf`` gets a line in ``components.CDFS``, or its likelihood a ``mixture`` with a :meth:`component_cdf`.
     """
 
     #: What the targets are: numbers or labels. ``has_classes`` decides which metrics and figures apply.
@@ -164,10 +163,7 @@ class Mixture(Decisions):
         return mean - sd / odds, mean + sd * odds
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """Quantiles of the mixture by bisection of its cdf, (len(q), B), to 1e-9 of the search bracket.
-
-        Raises UserError unless 0 < q < 1.
-        """
+        """Quantiles by bisection of the cdf, (len(q), B), to 1e-9 of the bracket. Raises UserError unless 0 < q < 1."""
         self._need("regression", "quantile")
         levels = torch.as_tensor(q if isinstance(q, Tensor) else np.asarray(q), dtype=torch.float64).reshape(-1)
         if not (len(levels) and bool(((levels > 0) & (levels < 1)).all())):

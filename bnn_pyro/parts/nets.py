@@ -54,7 +54,6 @@ def users_code(what: str) -> Iterator[None]:
 @contextmanager
 def outputs_seen(module: nn.Module, seen: Callable[[str, object], None]) -> Iterator[None]:
     """Call ``seen(path, output)`` with what each submodule returns."""
-
     parts = module.named_modules()
     hooks = [part.register_forward_hook(lambda _, __, output, path=path: seen(path, output)) for path, part in parts]
     try:

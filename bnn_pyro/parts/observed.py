@@ -33,8 +33,7 @@ class Likelihood(nn.Module):
     own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
                      the network's output there is none
     has_classes      whether targets are labels of classes
-    quadratic        whether log p(y | f) is quadratic in f, of a known curvature: the posterior of a linear model with
-                     a Normal prior is then Normal
+    quadratic        whether log p(y | f) is quadratic in f, of a known curvature, as in Bayesian linear regression
     """
 
     outputs: int = 1

@@ -38,8 +38,7 @@ MANY_ROWS = 16
 def own_copy(module: nn.Module) -> nn.Module:
     """A copy of the user's module, on the CPU.
 
-    Raises UserError where it cannot be copied or called with other weights, or has no parameters, lazy ones, ones that
-    are not registered, or ones of another type than float32.
+    Raises UserError where it cannot be copied or take other weights, has none, or lazy, unregistered, non-float32 ones.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
     module = module.module if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else module
@@ -155,10 +154,7 @@ def select(net: nn.Module, text: str, setting: str) -> list[str]:
 
 
 def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str], setting: str) -> dict[str, str]:
-    """{parameter: text} by the first pattern that matches it; one text is that of all.
-
-    Raises UserError for a pattern that matches nothing, or a parameter that none matches.
-    """
+    """{parameter: text} by the first matching pattern, or one text. Raises UserError for either without a match."""
     patterns = {"*": texts} if isinstance(texts, str) else texts
     chosen: dict[str, str] = {}
     for pattern, text in patterns.items():

@@ -35,8 +35,7 @@ from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 BATCH_NORM = ("batch", "frozen")
 #: Training rows whose statistics a draw is normalised by.
 NORM_ROWS = 512
-#: Rows and draws that the start is measured by; σ of a weight, as a share of the root mean square of its site's values;
-#: the factor by which the variance of a layer's activations may be off.
+#: Rows, draws of the start; σ as a share of a site's root mean square; factor by which a layer's variance may be off.
 START_ROWS, START_DRAWS, SHARE, FACTOR = 128, 8, 0.1, 2.0
 
 
@@ -143,10 +142,7 @@ def _typical(value: Tensor) -> float:
 
 @torch.no_grad()
 def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
-    """Variance of a module's outputs over draws of q and rows x, over that of the pass at the means: the most off.
-
-    In training mode, but without dropout.
-    """
+    """Variance of outputs over draws of q and rows x (in training, no dropout) over that at the means: the most off."""
     with isolated(0):
         means = _mean_squares(model, {name: p for name, p in model.net.named_parameters()}, x)
         off = dict.fromkeys(means, 0.0)
@@ -196,9 +192,7 @@ class BatchStatistics(nn.Module):
     """The mean and the variance at every batch normalisation of ``net`` that draws of the weights have on ``rows``.
 
     net: out of training mode it is normalised by its buffers, for which ``forward`` has the values.
-    rows: (R, *input_shape), none before :meth:`take`.
-
-    Raises UserError for a normalisation that is not over a batch.
+    rows: (R, *input_shape), none before :meth:`take`.   Raises UserError for a normalisation that is not over a batch.
     """
 
     rows: Tensor

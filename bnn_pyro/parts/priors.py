@@ -101,8 +101,7 @@ def _pretrained(scale: float = 1.0) -> Maker:
 
     Krishnan, Subedar & Tickoo 2020, arXiv:1906.05323.
     """
-    width = lambda w: scale / math.sqrt(w[0].numel()) if w.dim() > 1 else scale  # noqa: E731
-    return lambda w: dist.Normal(w, w.new_tensor(width(w)).expand(w.shape), validate_args=False).to_event(w.dim())
+    return lambda w: dist.Normal(w, _fan_in(scale)(w).scale.expand(w.shape), validate_args=False).to_event(w.dim())
 
 
 def _log_uniform() -> Maker:
@@ -137,8 +136,7 @@ PRIORS: dict[str, Callable[..., Maker]] = {
     "log-uniform": _log_uniform,
 }
 
-#: The prior "by-target", of labels and of numbers: under narrower ones the ELBO's optimum, and the mode of a wide
-#: network, predict too flat.
+#: "by-target", of labels and of numbers: under narrower priors the best q, and a wide net's mode, predict too flat.
 BY_TARGET = {True: "fan-in:8", False: "fan-in:2"}
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError, check_known, unknown
-from bnn_pyro.inference import METHODS, Method, cost, methods_for, unsuitable
+from bnn_pyro.inference import METHODS, NEEDS, Method, cost, methods_for
 from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
@@ -32,8 +32,7 @@ AUTO = "auto"
 #: The minutes that a fit may take where nobody says.
 MINUTES = 5.0
 
-#: Of the default length at least; and how many times that long chains of few rows are in ``MINUTES``, or in less where
-#: they fit, and in proportion in more.
+#: Of the default length at least; and how many times that long chains of few rows are in ``MINUTES``, or in proportion.
 MIN_SHARE, LONGER = 0.01, 5.0
 #: Share of its draws that every chain takes even where the minutes are over: fewer tell little of how far they agree.
 MIN_DRAWN = 0.2
@@ -154,18 +153,21 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
     """
     entry = Bayesian(variant) if isinstance(variant, nn.Module) else variant
     entry, method = (v() if isinstance(v, type) and not issubclass(v, nn.Module) else v for v in (entry, method))
-    for value, what in (
-        (entry, "variant, such as bp.MeanField(hidden=(50,))"),
-        (method, "method, such as bp.SVI(lr=0.01)"),
-    ):
+    kinds = {"variant, such as bp.MeanField(hidden=(50,))": entry, "method, such as bp.SVI(lr=0.01)": method}
+    for what, value in kinds.items():
         if not (value is None or isinstance(value, str) or is_dataclass(value)):
             raise UserError(f"{value!r:.60} is neither a name nor a dataclass with the settings of a {what}")
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
     entry = ZOO[entry]() if isinstance(entry, str) else entry  # settings may decide what a variant has
     inference = method if isinstance(method, str) else name_of(method, METHODS) if method else methods_for(entry)[0]
-    if (isinstance(method, str) or inference in METHODS) and inference not in methods_for(entry):
-        raise unsuitable(inference, name_of(entry, ZOO), entry)  # a method of the user's own suits any variant
+    if isinstance(method, str) or inference in METHODS:  # a method of the user's own suits any variant
+        suit, name = methods_for(entry), name_of(entry, ZOO)
+        if inference not in METHODS:
+            raise unknown(f"inference method for {name}", inference, suit)
+        if missing := METHODS[inference].needs - entry.has:
+            missing = " and ".join(NEEDS.get(need, need) for need in sorted(missing))
+            raise UserError(f"{inference} needs {missing}, which {name} has not; take one of {', '.join(suit)}")
     return Setup(entry, METHODS[inference]() if isinstance(method, str | None) else method)
 
 
@@ -202,8 +204,7 @@ def set_up(
         data, fixed = load(), None if isinstance(method, str | None) else method
         named = method if fixed is None else name_of(fixed, METHODS)
         every = {**of_variant, **of_method, **settings, **(plain(fixed) if fixed else {})}
-        # At values that repeat a density is as high as a noise that depends on the input lets it be, and one row that
-        # is elsewhere then costs any number of nats.
+        # At values that repeat, noise by input lets densities grow, and a row elsewhere costs any number of nats.
         few = data.schema.task == "regression" and len(data.y_train.unique()) ** 2 < len(data.y_train)
         every = ({"noise": "learned"} if few else {}) | every
         linear = named is None and every.keys() <= LINEAR_TAKES and is_linear(data)
@@ -253,8 +254,7 @@ def choose(
 ) -> Setup:  # fmt: skip
     """The first rule that applies.
 
-    rows: that train.   method: the rules of this one alone.   settings: over those of the rule, of either.
-    linear: see :func:`is_linear`.
+    rows: that train.   method: of this one alone.   settings: over the rule's, of either.   linear: :func:`is_linear`.
 
     Raises UserError for minutes that are not above 0 and below a million, or a method that no rule for such inputs has.
     """

@@ -86,10 +86,7 @@ class LastLayer(Settings):
         object.__setattr__(self, "backbone", backbone)
 
     def backbone_variant(self, schema: Schema) -> str | None:
-        """The name of the variant that has to be fitted first, None where the backbone is there.
-
-        ``backbone`` is then replaced by its posterior, a point estimate.
-        """
+        """The variant to fit first, whose point estimate then replaces ``backbone``; None where that is there."""
         if self.backbone == "auto":
             return "convnet" if schema.is_image else "mlp"
         return self.backbone if self.backbone in (*BACKBONE_VARIANTS,) else None  # a tuple: modules have no hash

@@ -33,10 +33,7 @@ from bnn_pyro.settings import Settings, setting
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """A user's module, or a function that makes one; JSON-able by its ``description``.
-
-    origin: a module, or a callable of the data's schema or of nothing.
-    """
+    """A user's module, or a callable of the schema or of nothing that makes one; JSON-able by its ``description``."""
 
     origin: nn.Module | Callable[..., nn.Module]
 

@@ -83,10 +83,7 @@ def compile_gradient(
 ) -> CompiledGradient:
     """Trace ``gradient(z, y)`` at z (C, P) float64, for one chain, write it as C, compile and load it.
 
-    y: targets, of which the code has a copy.
-    same: the :func:`recipe` of ``gradient``, whose code is then used again.
-
-    Raises NotCompiled with the reason.
+    y: targets, which are copied.   same: a :func:`recipe`, whose code is then used again.   Raises NotCompiled.
     """
     if z.device.type != "cpu":
         raise NotCompiled(f"the model is on {z.device}")
@@ -106,8 +103,7 @@ def compile_gradient(
 def recipe(model: nn.Module, *rest: Any) -> bytes | None:
     """What a model's density depends on besides its sites' values, and ``rest``; None where that cannot be said.
 
-    Parameters count by their shapes alone: where a network starts is no part of its density. (A model that has some
-    that are is found out when its compiled gradient is compared with the other one.)
+    Parameters count by their shapes alone: where a network starts is no part of its density (else comparison tells).
     """
     buffer = BytesIO()
     try:

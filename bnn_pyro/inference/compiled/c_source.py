@@ -25,9 +25,7 @@ def write_c(graph: fx.GraphModule, y: Tensor) -> tuple[str, list[Tensor]]:
     """(C source of ``double gradient(const double *z, double *g, char *work)`` and ``WORK``, the constants k0, k1, …).
 
     graph: inputs (1, P) float64 and y; outputs (1,) and (1, P), as ``make_fx`` traces them.
-    y: contiguous, the first of the constants.
-
-    Raises NotCompiled for an operator that is not here.
+    y: contiguous, the first of the constants.   Raises NotCompiled for an operator that is not here.
     """
     writer = _Writer(graph, [y])
     body = "\n".join(writer.run())
@@ -122,9 +120,8 @@ class _Writer:
 
     def _new(self, like: Tensor) -> Array:
         size = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True)) if like.numel() else 1
-        name, made = f"b{self.work}", Array(like)
-        made.buffer = name
-        self.lines.append(f"{made.type} *restrict {name} = ({made.type} *)(work + {self.work});")
+        made = Array(like, f"b{self.work}")
+        self.lines.append(f"{made.type} *restrict {made.buffer} = ({made.type} *)(work + {self.work});")
         self.work += (size * like.element_size() + 63) // 64 * 64
         return made
 
