@@ -58,7 +58,7 @@ def test_a_fit_begun_before_scales_had_a_rate_of_their_own_goes_on_without(tmp_p
         earlier.setattr(svi, "MIN_SCALE_LR", 0.0)
         fit(method, tmp_path, **how)
     assert "scale_lr" not in fit(method, tmp_path, resume=True, **how).provenance["schedule"]
-    assert fit(method, **how).provenance["schedule"]["scale_lr"] == 0.01
+    assert fit(method, **how).provenance["schedule"]["scale_lr"] == 0.03
     monkeypatch.setattr(svi, "MIN_SCALE_LR", 0.0)
     assert same(bp.load(tmp_path, module=net), fit(method, **how))
 
