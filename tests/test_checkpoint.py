@@ -55,11 +55,11 @@ def test_a_fit_begun_before_scales_had_a_rate_of_their_own_goes_on_without(tmp_p
         net = torch.nn.Sequential(torch.nn.Linear(4, 4000), torch.nn.Linear(4000, 1))
     method, how = bp.SVI(epochs=8, patience=0), dict(entry=bp.Bayesian(net))
     with monkeypatch.context() as earlier, interrupted(5):
-        earlier.setattr(svi, "MIN_SCALE_LR", 0.0)
+        earlier.setattr(svi, "SCALE_LR", None)
         fit(method, tmp_path, **how)
     assert "scale_lr" not in fit(method, tmp_path, resume=True, **how).provenance["schedule"]
     assert fit(method, **how).provenance["schedule"]["scale_lr"] == 0.03
-    monkeypatch.setattr(svi, "MIN_SCALE_LR", 0.0)
+    monkeypatch.setattr(svi, "SCALE_LR", None)
     assert same(bp.load(tmp_path, module=net), fit(method, **how))
 
 

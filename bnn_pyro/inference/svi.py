@@ -40,8 +40,8 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
-#: The smallest learning rate of q's scales where a network of one's own is fitted to the highest ELBO.
-MIN_SCALE_LR = 0.03
+#: The learning rate of q's scales where a network of one's own is fitted to the highest ELBO.
+SCALE_LR = 0.03
 #: ({site: weights}, trace, why it ended before its end) of a member.
 Member = tuple[dict[str, Tensor], Trace, str]
 
@@ -53,7 +53,7 @@ class SVI(Optimisation):
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
     scale_lr       the first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²); by rule ``lr``, and of a
-                   network of one's own with ``patience=0`` and without ``lr`` at least 0.03: ρ is about log σ, and how
+                   network of one's own with ``patience=0`` and without ``lr`` 0.03: ρ is about log σ, and how
                    far that has to go does not depend on the number of weights, as ``lr`` does
     """
 
@@ -70,7 +70,7 @@ class SVI(Optimisation):
         """See ``Optimisation.resolved``; ``scale_lr`` is None where it is ``lr``."""
         rule = super().resolved(model, data)
         to_the_end = self.patience == 0 and self.lr is None and self.stops_early(model)
-        return rule._by_rule({"scale_lr": MIN_SCALE_LR} if to_the_end and rule.lr < MIN_SCALE_LR else {})
+        return rule._by_rule({"scale_lr": SCALE_LR} if to_the_end else {})
 
     def stops_early(self, model: nn.Module) -> bool:
         """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""
