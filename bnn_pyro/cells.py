@@ -238,7 +238,7 @@ def coded_cells(cells: pd.Series) -> pd.Series:
     return cells.map(lambda cell: cell if isinstance(cell, str) else label(cell), na_action="ignore")
 
 
-def recognised(cells: pd.Series, known: Collection[str]) -> pd.Series:
+def as_known(cells: pd.Series, known: Collection[str]) -> pd.Series:
     """The cells; one that is no known category, but the same whole number as one, as 2 is of 2.0, is that one."""
     strange = ~cells.isin([*known, ""]) & cells.notna()
     if not strange.any():

@@ -13,16 +13,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import (
-    DECIMAL_COMMA,
-    max_categories,
-    numbers,
-    parsed,
-    positions,
-    read_targets,
-    read_times,
-    recognised,
-)
+from bnn_pyro.cells import DECIMAL_COMMA, as_known, max_categories, numbers, parsed, positions, read_targets, read_times
 from bnn_pyro.datasets.dataset import Column
 from bnn_pyro.errors import UserError, check_known
 
@@ -238,7 +229,7 @@ def encode(
         block = x[:, end : (end := end + column.width)]
         cells, missing = frame[column.name], gaps[column.name].to_numpy()
         if column.categories is not None:
-            cells = recognised(cells, column.categories)
+            cells = as_known(cells, column.categories)
             texts = cells.astype(object).where(~missing, MISSING_CATEGORY) if missing.any() else cells
             places = positions(where, cells, texts, column.categories, "category", refuse=unseen == "refuse")
             block[:] = places[:, None] == np.arange(len(column.categories))

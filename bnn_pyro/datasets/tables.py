@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import bnn_pyro.datasets.frames as frames
-from bnn_pyro.cells import MISSING, coded_cells, gaps_in, label, numbers, parsed, positions, recognised, truth
+from bnn_pyro.cells import MISSING, as_known, coded_cells, gaps_in, label, numbers, parsed, positions, truth
 from bnn_pyro.datasets.arrays import raw_arrays
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
@@ -223,7 +223,7 @@ def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSI
             if column.exposure:
                 known, what = known & (parsed(cells) > 0), "is no exposure, which is positive"
         else:
-            known, what = recognised(cells, column.categories).isin(column.categories), "is a category new to the model"
+            known, what = as_known(cells, column.categories).isin(column.categories), "is a category new to the model"
             known |= like.unseen == "ignore"
         if frames.takes_no_gaps(column):
             problems[missing] += f"; {name} is missing"

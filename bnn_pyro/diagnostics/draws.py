@@ -211,10 +211,7 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
 
 
 def settled(trace: Mapping[str, Sequence[float]], until: float = 1.0) -> float:
-    """By how many nats a tenth of the training still raised the objective, before this share of all.
-
-    0 where that is noise, NaN under 20 epochs.
-    """
+    """Nats by which a tenth of the training, before this share, raised the objective; 0: noise, NaN under 20 epochs."""
     objective = trace.get("elbo") or trace.get("log_joint") or ()
     tenth = len(objective) // 10
     if tenth < 2 or "kinetic_temperature" in trace:

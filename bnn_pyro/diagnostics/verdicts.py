@@ -59,8 +59,8 @@ class Diagnosis(Introduced):
                 that were cut at their longest), kinetic_temperature (of a sampler that rejects nothing: 1 where its
                 step is small enough), spread_max (the largest predictive standard deviation of the points, in
                 those of the targets; of log-odds, over the draws), elpd_loo, elpd_loo_se, p_loo, loo_rows,
-                pareto_k_max, pareto_k_bad (rows above 0.7), pit_p, ppc_p, khat, elbo_rise, elbo_rise_halfway (of
-                epochs that were given), draws, chains
+                pareto_k_max, pareto_k_bad (rows above 0.7), pit_p, ppc_p, khat, elbo_rise, elbo_rise_halfway,
+                draws, chains
     verdicts    the overall one first
     series      arrays for the figures, by name
     weights     rows of a bounded table: name, mean, sd, and for chains rhat, ess_bulk, ess_tail, mcse
@@ -264,8 +264,7 @@ def _details(f: Findings) -> Iterator[Verdict]:
         other = f.get("elbo_rise") > 0 or f.get("sd_factor") < 1
         hurried = not f.has("stopping_rows") and f.get("elbo_rise_halfway") > math.sqrt(f.rows)
         about = rising if other else "training, hurried" if hurried else "training"
-        factor = f.get("sd_factor")
-        narrowed = f", {factor:g} times as wide as it was trained" if factor < 1 else ""
+        narrowed = f", {f.get('sd_factor'):g} times as wide as it was trained" if f.get("sd_factor") < 1 else ""
         yield f.say("good" if about == "training" else "caution", about, narrowed=narrowed)
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))

@@ -175,11 +175,6 @@ aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda 
 
 
 # -- out-of-distribution points ---------------------------------------------------------------------------------------
-def _doubt(prediction: Prediction) -> np.ndarray:
-    """1 − max p as the sum of the other probabilities, which keeps its digits where max p rounds to 1."""
-    return np.sort(mean_probs(prediction), 1)[:, :-1].sum(1)
-
-
 def _mutual_information(prediction: Prediction) -> np.ndarray:
     if prediction.num_draws == 1:
         raise Undefined("mutual information needs more than one draw: a single one has none to disagree with")
@@ -190,8 +185,9 @@ def _mutual_information(prediction: Prediction) -> np.ndarray:
     return np.maximum(_entropy(prediction) - np.concatenate(aleatoric), 0.0)
 
 
-#: What is high where the network should not trust itself: Prediction -> (B,).
-SCORES = {"total_entropy": _entropy, "max_prob": _doubt, "mutual_information": _mutual_information}
+#: What is high where the network should not trust itself: Prediction -> (B,); 1 − max p as a sum, which has its digits.
+SCORES = {"total_entropy": _entropy, "max_prob": lambda p: np.sort(mean_probs(p), 1)[:, :-1].sum(1),
+          "mutual_information": _mutual_information}  # fmt: skip
 
 
 def ood_auroc(inside: Prediction, outside: Prediction, score: str = "total_entropy") -> float:
