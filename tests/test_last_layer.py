@@ -163,3 +163,22 @@ def test_the_folder_of_a_run_is_a_backbone(run, tmp_path, monkeypatch):
     assert json.loads((out / "config.json").read_text())["variant_settings"]["backbone"] == str(run / "baseline")
     monkeypatch.chdir(tmp_path)
     assert main(["evaluate", str(out), "--quiet"]) == 0
+
+
+def test_the_noise_is_the_error_on_the_rows_that_stopped_the_backbone(tmp_path):
+    """Features of 40 columns leave 60 rows no error, and a noise learned of them would be next to nothing."""
+    with bp.isolated(0):
+        x = torch.randn(1060, 40)
+        y = x[:, 0] + torch.randn(1060)
+    data = bp.dataset(x[:60], y[:60], x_test=x[60:], y_test=y[60:])
+    below = fit("mlp", data, bp.MAP())
+    spread = below.draw(1, seed=0)["log_noise"].exp().item() * data.schema.y_scale
+    held_out, learned = fit(bp.LastLayer(backbone=below), data, bp.Laplace()), bp.LastLayer(backbone=below)
+    del learned.backbone.description["held_out_error"]  # as of an earlier version
+    for posterior in (held_out, fit(learned, data, bp.Laplace())):
+        posterior.save(tmp_path)
+        likelihood, again = posterior.model.head.likelihood, bp.load(tmp_path)
+        assert torch.equal(bp.predict(again, data.x_test).mean, bp.predict(posterior, data.x_test).mean)
+        share = bp.metrics.evaluate(bp.predict(posterior, data.x_test), data.y_test).flat()["coverage_90"]
+        assert (likelihood.noise == pytest.approx(spread, rel=1e-6) and share > 0.8) == (posterior is held_out)
+    assert likelihood.initial and share < 0.7

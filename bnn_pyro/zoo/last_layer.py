@@ -47,7 +47,9 @@ class LastLayer(Settings):
     bias        in the last layer, or none
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; features have a
                 mean square of 1. By default fan-in:4 for classes; fan-in:1 for numbers, whose scale is known
-    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
+    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs.
+                Of one number, and a backbone that held-out rows stopped, learned is the error on those: the rows that
+                made the features are fitted too well by them
     likelihood  of numbers, as in ``Network``
     family      SVI: q is mean-field, low-rank:RANK or full (any covariance of all weights)
     init_scale  SVI: σ of every weight where training starts
@@ -94,8 +96,10 @@ class LastLayer(Settings):
     def model(self, schema: Schema) -> OnFeatures:
         """p(y, w | x); see ``Entry.model``. A backbone that is given by its variant's name is not trained here."""
         schema.refuse_exposure("last-layer")
-        likelihood = make_likelihood(schema, self.noise, self.likelihood)
-        pretrained = self._pretrained(schema)
+        pretrained, noise = self._pretrained(schema), self.noise
+        if noise == "learned" and self.likelihood in (None, "normal") and _is_for(pretrained, schema):
+            noise = pretrained.description.get("held_out_error", noise)
+        likelihood = make_likelihood(schema, noise, self.likelihood)
         backbone = Backbone(pretrained, schema)
         net = Net((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
         _start_at_head(net.layers[0], pretrained, schema)
@@ -144,19 +148,26 @@ def _trained(posterior: Posterior) -> Pretrained:
     net.load_state_dict({name: draws[name][0].cpu() for name, _ in net.named_parameters()})
     facts = {k: about[k] for k in ("entry", "entry_settings", "seed", "data", "fingerprint", "split")}
     description = {"kind": "run", **facts, "schema": posterior.schema.to_dict(), "weights": weights_digest(net)}
+    if "early_stopping" in about and (noise := draws.get("log_noise")) is not None and noise.numel() == 1:
+        description["held_out_error"] = noise.exp().item() * posterior.schema.y_scale
     last = net.layers[-1]
     head = (last.weight.detach().clone(), None if last.bias is None else last.bias.detach().clone())
     return Pretrained(_Features(net), description, posterior.schema, head, posterior.rows)
 
 
+def _is_for(pretrained: Pretrained, schema: Schema) -> bool:
+    """Whether it was trained for these targets, in these units."""
+    names = ("task", "classes", "target", "target_scale", "y_shift", "y_scale")
+    return all(getattr(schema, name) == getattr(pretrained.schema, name, None) for name in names)
+
+
 @torch.no_grad()
 def _start_at_head(layer: nn.Linear, pretrained: Pretrained, schema: Schema) -> None:
     """Start at the last layer that the network was trained with, if it is one for these targets, in these units."""
-    head, own = pretrained.head, pretrained.schema
-    if head is None or own is None or head[0].shape != layer.weight.shape:  # another shape: for another kind of noise
+    head = pretrained.head
+    if head is None or head[0].shape != layer.weight.shape:  # another shape: for another kind of noise
         return
-    names = ("task", "classes", "target", "target_scale", "y_shift", "y_scale")
-    if all(getattr(schema, k) == getattr(own, k) for k in names):
+    if _is_for(pretrained, schema):
         layer.weight.copy_(head[0])
         if layer.bias is not None:
             layer.bias.copy_(torch.zeros_like(layer.bias) if head[1] is None else head[1])
