@@ -32,14 +32,15 @@ def find_compiler() -> str:
 
 def load(source: str) -> ctypes.CDLL:
     """The library of this source, after ``MATHEMATICS``; one of its own at every call.   Raises NotCompiled."""
-    blob = build(find_compiler(), MATHEMATICS.read_text() + source)
-    with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:  # what is loaded twice from one file is one
-        path = Path(folder, "code.so")
-        path.write_bytes(blob)
-        try:
+    compiler = find_compiler()
+    try:
+        blob = build(compiler, MATHEMATICS.read_text() + source)
+        with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:  # what is loaded twice from one file is one
+            path = Path(folder, "code.so")
+            path.write_bytes(blob)
             return ctypes.CDLL(str(path))  # stays loaded when the file is gone
-        except OSError as error:
-            raise NotCompiled(f"the compiled code could not be loaded ({error})") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotCompiled(f"{compiler}, or what it makes, cannot be used ({error})") from None
 
 
 @lru_cache(KEPT)
@@ -50,10 +51,7 @@ def build(compiler: str, source: str) -> bytes:
         code.write_text(source)
         for flags in FLAGS:
             command = [compiler, "-shared", "-fPIC", "-w", *flags, str(code), "-o", str(library), "-lm", "-pthread"]
-            try:
-                made = subprocess.run(command, capture_output=True, text=True, timeout=120)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise NotCompiled(f"{compiler}: {error}") from None
-            if made.returncode == 0:
+            made = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            if made.returncode == 0 and library.is_file():
                 return library.read_bytes()
     raise NotCompiled(f"{compiler} failed: {made.stderr.strip().splitlines()[-1] if made.stderr else 'no message'}")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import interrupted, same
+from monte_carlo import goes_on, interrupted, same
 from properties import planted
 from ranked import fit
 from refused import refuses
@@ -61,6 +61,11 @@ def test_a_fit_begun_before_scales_had_a_rate_of_their_own_goes_on_without(tmp_p
     assert fit(method, **how).provenance["schedule"]["scale_lr"] == 0.03
     monkeypatch.setattr(svi, "SCALE_LR", None)
     assert same(bp.load(tmp_path, module=net), fit(method, **how))
+    with monkeypatch.context() as earlier, interrupted(5):
+        earlier.setattr(svi, "SCALE_LR", 0.01)
+        fit(method, tmp_path / "slower", **how)
+    monkeypatch.setattr(svi, "SCALE_LR", 0.03)
+    assert fit(method, tmp_path / "slower", resume=True, **how).provenance["schedule"]["scale_lr"] == 0.01
 
 
 def test_other_settings_are_refused(tmp_path):
@@ -274,3 +279,11 @@ def test_flat_is_settled_a_rise_is_not_and_the_learning_rate_falls_then(monkeypa
     monkeypatch.setattr("bnn_pyro.inference.training_loop.settled", lambda *_: False)
     monkeypatch.setattr(optimise, "MAX_STEPS", 600)
     assert timed(bp.SVI()).trace["epoch"][-1] == 600
+
+
+@pytest.mark.parametrize("method", [bp.SVI(), bp.SVI(batch_size=8), bp.MAP(patience=0)], ids=["all rows", "8", "map"])
+def test_a_run_of_as_many_steps_as_it_takes_goes_on_to_the_same_result(tmp_path, monkeypatch, method):
+    """Before the objective has settled, right after that, and while the learning rate falls."""
+    monkeypatch.setattr(optimise, "MAX_STEPS", 48)
+    whole = timed(method)
+    assert goes_on(whole, (10, 14, 10), timed, method, out=tmp_path)

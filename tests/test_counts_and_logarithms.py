@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,6 +22,7 @@ from bnn_pyro.diagnostics.failures import _knows_nothing
 from bnn_pyro.parts.likelihoods import LogNormalMixture, make_likelihood
 from bnn_pyro.parts.several import CorrelatedNoise
 from bnn_pyro.predictive import knows_nothing
+from bnn_pyro.runs.baselines import boosted
 
 
 def visits(num=120, seed=0):
@@ -54,6 +56,12 @@ def test_the_exposure_multiplies_the_mean_and_is_no_input_of_the_network():
     density, error, its_error = _knows_nothing(data, nothing, data.x_test, data.y_test)
     np.testing.assert_allclose(density, nothing.log_prob(data.y_test))
     np.testing.assert_allclose(error, its_error, rtol=1e-4)
+
+
+def test_boosting_takes_counts_of_which_every_fold_leaves_some_above_0():
+    data = bp.dataset(np.arange(60.0)[:, None], np.arange(60) % 3, task="counts", seed=0)
+    rare = replace(data, y_train=torch.eye(len(data.y_train))[0])  # one, which a fold leaves out
+    assert boosted(rare) is None and boosted(data) is not None
 
 
 def mixture(num=4000, wrong=False):

@@ -13,6 +13,7 @@ from torch.distributions import Independent, Normal, kl_divergence
 from torch.func import functional_call
 
 import bnn_pyro as bp
+from bnn_pyro import c_code
 from bnn_pyro.parts import gradients, weights
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP
@@ -100,6 +101,16 @@ def test_compiled_noise_is_of_independent_standard_normals(monkeypatch):
     for value in (found, (found.square() - 1) / math.sqrt(2)):  # about 500 standard Normals
         pairs = [(value[0, lag:], value[0, :-lag]) for lag in [*range(1, 257), gradients.PIECE, 2 * gradients.PIECE]]
         assert max(abs(a.dot(b).item()) / math.sqrt(len(a)) for a, b in [*pairs, value]) < 4.5
+
+
+def test_a_compiler_or_a_folder_that_cannot_be_used_leaves_the_draws_to_torch(monkeypatch):
+    for attribute in (("CC", "true"), ("CC", "false")):  # makes no file; fails
+        monkeypatch.setenv(*attribute)
+        assert gradients._compiled.__wrapped__() is None
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    c_code.build.cache_clear()
+    assert gradients._compiled.__wrapped__() is None
 
 
 MIXTURE = ScaleMixture(torch.tensor(1.3), torch.tensor(0.04), 0.3, torch.Size())

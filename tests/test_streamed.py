@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from monte_carlo import interrupted, same
 from PIL import Image
 from refused import refuses
 from torchvision.datasets import ImageFolder
@@ -84,6 +85,18 @@ def test_streamed_rows_give_the_same_posterior(variant, method, validation, file
     assert all(torch.equal(a[site], b[site]) for site in a)
     means = [bp.predict(p, d.x_test, num_draws=3).mean for p, d in zip((first, second), pair, strict=True)]
     assert torch.equal(*means)
+
+
+def test_a_streamed_fit_goes_on_at_the_row_where_it_stopped(files, both, tmp_path):
+    """Also where its rows are then in memory."""
+    data, streamed = both(lambda: bp.load_data(files / "x.npy"))
+    fit = dict(seed=1, device="cpu", progress=False)
+    method = bp.SVI(epochs=3, batch_size=32)
+    whole = bp.fit("mean-field", data, method, **fit)
+    for rows, step in ((streamed, 9), (data, 3)):
+        with interrupted(step):
+            bp.fit("mean-field", rows, method, out=tmp_path, resume=True, **fit)
+    assert same(bp.fit("mean-field", streamed, method, out=tmp_path, resume=True, **fit), whole)
 
 
 def test_pictures_larger_than_memory_are_read_once_into_a_file(both, tmp_path, monkeypatch):

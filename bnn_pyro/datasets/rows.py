@@ -52,7 +52,8 @@ class OnDisk:
     """The rows (N, …) of a file of numbers, read when they are indexed along their first axis.
 
     path, dtype, shape, offset: as of ``numpy.memmap``; images (N, H, W) and (N, H, W, channels) get a channel axis
-        before the others.   columns: of a table, those to read, in order; None: all.   owner: a file gone when closed
+        before the others.   columns: of a table, those to read, in this order; None: all.
+    owner: an open file that is removed when it is closed.
     """
 
     def __init__(self, path: str | Path, dtype: Any, shape: Sequence[int], offset: int = 0, columns: Any = None,

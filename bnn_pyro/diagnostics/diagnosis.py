@@ -212,7 +212,9 @@ class _Work:
         trace = self.posterior.trace
         if not self.is_chain and np.isfinite(rise := draws.settled(trace)):
             self.statistics["elbo_rise"] = rise
-            if self.posterior.provenance.get("method_settings", {}).get("epochs"):  # the learning rate fell all the way
+            about = self.posterior.provenance
+            how = {"final_lr": 0.01, "epochs": None} | about.get("method_settings", {})
+            if how["epochs"] and how["final_lr"] < 0.5 and "stopped" not in about:  # the learning rate fell all the way
                 self.statistics["elbo_rise_halfway"] = draws.settled(trace, until=0.5)
             if (stopping := self.posterior.provenance.get("early_stopping")) is not None:
                 if stopping.get("epoch") in (epochs := trace.get("epoch", [])[:-1]):  # a q of the way

@@ -88,8 +88,9 @@ class SVI(Optimisation):
             how["watch"] = GuideStopping(model, guide, apart, patience)
         training, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, training.trace, over)
-        if training.settings.scale_lr is None and "schedule" in about:
-            about["schedule"].pop("scale_lr", None)  # it was begun before there was one
+        if "scale_lr" in (schedule := about.get("schedule", {})):  # that of the version which began the fit, or none
+            schedule["scale_lr"] = training.settings.scale_lr
+            about["schedule"] = {name: value for name, value in schedule.items() if value is not None}
         if patience:
             about["early_stopping"] |= {"epoch": how["watch"].state["best_epoch"], "sd_factor": how["watch"].factor}
         return Posterior(model, data.schema, guide=guide, trace=training.trace, provenance=about)
@@ -263,9 +264,9 @@ def _train(
 def restarted(model: nn.Module) -> nn.Module:
     """A copy with initial weights drawn anew, but no buffers: weights that are frozen; call inside ``isolated``."""
     buffers, model = dict(model.named_buffers()), copy.deepcopy(model)
-    for part in model.modules():
-        for name in ("reset_parameters", "_reset_parameters"):  # the second of attention
-            getattr(part, name, lambda: None)()
+    for part in reversed([*model.modules()]):  # what a layer makes of its parts comes last
+        own = "_reset_parameters" if isinstance(part, nn.MultiheadAttention | nn.Transformer) else "reset_parameters"
+        getattr(part, own, lambda: None)()
     for name, value in model.named_buffers():
         value.copy_(buffers[name])
     return model

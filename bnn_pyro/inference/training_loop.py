@@ -224,6 +224,8 @@ class Training:
             self.settings = replace(self.settings, scale_lr=None)  # it was begun with one rate, and goes on with it
             self.optimiser = self._adam(self.settings.lr)
         self.optimiser.load_state_dict(state["optimiser"])
+        if rates := [group["initial_lr"] for group in self.optimiser.param_groups if "initial_lr" in group]:
+            self.settings = replace(self.settings, scale_lr=rates[0])  # with which it was begun
         self.model.load_state_dict(state.get("buffers", {}), strict=False)
         self.first = self.step = state["step"]
         own = [state.get(name) for name in ("norm", "watch")]  # a checkpoint is read to the CPU

@@ -49,7 +49,8 @@ if hasattr(os, "register_at_fork"):
 class ProcessPool:
     """One loky executor a worker, so that a process that dies takes one task with it.
 
-    size: tasks at once.   waits: whether tasks have time to end once asked to.   died: what a dead one's future raises.
+    size: tasks at once.   waits: whether tasks have time to end by themselves once they were asked to.
+    died: what the future of a task raises whose process ended.
     """
 
     waits, died = True, BrokenProcessPool

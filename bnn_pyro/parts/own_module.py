@@ -38,7 +38,8 @@ MANY_ROWS = 16
 def own_copy(module: nn.Module) -> nn.Module:
     """A copy of the user's module, on the CPU.
 
-    Raises UserError where it cannot be copied or take other weights, has none, or lazy, unregistered, non-float32 ones.
+    Raises UserError where it cannot be copied or called with other weights, or has no parameters, lazy ones, ones that
+    are not registered, or ones of another type than float32.
     """
     module = getattr(module, "_orig_mod", module)  # what torch.compile wraps
     module = module.module if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel) else module

@@ -119,7 +119,10 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
         loss = "poisson" if schema.task == "counts" else "squared_error"
         model = HistGradientBoostingRegressor(loss=loss, **how).fit(x, y)
         loc = torch.from_numpy(model.predict(new))[None].float()
-        fitted = cross_val_predict(model, x, y, cv=KFold(5, shuffle=True, random_state=0))
+        folds = [*KFold(5, shuffle=True, random_state=0).split(x)]
+        if schema.task == "counts" and min(y[rest].sum() for rest, _ in folds) == 0:
+            return None
+        fitted = cross_val_predict(model, x, y, cv=folds)
         if schema.task == "counts":
             loc, fitted = (v.clamp_min(FLOOR) for v in (loc, torch.from_numpy(fitted)))
             made = Prediction(spread_counts(loc, torch.from_numpy(y), fitted))

@@ -93,7 +93,8 @@ def predict_file(
 ) -> tuple[pd.DataFrame, list[str]]:
     """(the predictions, a line a row; what is to be said of them).   args: of `predict`, see ``help.toml``.
 
-    Raises UserError for rows not read, or whose predictions are not finite, unless skipped or flagged; wrong options.
+    Raises UserError for rows that cannot be read, or whose predictions are not finite, unless these are to be skipped
+    or flagged; and for options that do not suit the run.
     """
     posterior, path, how = with_calibration(posterior, folder.path), Path(args.input), args.on_bad_row
     schema, calibrated, beside = posterior.schema, isinstance(posterior, Calibrated), pd.DataFrame()
