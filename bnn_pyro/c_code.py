@@ -10,7 +10,7 @@ from pathlib import Path
 
 #: Associative sums make vector instructions possible; infinities and NaN keep their meaning: a divergence has them.
 MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
-#: What compilers are asked for, until one of them takes it.
+#: Options of the compiler, tried in this order.
 FLAGS = (["-O3", "-march=native", *MATHS], ["-O3", *MATHS], ["-O2"])
 #: Libraries that are kept in memory, by their source.
 KEPT = 32

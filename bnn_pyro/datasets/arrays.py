@@ -130,7 +130,7 @@ def read_inputs(path: Path) -> np.ndarray:
 def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> Tensor | OnDisk:
     """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1]; NaN and inf are refused.
 
-    Tables keep a type that torch has: float64 may be many times that. A file is read in chunks.   first: row's number.
+    Tables keep a type that torch has: float64 takes more. Files are read in chunks.   first: number of the first row.
     """
     if isinstance(x, OnDisk):
         step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))

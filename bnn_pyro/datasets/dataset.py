@@ -2,7 +2,7 @@
 
 A :class:`Schema` is everything that a model, a prediction or a saved run needs to know of a data set, never its
 size; a :class:`Dataset` adds the rows. Inputs are standardised here, once. Targets stay in their own units: the
-likelihood carries shift and scale (see ``parts/likelihoods.py``), so that all densities, errors, intervals are in them.
+likelihood carries shift and scale (see ``parts/likelihoods.py``), so that densities and errors are in the user's.
 """
 
 from __future__ import annotations

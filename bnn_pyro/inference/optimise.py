@@ -29,7 +29,7 @@ from bnn_pyro.settings import Settings, plain, setting
 WHOLE, BATCHES = 512, (64, 256)
 #: Learning rate of 1,000 weights; bounds of those of any other number.
 LR, LR_BOUNDS = 0.01, (1e-3, 0.02)
-#: Most steps of a rising learning rate, of networks of one's own; running means of its norm that a gradient may have.
+#: Most steps of warm-up, of networks of one's own; a gradient is clipped at this multiple of its norm's running mean.
 WARMUP, CLIP = 100, 10.0
 #: Most steps, and epochs that are taken in any case.
 MAX_STEPS, MIN_EPOCHS = 10_000, 20

@@ -53,7 +53,7 @@ class SVI(Optimisation):
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
     scale_lr       the first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²); by rule ``lr``, and of a
-                   network of one's own with ``patience=0`` and without ``lr`` 0.03: ρ is about log σ, and how
+                   network of one's own with ``patience=0`` and no ``lr``, 0.03: ρ is about log σ, and how
                    far that has to go does not depend on the number of weights, as ``lr`` does
     """
 

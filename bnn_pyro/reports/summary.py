@@ -57,11 +57,11 @@ def summary(run: tables.RunFacts) -> list[str]:
         before, after = change["table"][:2]
         what, mean = ("sets", "classes a set") if classes else ("intervals", "wide")
         what, mean = ("boxes", "as the geometric mean of a row's widths") if run.task == "targets" else (what, mean)
-        now = f"each target's own {100 * change['level']:g} % is" if run.task == "targets" else "they are"
+        now = f"with each target's own {100 * change['level']:g} % interval" if run.task == "targets" else "as they are"
         other, rows = "other " * run.halves_test_rows, f"{change['calibration_rows']} {change['data']}"
         sentences.append(
             f"{100 * change['level']:g} % {what} calibrated by {rows}, would hold {100 * after['covered']:.0f} % of "
-            f"the {other}test rows, {after['size']:.3g} {mean} on average (as {now} {100 * before['covered']:.0f} % "
+            f"the {other}test rows, {after['size']:.3g} {mean} on average ({now} {100 * before['covered']:.0f} % "
             f"and {before['size']:.3g}): `{run.way_to_calibrate}`."
         )
     if unsure := run.rows.get("uncertain", ()):

@@ -48,8 +48,8 @@ class LastLayer(Settings):
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; features have a
                 mean square of 1. By default fan-in:4 for classes; fan-in:1 for numbers, whose scale is known
     noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs.
-                Of one number, and a backbone that held-out rows stopped, learned is the error on those: the rows that
-                made the features are fitted too well by them
+                Of one number and a backbone trained with early stopping, learned is fixed at the root mean square
+                error on the held-out rows: features fit the rows that they were trained on too closely
     likelihood  of numbers, as in ``Network``
     family      SVI: q is mean-field, low-rank:RANK or full (any covariance of all weights)
     init_scale  SVI: σ of every weight where training starts
