@@ -19,7 +19,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.components import make, parameters, spread_counts, without_inputs
 from bnn_pyro.parts.mixtures import Mixture
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, TimeMixture, read_likelihood
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.parts.several import SeveralMixture
@@ -76,6 +76,7 @@ def predict(
         x = x.float()
         if not (finite := x.isfinite().flatten(1).all(1)).all():
             raise UserError(f"x has a value that is nan or infinite in row {int(finite.long().argmin())} (from 0)")
+    keep_freed_memory()
     blocks, done, enough = [], 0, _enough_memory(num_draws, len(x), max_memory or MAX_MEMORY)
     with enough, torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
         model, x = split_frozen(posterior.model, x)

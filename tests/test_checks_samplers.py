@@ -140,7 +140,8 @@ EXACT = replace(CLOSED_FORM, fits=8, effort=0.5)
 FEW_STEPS = StepSize(chains=100, times=6.0)
 
 own_nuts, move, gradient_of = hmc.nuts, chees.Chains.move, Potential._gradient
-kl, log_joints, FlatNormals = log_joint._kl, log_joint.log_joints, guides.FlatNormals
+kl, log_joints, FlatNormals = log_joint.joint_kl, log_joint.log_joints, guides.FlatNormals
+one_kl, objective = log_joint._kl, log_joint.Objective.forward
 log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
 
 
@@ -181,9 +182,8 @@ def noisier(w, v, gradient, eta, friction):
 #: A prior of twice the width, but for a constant; its draws are as they were.
 WIDE = [(weights.CentredNormal, "log_prob", lambda self, value: 0.25 * log_prob(self, value))]
 WIDE += [(linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
-#: Latent sites are scaled with the likelihood: with it, all of the KL in each of the N/B batches of an epoch.
-PER_BATCH = [(log_joint, "Rescale", lambda likelihood=1.0, latent=1.0: Rescale(likelihood, latent * likelihood))]
-PER_BATCH += [(log_joint, "_kl", lambda q, p: p["scale"] * kl(q, p))]
+#: The KL is scaled with the likelihood: all of it in each of the N/B batches of an epoch.
+PER_BATCH = [(log_joint.Objective, "forward", lambda self, x, y, a, b: objective(self, x, y, a, a * b))]
 NEITHER = [(log_joint, "Rescale", lambda likelihood=1.0, latent=1.0: Rescale(1.0, latent))]
 UNSCALED = [(m, "log_joints", lambda model, w, x, y, *_: log_joints(model, w, x, y)) for m in (linear, log_joint)]
 OLD = [(sghmc, "step", lambda w, v, *rest: (w + v, step(w, v, *rest)[1]))]
@@ -191,9 +191,9 @@ GEOMETRIC = property(lambda self: self.probs.log().mean(0).exp())
 AVERAGED = [(ClassMixture, "mean", GEOMETRIC), (Mixture, "log_prob", log_of_draws)]
 #: Name -> method that has the fault, the check that catches it, patches of the package.
 FAULTS = {
-    "wrong KL sign": ("svi", QUICK, [(log_joint, "_kl", lambda q, p: -kl(q, p))]),
-    "a constant beside the KL": ("svi", CLOSED_FORM, [(log_joint, "_kl", lambda q, p: kl(q, p) + 2.0)]),
-    "KL counted twice": ("svi", EXACT, [(log_joint, "_kl", lambda q, p: 2 * kl(q, p))]),
+    "wrong KL sign": ("svi", QUICK, [(log_joint, "joint_kl", lambda arrays: -kl(arrays))]),
+    "a constant beside the KL": ("svi", CLOSED_FORM, [(log_joint, "_kl", lambda q, p: one_kl(q, p) + 2.0)]),
+    "KL counted twice": ("svi", EXACT, [(log_joint, "joint_kl", lambda arrays: 2 * kl(arrays))]),
     "KL counted once per batch": ("svi", QUICK, PER_BATCH),
     "likelihood not rescaled": ("svi", QUICK, NEITHER),
     "likelihood not rescaled, SGHMC": ("sghmc", QUICK, UNSCALED),

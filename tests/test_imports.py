@@ -2,17 +2,22 @@
 
 import ast
 import json
+import os
+import resource
 import subprocess
 import sys
 from dataclasses import asdict
 from graphlib import TopologicalSorter
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import torch
 
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
 from bnn_pyro.listing import tables
+from bnn_pyro.parts.nets import keep_freed_memory
 
 PACKAGE = Path(bp.__file__).parent
 #: Packages and top-level modules from left to right: each imports only what stands before it.
@@ -205,3 +210,23 @@ def test_methods_are_named_in_inference_and_zoo_alone():
             taken = {a.name for node in imports if node.module.startswith("bnn_pyro.inference") for a in node.names}
             used |= {(module, name) for name in (texts | taken) & names}
     assert used <= known, used - known
+
+
+def faults_of_a_pass(environment, keep):
+    os.environ.update(environment)
+    keep()
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        parts = [torch.ones(1 << 22) for _ in range(6)]  # 16 MiB each
+        del parts
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_the_memory_of_a_pass_is_kept_for_the_next_unless_the_user_has_set_that():
+    for environment, keep, few in (
+        ({}, int, False),
+        ({}, keep_freed_memory, True),
+        ({"MALLOC_A": ""}, keep_freed_memory, False),
+    ):
+        with get_context("spawn").Pool(1) as alone:
+            assert (alone.apply(faults_of_a_pass, (environment, keep)) < 1000) == few

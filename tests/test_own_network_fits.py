@@ -57,6 +57,7 @@ def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method)
 def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tmp_path):
     net, data = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 3)), rows()
     posterior = fit(bp.Bayesian(net, where="3", prior="pretrained:0.3", start="pretrained"), out=tmp_path)
+    assert all(p.untyped_storage().nbytes() == 4 for p in posterior.model.net.parameters())  # no second copy is kept
     other = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 3))
     for module in (net, other, lambda: other):
         again = bp.load(tmp_path, module=module)

@@ -22,7 +22,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.observed import OBSERVED
-from bnn_pyro.parts.weights import cut
+from bnn_pyro.parts.weights import FlatNormals, cut, drawn_jointly, joint_kl
 
 Pair = tuple[Tensor, Tensor]
 Rows = Tensor | None
@@ -234,6 +234,7 @@ def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1)
     """
     terms, likelihood = [], 0.0
     for _ in range(particles):
+        jointly: dict[FlatNormals, list] = {}
         with Recorder() as q:
             guide(*args)
         with Recorder({name: site["value"] for name, site in q.sites.items()}) as p:
@@ -243,10 +244,15 @@ def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1)
                 term = _scaled(site["fn"].log_prob(site["value"]), site)
                 likelihood = likelihood + term.detach()
                 terms.append(-term)
-            elif name in q.sites:
-                terms.append(_kl(q.sites[name], site))
+            elif (of := q.sites.get(name)) is not None:
+                plain = of["mask"] is None and isinstance(of["scale"], float | int)
+                if plain and drawn_jointly(of["fn"], site["fn"]):
+                    jointly.setdefault(of["fn"].whole, []).append((of["fn"], site["fn"], of["scale"]))
+                else:
+                    terms.append(_kl(of, site))
             else:
                 raise UserError(f"the guide lacks the model's site '{name}'; `initial` takes the likelihood's too")
+        terms += map(joint_kl, jointly.values())
         terms += [-_entropy(site) for name, site in q.sites.items() if name not in p.sites]
     return -torch.stack(terms).sum() / particles, likelihood / particles
 

@@ -86,6 +86,8 @@ class SVI(Optimisation):
         apart, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = GuideStopping(model, guide, apart, patience)
+        if getattr(model, "is_own_network", False):
+            model.forget_initial()
         training, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, training.trace, over)
         if "scale_lr" in (schedule := about.get("schedule", {})):  # that of the version which began the fit, or none

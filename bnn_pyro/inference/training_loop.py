@@ -30,7 +30,7 @@ from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.mini_batches import MiniBatches, Step
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import model_buffers
 
@@ -65,6 +65,7 @@ class Training:
     watch: Any = None
 
     def __post_init__(self) -> None:
+        keep_freed_memory()
         #: The step after which the learning rate falls; None until the objective has settled.
         self.decay: int | None = None if self.settings.epochs is None else 0
         settings = self.settings = self.settings.resolved(self.model, self.data)

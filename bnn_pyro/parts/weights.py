@@ -12,7 +12,7 @@ A training step costs passes over millions of weights: hence closed forms, in te
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -109,17 +109,17 @@ class FlatNormals:
     scales = cached_property(lambda self: cut(self.scale, self.shapes))
 
     @cached_property
-    def drawn(self) -> dict[str, tuple[Tensor, ...]]:
-        """{array: (Σ log σ, Σ (μ² + σ²), a draw (*shape))}, with gradients."""
+    def drawn(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """(Σ log σ (arrays,), Σ (μ² + σ²) (arrays,), {array: a draw (*shape)}), with gradients."""
         sizes = [shape.numel() for shape in self.shapes.values()]
         if len(self.loc) <= gradients.PIECE or not self.loc.is_cpu:  # what fits in the cache, and kernels that are few
             draws = torch.addcmul(self.loc, self.scale, torch.randn_like(self.loc)).split(sizes)
-            squares = self.loc.square() + self.scale.square()
-            logs, squares = ([part.sum() for part in v.split(sizes)] for v in (self.scale.log(), squares))
+            both = self.scale.log(), self.loc.square() + self.scale.square()
+            logs, squares = (torch.stack([part.sum() for part in v.split(sizes)]) for v in both)
         else:
             logs, squares, *draws = gradients.DrawNormals.apply(self.loc, self.rho, sizes, self.spare)
-        arrays = zip(self.shapes.items(), logs, squares, draws, strict=True)
-        return {name: (a, b, draw.view(shape)) for (name, shape), a, b, draw in arrays}
+        shapes = zip(self.shapes.items(), draws, strict=True)
+        return logs, squares, {name: draw.view(shape) for (name, shape), draw in shapes}
 
     def arrays(self) -> Iterator[tuple[str, "JointlyDrawn"]]:
         """(array, its distribution) of each."""
@@ -127,23 +127,19 @@ class FlatNormals:
 
 
 class JointlyDrawn(NormalWeights):
-    """One array of :class:`FlatNormals`: where gradients are wanted, its first draw is that of the common pass.
-
-    sums: (Σ log σ, Σ (μ² + σ²)) of that pass; None before.
-    """
+    """One array of :class:`FlatNormals`: where gradients are wanted, its first draw is that of the common pass."""
 
     def __init__(self, whole: FlatNormals, name: str, loc: Tensor) -> None:
-        self.whole, self.name, self.loc, self.sums = whole, name, loc, None
+        self.whole, self.name, self.loc, self.was_drawn = whole, name, loc, False
         ArrayDistribution.__init__(self, loc.shape)
 
     scale = cached_property(lambda self: self.whole.scales[self.name])
 
     def _draw(self, shape: torch.Size) -> Tensor:
-        if self.sums is not None or shape != self.event_shape or not torch.is_grad_enabled():
+        if self.was_drawn or shape != self.event_shape or not torch.is_grad_enabled():
             return super()._draw(shape)
-        # A draw may refer to its distribution: no cycle.
-        *self.sums, draw = self.whole.drawn.pop(self.name)
-        return draw
+        self.was_drawn = True  # a draw may refer to its distribution: no cycle
+        return self.whole.drawn[2].pop(self.name)
 
 
 class FreeWeights(_NormalArray):
@@ -189,16 +185,11 @@ class CentredNormal(ArrayDistribution):
 
     def __init__(self, scale: Tensor | float, shape: torch.Size, like: Tensor | None = None) -> None:
         self._given, self._like = scale, like
+        #: The scale, where it is a number.
+        self.fixed = None if like is None else scale
         super().__init__(shape)
 
     scale = cached_property(lambda self: self._given if self._like is None else self._like.new_tensor(self._given))
-
-    @property
-    def terms(self) -> tuple[Any, Any] | None:
-        """(½/s², n log s) of one scale for the whole array; None of one a row."""
-        if self._like is not None:
-            return 0.5 / self._given**2, self.event_shape.numel() * math.log(self._given)
-        return None if self.scale.dim() else (0.5 / self.scale.square(), self.event_shape.numel() * self.scale.log())
 
     #: (*shape).
     mean = property(lambda self: self.scale.new_zeros(()).expand(self.event_shape))
@@ -209,11 +200,11 @@ class CentredNormal(ArrayDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density of the whole array in nats."""
-        if (terms := self.terms) is None:
+        if self.fixed is None:
             return self._flat(Normal(0.0, self.scale, validate_args=False).log_prob(value)).sum(-1)
-        flat, normaliser = self._flat(value), terms[1] + 0.5 * self.event_shape.numel() * math.log(2 * math.pi)
+        flat = self._flat(value)
         squares = flat.dot(flat) if flat.dim() == 1 else flat.square().sum(-1)
-        return squares * -terms[0] - normaliser
+        return squares * (-0.5 / self.fixed**2) - flat.shape[-1] * math.log(math.sqrt(2 * math.pi) * self.fixed)
 
 
 class LogUniform(ArrayDistribution):
@@ -266,11 +257,26 @@ def _kl_known(q: FreeWeights, p: CentredNormal) -> Tensor:
 
 @register_kl(JointlyDrawn, CentredNormal)
 def _kl_jointly_drawn(q: JointlyDrawn, p: CentredNormal) -> Tensor:
-    """KL(∏ Normal(μᵢ, σᵢ) ‖ Normal(0, s²I)) = ½ Σ(μ² + σ²)/s² − Σ log σ + n (log s − ½), in nats."""
-    if q.sums is None or q.event_shape != p.event_shape or (terms := p.terms) is None:
-        return _kl_normals(q, p)
-    logs, squares = q.sums
-    return squares * terms[0] - logs + (terms[1] - 0.5 * p.event_shape.numel())
+    return joint_kl([(q, p, 1.0)]) if drawn_jointly(q, p) else _kl_normals(q, p)
+
+
+def drawn_jointly(q: Any, p: Any) -> bool:
+    """Whether KL(q ‖ p) is one of those that ``joint_kl`` knows."""
+    by_number = isinstance(p, CentredNormal) and p.fixed is not None
+    return by_number and isinstance(q, JointlyDrawn) and q.was_drawn and q.event_shape == p.event_shape
+
+
+def joint_kl(arrays: Sequence[tuple[JointlyDrawn, CentredNormal, float]]) -> Tensor:
+    """Σ factor · KL(q ‖ p) of (q, p, factor), in nats; the q of one common draw.
+
+    KL(∏ Normal(μᵢ, σᵢ) ‖ Normal(0, s²I)) = ½ Σ(μ² + σ²)/s² − Σ log σ + n (log s − ½)
+    """
+    whole = arrays[0][0].whole
+    logs, squares, _ = whole.drawn
+    factors = {q.name: (factor, 0.5 * factor / p.fixed**2) for q, p, factor in arrays}
+    of_logs, of_squares = logs.new_tensor([factors.get(name, (0.0, 0.0)) for name in whole.shapes]).unbind(1)
+    rest = sum(factor * p.event_shape.numel() * (math.log(p.fixed) - 0.5) for _, p, factor in arrays)
+    return squares.dot(of_squares) - logs.dot(of_logs) + rest
 
 
 @register_kl(_NormalArray, LogUniform)
