@@ -75,9 +75,10 @@ def summary(run: tables.RunFacts) -> list[str]:
             f"on so many rows (mean {run.metrics['ece_floor']:.4f}, below {floor:.4f} in 95 % of test sets)."
         )
     if outside := run.metrics.get("means_outside"):
+        infinite = ", which are infinite" * ("rmse" not in run.metrics)
         sentences.append(
             f"The predicted mean of {outside:,} test rows is outside its own 95 % interval: a few draws carry it, and "
-            "with it rmse and sd. Take the median (q50 of predict), and judge by crps and nll."
+            f"with it rmse and sd{infinite}. Take the median (q50 of predict), and judge by crps and nll."
         )
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
