@@ -168,9 +168,10 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and not run.guarantees and run.task not in ("survival", "targets"):
         yield f"`{run.way_to_calibrate}` corrects that by rows that did not train"
-    if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
-        second = list(run.metrics["class_rows"])[1]
-        yield f"a threshold on P({second}) (`predict --threshold`) finds more of the rare class; a figure says how many"
+    if run.is_unbalanced and len(classes := run.metrics["class_rows"]) == 2:
+        rare, more = min(classes, key=classes.get), "finds more of the rare class; a figure says how many"
+        missed = classes[rare] - run.metrics["class_predictions"][rare] + rows * run.metrics["error"]  # twice so many
+        yield from [f"a threshold on P({[*classes][1]}) (`predict --threshold`) {more}"] * (missed > 0.5)
 
 
 def run_table(run: tables.RunFacts) -> str:
