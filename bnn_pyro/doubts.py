@@ -190,7 +190,8 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
     for name in (name for name in text_columns(targets) if targets[name].dtype != "category"):
         sentences = (leading_zeros(targets[name]), in_case(targets[name]))
         doubts += [Doubt(sentence, way="categorical", column=name) for sentence in sentences if sentence]
-    for doubt in sorted([*doubts, *between(frame, targets)], key=lambda doubt: not doubt.way):  # the clearest first
+    doubts = [*between(frame, targets), *doubts]  # the clearest first
+    for doubt in sorted(doubts, key=lambda doubt: not doubt.way and "target" not in doubt.sentence):
         yield f"{doubt.column}: {doubt.sentence}"
 
 
