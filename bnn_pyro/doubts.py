@@ -20,8 +20,8 @@ RARE, MANY = 5, 20
 #: Standard deviations from the mean beyond which a value is an outlier.
 FAR = 8.0
 #: Share of the rows of rarer classes that may be told wrongly, and the log of how likely it is by chance; rows that are
-#: looked at for groups.
-WRONG, CHANCE, LOOKED_AT = 0.01, -9.0, 10_000
+#: looked at for groups, times columns.
+WRONG, CHANCE, LOOKED_AT = 0.01, -9.0, 300_000
 #: Numbers that are often written where there is no answer.
 CODES = {-1, -9, -99, -999, -9999, 99, 999, 9999, 99999}
 #: Words in the names of columns that have codes, and in those of times, whose numbers may well count the rows.
@@ -256,16 +256,16 @@ def _groups(columns: Mapping[str, np.ndarray]) -> list[str]:
 
     The values of that one return, in no order; of several such columns it is the one with the most numbers.
     """
-    columns, found = {name: values[:LOOKED_AT] for name, values in columns.items()}, {}
+    columns, found = {k: values[: LOOKED_AT // len(columns)] for k, values in columns.items()}, {}
     for name, values in columns.items():
         places, numbers = pd.factorize(values)
         is_whole = values.dtype.kind == "f" and not TIME_NAMES.search(name) and np.array_equal(values, values.round())
         if is_whole and MAX_CATEGORIES < len(numbers) <= len(values) / 2:
             first = np.unique(places, return_index=True)[1]
             for of_each, other in ((other[first], other) for other in columns.values()):
-                again = np.count_nonzero(np.diff(of_each[numbers.argsort()])) - len(np.unique(of_each))
-                if np.array_equal(of_each[places], other) and again > len(numbers) / 10:
-                    found[name] = len(numbers)
+                if np.array_equal(of_each[places], other):
+                    again = np.count_nonzero(np.diff(of_each[numbers.argsort()])) - len(np.unique(of_each))
+                    found |= {name: len(numbers)} if again > len(numbers) / 10 else {}
     return sorted(found, key=found.get)[-1:]
 
 
