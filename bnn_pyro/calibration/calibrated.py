@@ -265,8 +265,9 @@ def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
         return digests
     if used := fitted_rows(made.posterior, digests):
         raise UserError(f"{used:,} of {len(digests):,} calibration rows trained this posterior or stopped its "
-                        "training: it fits them better than new ones; hold other rows back (--data FILE), or "
-                        "train with --conformal 0.9, which sets some aside")  # fmt: skip
+                        "training: it fits them better than new ones; hold other rows back: --data FILE, or "
+                        "train with --conformal 0.9; in Python every second test row, with the others to judge by, or "
+                        "the validation rows after a fit with patience=0")  # fmt: skip
     return digests
 
 

@@ -160,7 +160,8 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         nothing = knows_nothing(data, data.x_test)
         scores |= paired_differences(prediction, nothing, data.y_test, NOTHING, names)
         against = {k.replace(NOTHING, ""): v for k, v in scores.items() if NOTHING in k}
-        verdicts = {name: cell.verdict for name in names if (cell := difference(against, name, data.schema.task))}
+        cells = {name: difference(against, name, data.schema.task) for name in names}
+        verdicts = {name: cell.verdict if cell else "" for name, cell in cells.items()}
         if not failed and len(prediction) >= TOO_FEW and "worse" in verdicts.values() and verdicts["nll"] != "better":
             by = "nll" if verdicts["nll"] == "worse" else "errors"
             way = way_out(posterior, data, by, verdicts[names[0]] == "better", num_draws=num_draws)
@@ -182,8 +183,13 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
 
 
 def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, dict[str, str]]:
-    """(of which rows mean and uncertainty are finite (B,), {"failed": what is wrong with the others}, or {})."""
-    parts = (v.reshape(len(prediction), -1).isfinite().all(1) for v in (prediction.mean, prediction.total))
+    """(of which rows mean and uncertainty are finite (B,), {"failed": what is wrong with the others}, or {}).
+
+    Where a logarithm is modelled, its own, and quantiles: the mean of its exponential may be infinite all the same.
+    """
+    law = prediction.untransformed
+    ends = prediction.mean if law is prediction else prediction.quantile((0.025, 0.975)).mT
+    parts = (v.reshape(len(prediction), -1).isfinite().all(1) for v in (law.mean, law.total, ends))
     whole, rows = torch.stack([*parts]).all(0), getattr(data, f"index_{part}")
     if whole.all():
         return whole, {}
@@ -228,10 +234,7 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
 
 
 def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, num_draws: int, what: str) -> str:
-    """Score on rows that are not in the run's report, and write metrics-WHAT.json; a table of it.
-
-    Of a calibrated run it has coverage by both, of what `predict` writes and of what was not calibrated.
-    """
+    """Score on rows that are not in the run's report, calibrated too, and write metrics-WHAT.json; a table of it."""
     if not len(x):
         raise UserError(f"{what}: no rows to score")
     calibrated = with_calibration(posterior, folder.path)

@@ -102,7 +102,7 @@ RULES = (
     Rule("table", "mlp", "ensemble", "so many rows teach larger networks more than small ones that are sampled",
          cost.optimisation, {"members": 2, "epochs": 1}, 0.25, {"hidden": (100,) * 4, "prior": "normal:1"},
          {"members": 6, "batch_size": 256}, noise=BY_INPUT, steps=10_000),
-    Rule("table", "hidden-layer", "svi", "too many rows for several networks in the time: one q from mini-batches",
+    Rule("table", "hidden-layer", "svi", "too few minutes for several networks: one q from mini-batches",
          cost.optimisation, {"epochs": 1}, 0.0, {"hidden": (50,) * 4}, noise=BY_INPUT),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
          cost.optimisation, {"members": 1}, 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
