@@ -220,16 +220,23 @@ def test_members_of_an_ensemble_share_what_is_frozen_and_nothing_else_may_move()
     with bp.isolated(1):
         net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
     net[3].register_buffer("unknown", torch.tensor([math.nan]))
-    model = bp.Bayesian(net, where="4", frozen="*", start="pretrained").model(rows().schema)
+    model, trained = (bp.Bayesian(net, where="4", frozen="*", batch_norm="frozen", start=start).model(rows().schema)
+                      for start in ("initial", "pretrained"))  # fmt: skip
     again = restarted(model)
     assert all(value.allclose(again.get_buffer(n), 0, 0, equal_nan=True) for n, value in model.named_buffers())
     assert not torch.equal(again.net[4].weight, net[4].weight)
+    assert torch.equal(restarted(trained).net[4].weight, net[4].weight)
+    with pytest.warns(UserWarning, match="all members are equal, .*take batch_size below 40"):
+        fit(bp.Bayesian(net, start="pretrained"), bp.Ensemble(members=2, epochs=3, cores=1))
     assert not torch.equal(restarted(one := nn.MultiheadAttention(4, 2)).in_proj_weight, one.in_proj_weight)
-    for norm in ("frozen", "batch"):
-        members = fit(bp.Bayesian(net, batch_norm=norm), bp.Ensemble(members=2, epochs=3, cores=1))
-        alone = fit(bp.Bayesian(net, batch_norm=norm), bp.MAP(epochs=3))
+    improper = {"4.weight": "log-uniform", "*": "normal:1"}
+    for how in ({"where": "4"}, {"batch_norm": "frozen", "prior": improper}):  # neither has draws of the prior
+        members, alone = (fit(bp.Bayesian(net, **how), method(epochs=3)) for method in (bp.Ensemble, bp.MAP))
         first, one = (bp.predict(p, rows().x_test).components.logits[0] for p in (members, alone))
         assert torch.equal(first, one)
+    refuses(
+        r"points that are trained, such as '1.weight', .* frozen='\*'", bp.prior, bp.Bayesian(net, where="4"), rows()
+    )
     net[2] = spectral_norm(nn.Linear(5, 5))
     refuses("training changes 'net.2.*_u', of which each member", fit, net, bp.Ensemble(members=2, epochs=3))
 
