@@ -81,6 +81,10 @@ def _restored(
             sites, buffers, net = provenance["module"]["parameters"], tensors.get("buffers", {}), entry.own(schema)
             for name, p in net.named_parameters():
                 p.requires_grad_(name in sites or (p.requires_grad and f"net.{name}" not in buffers))
+            theirs = provenance["module"].get("constants", {})
+            for path, part in net.named_modules():  # earlier versions drew padding rows as any other
+                if hasattr(part, "padding_row") and f"{path}.padding_row".lstrip(".") not in theirs:
+                    part.padding_row = None
             entry = replace(entry, module=net)
         model = entry.model(schema)
         if "module" in provenance:
@@ -95,7 +99,6 @@ def _restored(
             if provenance["module"].get("layers", earlier) != now and exported == {False}:  # as torch prints them
                 warnings.warn(f"the module prints other layers than that of the posterior in {folder}: the same "
                               "parameters in another network predict otherwise", stacklevel=4)  # fmt: skip
-            theirs = provenance["module"].get("constants", {})
             if others := [name for name, digest in theirs.items() if model.constants.get(name, digest) != digest]:
                 last = others[0].rpartition(".")[2]
                 warnings.warn(f"'{others[0]}' of the module, a tensor that no archive holds, is not that of {folder}, "

@@ -70,7 +70,7 @@ def own_copy(module: nn.Module) -> nn.Module:
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.register_forward_pre_hook(_check_index)
             part.sparse = part.scale_grad_by_freq = False  # no gradient of the function, or not as optimisers take it
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None and not hasattr(part, "padding_row"):
             if type(part).forward is not nn.Embedding.forward:
                 raise UserError(f"{type(part).__name__} in {name} has a forward of its own and padding_idx, for which "
                                 "torch leaves gradients out; leave padding_idx out")  # fmt: skip
@@ -85,8 +85,8 @@ def own_copy(module: nn.Module) -> nn.Module:
 
 def _with_padding(layer: nn.Embedding, args: tuple, named: dict[str, Tensor], output: Tensor) -> Tensor:
     """The padding row as it was in the user's module: it is no weight, and torch gives it no gradient."""
-    index = (*args, *named.values())[0]
-    return torch.where((index == layer.padding_idx)[..., None], layer.padding_row, output)
+    index, row = (*args, *named.values())[0], layer.padding_row
+    return output if row is None else torch.where((index == layer.padding_idx)[..., None], row, output)
 
 
 def _check_index(layer: nn.Embedding | nn.EmbeddingBag, args: tuple[Any, ...]) -> None:
