@@ -122,7 +122,10 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     page = run_html(replace(RUN, task="regression", metrics=numbers, baseline=None), [])
     assert words in page and ("<code>calibrate runs/a</code>" in page) == bool(words)
     copies = (run_html(replace(RUN, metrics=RUN.metrics | {"rows_that_trained": num}), []) for num in (15, 16))
-    assert ["if they are copies, these scores are too good" in page for page in copies] == [False, True]
+    assert ["if they are copies, these scores are too good; keep" in page for page in copies] == [False, True]
+    grouped = replace(RUN, provenance=RUN.provenance | {"split": {"kind": "groups"}})
+    again = replace(grouped, metrics=RUN.metrics | {"rows_that_trained": 16})
+    assert "too good; leave them out" in run_html(again, [])
     counts = run_html(replace(RUN, task="counts", metrics=numbers | {"coverage_90": 0.97}, baseline=None), [])
     assert "hold 97 % of 300 test rows: those of whole numbers hold more" in counts and "<code>calibrate" not in counts
     recipe = RUN.recipe | {"data": {"name": "t.csv", "target": "price [EUR]"}}

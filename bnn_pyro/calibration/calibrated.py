@@ -137,6 +137,12 @@ class Calibrated:
     schema = property(lambda self: self.posterior.schema)
 
     @property
+    def label(self) -> str:
+        """What tables call its predictions."""
+        kind = "conformal" if self.conformal else "recalibrated"
+        return f"{kind}: {self.provenance['calibration']['methods'][-1]}"
+
+    @property
     def provenance(self) -> dict[str, Any]:
         """That of the posterior, with what was done to it under ``calibration``."""
         methods = [name for name, _ in self.maps] + ([self.conformal.method] if self.conformal else [])

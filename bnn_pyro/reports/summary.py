@@ -39,8 +39,9 @@ def summary(run: tables.RunFacts) -> list[str]:
             "of them. These numbers may be far off; a sweep with splits = [0, 1, 2] tests on other rows in turn."
         )
     if (same := run.metrics.get("rows_that_trained", 0)) > MAX_REPEATED * rows:
+        way = "" if run.provenance["split"].get("kind") == "groups" else "keep copies together with --groups, or "
         sentences.append(f"{same:,} of the test rows equal a training row, target and all: if they are copies, these "
-                         "scores are too good; keep copies together with --groups, or leave them out.")  # fmt: skip
+                         f"scores are too good; {way}leave them out.")  # fmt: skip
     few = RIGHT[1] if rows < TOO_FEW else ""
     for other, differences in _rivals(run):
         sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
