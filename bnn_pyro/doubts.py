@@ -3,6 +3,7 @@
 It is imported without torch, as ``cells`` is.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import MAX_CATEGORIES, NONE, RAREST, max_categories, parsed
+from bnn_pyro.cells import MAX_CATEGORIES, MAX_CLASSES, NONE, RAREST, max_categories, parsed, text_columns
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError
 
@@ -18,6 +19,9 @@ from bnn_pyro.errors import UserError
 RARE, MANY = 5, 20
 #: Standard deviations from the mean beyond which a value is an outlier.
 FAR = 8.0
+#: Share of the rows of rarer classes that may be told wrongly, and the log of how likely it is by chance; rows that are
+#: looked at for groups, times columns.
+WRONG, CHANCE, LOOKED_AT = 0.01, -9.0, 300_000
 #: Numbers that are often written where there is no answer.
 CODES = {-1, -9, -99, -999, -9999, 99, 999, 9999, 99999}
 #: Words in the names of columns that have codes, and in those of times, whose numbers may well count the rows.
@@ -42,7 +46,7 @@ class Doubt(NamedTuple):
     """What is said of a column.
 
     refused  whether `train` refuses the table because of it
-    way      the option of `train` that helps: "exclude", "categorical", "dates", or none
+    way      the option of `train` that helps: "exclude", "categorical", "groups", "dates", or none
     column   its name, or in which part of a table it is seen, where that is known
     """
 
@@ -60,7 +64,8 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
         way = leave if meant.refused or (refused and not meant.way) else "" if is_target else meant.way
         yield Doubt(meant.sentence if refused else f"{meant.sentence}; {AS_IT_IS}", refused, way)
     elif refused:
-        yield Doubt(f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment", True, leave)
+        way = "; --categorical takes them for categories" * (not is_target and 2 * distinct <= len(cells))
+        yield Doubt(f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment{way}", True, leave)
     else:
         for word, num in cells[cells.isin(list(NONE))].value_counts().items():
             yield Doubt(f"'{word}' is a category of {num:,} rows; if it is a missing value, empty these cells")
@@ -143,7 +148,10 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
     distinct = len(np.unique(values)) if may_be else 0
     few = distinct <= MAX_CATEGORIES
     code = Doubt("a code is a category: --categorical", way="categorical")
-    code = code if few else Doubt("a code is no quantity: --exclude", way="exclude")
+    if not few:
+        again = 2 * distinct <= len(values)
+        keep = f"--groups {name} keeps rows of the same in one part, else " if again else ""
+        code = Doubt(f"a code is no quantity: {keep}--exclude", way="groups" if again else "exclude")
     if cells is not None and cells.str.fullmatch(r"[-+]?\d{16,}").any() and cells.nunique() > distinct:
         yield Doubt("has more digits than numbers keep, so that different ones are taken for the same: --exclude",
                     way="exclude")  # fmt: skip
@@ -164,8 +172,9 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
 
     frame, gaps: of the inputs, and where they are missing.   Of the targets it is how classes are written.
     """
-    doubts, columns = [], {str(name): parsed(cells) for name, cells in frame.items() if cells.dtype != "category"}
-    for name, values in columns.items():
+    doubts = []
+    for name in (name for name, cells in frame.items() if cells.dtype != "category"):
+        values = parsed(frame[name])
         known = slice(None) if gaps is None else ~gaps[name].to_numpy()
         cells, kind = frame[name][known], frame[name].dtype.kind
         if len(cells) and not np.isnan(values[known]).any():
@@ -178,12 +187,11 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
             doubts.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
         elif same := in_case(cells):
             doubts.append(Doubt(same, column=name))
-    of_targets = {str(name): parsed(cells) for name, cells in targets.items() if cells.dtype != "category"}
-    for name in [name for name in of_targets if targets[name].dtype.kind not in "iuf"]:
+    for name in (name for name in text_columns(targets) if targets[name].dtype != "category"):
         sentences = (leading_zeros(targets[name]), in_case(targets[name]))
         doubts += [Doubt(sentence, way="categorical", column=name) for sentence in sentences if sentence]
-    some = ({k: v for k, v in one.items() if not np.isnan(v).all()} for one in (columns, of_targets))
-    for doubt in sorted([*doubts, *copies(*some)], key=lambda doubt: not doubt.way):  # the clearest first
+    doubts = [*between(frame, targets), *doubts]  # the clearest first
+    for doubt in sorted(doubts, key=lambda doubt: not doubt.way and "target" not in doubt.sentence):
         yield f"{doubt.column}: {doubt.sentence}"
 
 
@@ -193,17 +201,72 @@ def leading_zeros(cells: pd.Series, way: str = "they are lost: --categorical kee
     return f"has leading zeros, such as '{zeros.iloc[0]}'; {way}" if len(zeros) else ""
 
 
-def copies(columns: Mapping[str, np.ndarray], targets: Mapping[str, np.ndarray]) -> Iterator[Doubt]:
-    """Of columns that are the same as another one or the target, or on a straight line with it."""
+def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
+    """Of columns that are the same as another one or a target, that give it away, or that number groups of rows."""
+    columns, of_targets = ({str(name): _values(cells) for name, cells in one.items()} for one in (inputs, targets))
     known = {values.tobytes(): f"is the same as the target '{name}' in every row: its answer is not known of new rows"
-             for name, values in targets.items()}  # fmt: skip
+             for name, values in of_targets.items()}  # fmt: skip
+    classes = {name: pd.factorize(cells)[0] for name, cells in targets.items() if cells.nunique() <= MAX_CLASSES}
     for name, values in columns.items():
         if (key := values.tobytes()) in known:
             yield Doubt(f"{known[key]}: --exclude", way="exclude", column=name)
-        elif line := next((target for target, y in targets.items() if _on_a_line(values, y)), None):
+        elif line := next((target for target, y in of_targets.items() if _on_a_line(values, y)), None):
             yield Doubt(f"is on a straight line with the target '{line}': --exclude it if it is not known of new rows",
                         column=name)  # fmt: skip
+        else:
+            for target, told in ((target, _told(values, y)) for target, y in classes.items()):
+                way = f"'{target}' in {told}: --exclude it if it is not known of new rows"
+                yield from [Doubt(f"alone tells the target {way}", column=name)] * bool(told)
         known.setdefault(key, f"is the same as column '{name}' in every row")
+    if not any(map(CODE_NAMES.search, columns)) and (number := _groups(columns)):
+        yield Doubt("repeats as numbers of persons do, with other columns the same in all rows of each: --groups "
+                    f"{number[0]} keeps these in one part", way="groups", column=number[0])  # fmt: skip
+
+
+def _values(cells: pd.Series) -> np.ndarray:
+    """(N,) float64 of numbers, nan where there is none; of texts uint64, the same of the same."""
+    values = parsed(cells)
+    return pd.util.hash_array(cells.astype(str).to_numpy(object)) if np.isnan(values).all() else values
+
+
+def _told(x: np.ndarray, y: np.ndarray) -> str:
+    """Of how many rows categories or thresholds of x tell the class; "" where not of nearly all, or it may be chance.
+
+    Chance: of the N! / ∏ Nₖ! ways in which the classes may be in rows, how many some categories or thresholds tell.
+    """
+    (labels, classes), (places, values) = pd.factorize(y[x == x]), pd.factorize(x[x == x], sort=True)
+    num, k, few = len(labels), len(classes), x.dtype.kind != "f" or len(values) <= MAX_CATEGORIES
+    if k < 2:
+        return ""
+    table = np.bincount(places * k + labels, minlength=len(values) * k).reshape(-1, k)
+    rows, right = table.sum(0), table.max(1).sum()
+    if not few:  # as many as the best thresholds tell, with the classes in the order of their mean places
+        order, told = (np.arange(len(table)) @ table / rows).argsort(), np.zeros(len(table) + 1)
+        for below in np.pad(table[:, order].cumsum(0), ((1, 0), (0, 0))).T:
+            told = below + np.maximum.accumulate(told - below)
+        right = int(told[-1])
+    chance = len(values) * math.log(k) if few else math.lgamma(k + 1)
+    chance += (num - right) * math.log(num * k) + sum(map(math.lgamma, rows + 1.0)) - math.lgamma(num + 1)
+    enough = num - right <= WRONG * (num - rows.max()) and chance < CHANCE
+    return f"{right:,} of {num:,} rows" * bool(enough)
+
+
+def _groups(columns: Mapping[str, np.ndarray]) -> list[str]:
+    """[the whole numbers that repeat as those of persons do], or []: some other column is the same in all rows of each.
+
+    The values of that one return, in no order; of several such columns it is the one with the most numbers.
+    """
+    columns, found = {k: values[: LOOKED_AT // len(columns)] for k, values in columns.items()}, {}
+    for name, values in columns.items():
+        places, numbers = pd.factorize(values)
+        is_whole = values.dtype.kind == "f" and not TIME_NAMES.search(name) and np.array_equal(values, values.round())
+        if is_whole and MAX_CATEGORIES < len(numbers) <= len(values) / 2:
+            first = np.unique(places, return_index=True)[1]
+            for of_each, other in ((other[first], other) for other in columns.values()):
+                if np.array_equal(of_each[places], other):
+                    again = np.count_nonzero(np.diff(of_each[numbers.argsort()])) - len(np.unique(of_each))
+                    found |= {name: len(numbers)} if again > len(numbers) / 10 else {}
+    return sorted(found, key=found.get)[-1:]
 
 
 def _on_a_line(a: np.ndarray, b: np.ndarray) -> bool:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from bnn_pyro.cells import MISSING, RAREST, TASKS, gaps_in, infer_task, parsed, read_targets, read_times, skewed
 from bnn_pyro.csv_files import read_cells
-from bnn_pyro.doubts import Doubt, copies, of_numbers, of_texts
+from bnn_pyro.doubts import Doubt, between, of_numbers, of_texts
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.files import SUFFIXES
 
@@ -57,11 +57,13 @@ class Inspection:
         """The `train` command for this table; its placeholder is a target that was not given."""
         given = {"task": self.task} | dict(self.given) if "exposure" in self.given else self.given
         options = [("data", str(self.path)), ("target", self.target or "COLUMN"), *given.items()]
-        leave = [finding for finding in self.findings if finding.way == "exclude"]
+        leave = [finding for finding in self.findings if finding.way in ("exclude", "groups")]
         if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # something must be left
             leave = [finding for finding in leave if finding.refused]
         excluded = dict.fromkeys(finding.column for finding in leave)
-        options += [("exclude", as_item(name)) for name in excluded]
+        group = next((finding.column for finding in leave if finding.way == "groups"), None)
+        excluded.pop(group, None)
+        options += [("exclude", as_item(name)) for name in excluded] + [("groups", group)] * (group is not None)
         coded = [finding.column for finding in self.findings if finding.way == "categorical"]
         options += [("categorical", as_item(name)) for name in coded]
         options += [("dates", "parts")] if any(finding.way == "dates" for finding in self.findings) else []
@@ -86,7 +88,7 @@ class Inspection:
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
             some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused]
             lines += ["", title, *some] if some else []
-        lines += ["", "nothing is wrong with it"] if not self.findings else []
+        lines += ["", "nothing is wrong with it"] if not (self.findings or self.duplicates) else []
         first = any(f.refused and not f.way and "missing" not in f.sentence for f in self.findings)
         return "\n".join([*lines, "", f"{'once that is corrected, ' * first}train with: {self.command}"])
 
@@ -146,10 +148,8 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         given = {name: value for name, value in {**given, **more}.items() if value}
         for name in targets:
             columns[name] += f"  ← {f'target of {task}' if len(targets) == 1 else 'one of several targets'}"
-    values = {name: parsed(whole[name]) for name in whole}
-    values = {k: whole[k].to_numpy("U") if np.isnan(v).all() else v for k, v in values.items()}
-    of_targets = {name: values.pop(name) for name in (*targets, *beside)}
-    findings += copies(values, of_targets)
+    known = [*targets, *(name for name, what in beside.items() if what == "event")]
+    findings += between(whole.drop(columns=[*targets, *beside]), whole[known])
     if set(columns) <= {*targets, *beside, *(one.column for one in findings if one.refused and one.way == "exclude")}:
         findings.append(Doubt("is the only column left: there is nothing to predict it from", True, "", "target"))
     if target is None:

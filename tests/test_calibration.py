@@ -201,7 +201,7 @@ def test_fits_remember_their_rows_and_exact_samplers_start_without_the_validatio
     plain.save(tmp_path)
     for posterior in (plain, bp.load(tmp_path)):
         bp.calibrate(posterior, data.x_val, data.y_val)
-        refuses("hold other rows back", bp.calibrate, posterior, data.x_train, data.y_train)
+        refuses("hold other rows back: --data FILE.* in Python", bp.calibrate, posterior, data.x_train, data.y_train)
     refuses("or stopped its training", bp.calibrate, stopped, data.x_val, data.y_val)
     # Networks that exact samplers start from are stopped early by some of the training rows.
     data = bp.load_data("diabetes", features=["bmi"], limit=60)

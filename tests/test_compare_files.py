@@ -68,8 +68,7 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, compare
     ):
         told = compared(run, changed, code=2)
         assert words in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()
-    told = command("compare", run, tmp_path / "none.csv", code=2)
-    assert told.startswith(f"error: {tmp_path / 'none.csv'}: no such file")
+    assert f"error: {tmp_path / 'none.csv'}: no such file" in command("compare", run, tmp_path / "none.csv", code=2)
 
 
 # -- calibration from the command line -----------------------------------------------------------------------------
@@ -130,13 +129,16 @@ def test_a_run_shows_what_calibration_would_change(variant, way, command, tmp_pa
 def test_predictions_have_intervals_and_rows_are_monitored(houses, command):
     for name, shift in (("same", 0), ("other", 500)):
         table, out = small_table(houses / f"{name}.csv", rows=120), houses / f"{name}-out.csv"
-        frame = pd.read_csv(table)
-        frame.assign(area=frame.area + shift).to_csv(table, index=False)
+        (frame := pd.read_csv(table)).assign(area=frame.area + shift).to_csv(table, index=False)
         text = command("predict", houses / "run", "--input", table, "--output", out, "--monitor", "--overwrite")
         assert ("ALARM  inputs" in text) == (name == "other"), text
         table = pd.read_csv(out)
         assert {"mean", "low", "high", "share_as_uncertain"} <= {*table} and (table.low < table.high).all()
         assert (table.share_as_uncertain.median() < 0.1) == (name == "other")
+        said = command("evaluate", houses / "run", "--data", houses / f"{name}.csv")
+        both = json.loads((houses / "run" / f"metrics-{name}.json").read_text())["calibrated"]["table"]
+        assert "conformal: normalised" in said and both[0]["size"] != both[1]["size"]
+        assert both[1]["covered"] == frame.price.between(table.low, table.high).mean()
 
 
 def test_calibrate_a_run_by_other_rows(runs, houses, command, tmp_path):
@@ -169,8 +171,7 @@ def test_calibrate_for_each_value_of_a_column(houses, command, tmp_path):
         found = [done[f"town {name}"][key] for key in ("covered", "covered_low", "covered_high")]
         np.testing.assert_allclose(found, [held / num, *np.nan_to_num(ends, nan=1.0)], rtol=1e-9)
         assert f"town {name}" in text and f"town {name}" in (run / "report.html").read_text()
-    north = pd.read_csv(table).query("town == 'north'")
-    north.to_csv(table, index=False)
+    pd.read_csv(table).query("town == 'north'").to_csv(table, index=False)
     before = (run / "calibration.json").read_bytes()
     text = command("calibrate", run, "--groups", "town", "--data", table, code=2)
     assert "no calibration row has 'south' in column 'town'" in text
@@ -253,8 +254,7 @@ def test_a_skewed_positive_target(box, tmp_path):
     log_train, log_test = (np.log(y.double().numpy()) for y in (data.y_train, data.y_test))
     z = (log_test - log_train.mean()) / log_train.std()
     nll = np.mean(z**2 / 2 + np.log(log_train.std() * np.sqrt(2 * np.pi)) + log_test)
-    nothing = knows_nothing(data, data.x_test)
-    assert bp.metrics.nll(nothing, data.y_test) == pytest.approx(nll, rel=1e-4)
+    assert bp.metrics.nll(knows_nothing(data, data.x_test), data.y_test) == pytest.approx(nll, rel=1e-4)
     assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-3)
 
 

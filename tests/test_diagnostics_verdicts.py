@@ -111,6 +111,13 @@ def test_divergences_and_the_other_warnings():
         ("temperature", "temperature 0.5"),
     ):  # fmt: skip
         assert words in said(found, about).sentence
+    half = torch.arange(DRAWS).expand(CHAINS, DRAWS) % 2
+    thin = {"max_tree_depth": 3, "thin": 20}  # so that 5 % of the draws are 0.3 % of the transitions
+    for kept, words in ((stats, "target_accept"), ({"diverging": half}, "taken back")):
+        found = sound(diagnose(exact(stats=kept, method_settings=thin), DATA))
+        sentence = said(found, "divergences").sentence
+        assert "of 2,000 draws had among their 20 transitions one that diverged, in 4" in sentence and words in sentence
+        assert said(found, "divergences").level == "caution" and "diverged" not in found.verdicts[0].sentence
     shifted = exact(lambda u: u + torch.arange(4.0)[:, None, None], stats=stats, method_settings=settings)
     sentence = diagnose_chains(shifted, DATA).verdicts[0].sentence  # causes come before more draws
     order = [sentence.index(word) for word in ("diverged", "cut at their longest", "draws=")]

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from conjugate import correlated
-from pyro.distributions import LogNormal, Poisson
+from pyro.distributions import LogNormal, Normal, Poisson
 from refused import refuses
 from scipy import stats
 from test_conformal import simulated
@@ -73,6 +73,9 @@ def test_the_expected_loss_of_a_mixture_has_its_closed_form():
     torch.testing.assert_close(squared, torch.tensor(expected), rtol=1e-3, atol=1e-4)
     over = prediction.risk(lambda y: (y > 0.1).double()).expected
     torch.testing.assert_close(over, 1 - prediction.cdf(torch.full((30,), 0.1).double()), rtol=0, atol=5e-3)
+    far = torch.linspace(1.3, 2.3, 40).double()
+    tails = Mixture(Normal(torch.zeros(1, 40), torch.ones(1, 40))).risk(lambda y: (y > far) * 1.0).expected
+    np.testing.assert_allclose(tails, stats.norm.sf(far), rtol=0.012)
     heavy = Mixture(HeavyTailed(torch.full((1, 2), 3.0), torch.tensor([[0.0, 0.13]]), torch.ones(1, 2)))
     above = torch.from_numpy(stats.t.sf([0.4, 0.27], 3))
     torch.testing.assert_close(heavy.risk(lambda y: (y > 0.4).double()).expected, above, rtol=0, atol=5e-3)

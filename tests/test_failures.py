@@ -135,6 +135,21 @@ def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, command, no_fi
         scores.write_text(json.dumps({k: v for k, v in json.loads(scores.read_text()).items() if k != "failed"}))
 
 
+NET, SAMPLER = {"entry_settings": {"hidden": [50, 50]}}, {"warmup": 9, "epochs": 9, "patience": 50, "lr": 0.1}
+EPOCHS, LONGER = NET | {"method_settings": {"epochs": 9, "patience": 0}}, "a longer warm-up (--set warmup=…)"
+#: What is worse, whether it is too certain, provenance, and what alone may help; by errors training rows fit better.
+WAYS = (
+    ("errors", False, EPOCHS, "early stopping (--set patience=50), fewer --epochs or fewer weights (--hidden 16)"),
+    ("errors", False, EPOCHS | {"early_stopping": {}}, "fewer weights (--hidden 16)"),
+    ("errors", False, NET | {"method_settings": SAMPLER}, "fewer weights (--hidden 16)"),
+    ("nll", True, {"method_settings": SAMPLER, "entry_settings": {"noise": 0.1}}, f"more --noise or {LONGER}"),
+    ("nll", False, {"method_settings": SAMPLER}, LONGER),
+    ("nll", False, {"schedule": {"epochs": 9, "lr": 0.1}}, "more --epochs or a smaller --lr"),
+    ("nll", False, {"method_settings": {"epochs": 999, "lr": 0.1}, "early_stopping": {}}, "a smaller --lr"),
+    ("nll", False, {}, "another variant or method"),
+)
+
+
 def test_too_certain_predictions_of_right_means_and_probabilities_of_rare_counts():
     """What validates decides where it suffices, else training rows do."""
     generator = torch.Generator().manual_seed(0)
@@ -149,6 +164,9 @@ def test_too_certain_predictions_of_right_means_and_probabilities_of_rare_counts
     for kind, which in {"time": "later", "groups": "of other groups"}.items():
         sentence = str(failure(posterior, replace(data, split={"kind": kind})))
         assert f"they are {which} than the rows that trained" in sentence and "--epochs" not in sentence
+    for by, certain, about, words in WAYS:
+        way = failures.way_out(replace(posterior, provenance=about), data, by, certain)
+        assert way.endswith(f"try {words}"), (about, way)
     assert "150 training rows" in str(failure(posterior, replace(data, x_val=x[:29, None], y_val=y[:29])))
     good = bp.fit(replace(entry, noise=1.0), data, bp.MAP(epochs=300, lr=0.05), progress=False)
     assert failure(good, data) is None

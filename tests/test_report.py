@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure as Page
 
 from bnn_pyro.reports.page import Picture, run_pages
-from bnn_pyro.reports.summary import run_table
+from bnn_pyro.reports.summary import run_table, summary
 from bnn_pyro.reports.tables import RunFacts, as_text, difference, estimate, headline_differences
 from bnn_pyro.run import main
 
@@ -50,6 +50,13 @@ def test_verdict_follows_the_interval_and_the_direction(name, low, high, verdict
     assert difference(found, name, "classification").verdict == verdict
     sentences = headline_differences("A", "B", found, "classification")
     assert [sentence[: len(start)] for sentence, start in zip(sentences, words, strict=True)] == words
+
+
+@pytest.mark.parametrize(("predicted", "some"), [(33, True), (35, False)], ids=["one of 5 missed", "none missed"])
+def test_a_threshold_is_for_a_rare_class_of_which_some_are_missed(predicted, some):
+    rows = {"class_rows": {"no": 295, "yes": 5}, "class_predictions": {"no": 300 - predicted, "yes": predicted}}
+    sentences = summary(replace(BASELINE, metrics=BASELINE.metrics | rows))  # 30 are wrong
+    assert ("a threshold on P(yes)" in " ".join(sentences)) == some
 
 
 def test_numbers_are_rounded_as_their_kind_and_nominal_metrics_have_no_verdict():
@@ -115,7 +122,10 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     page = run_html(replace(RUN, task="regression", metrics=numbers, baseline=None), [])
     assert words in page and ("<code>calibrate runs/a</code>" in page) == bool(words)
     copies = (run_html(replace(RUN, metrics=RUN.metrics | {"rows_that_trained": num}), []) for num in (15, 16))
-    assert ["if they are copies, these scores are too good" in page for page in copies] == [False, True]
+    assert ["if they are copies, these scores are too good; keep" in page for page in copies] == [False, True]
+    grouped = replace(RUN, provenance=RUN.provenance | {"split": {"kind": "groups"}})
+    again = replace(grouped, metrics=RUN.metrics | {"rows_that_trained": 16})
+    assert "too good; leave them out" in run_html(again, [])
     counts = run_html(replace(RUN, task="counts", metrics=numbers | {"coverage_90": 0.97}, baseline=None), [])
     assert "hold 97 % of 300 test rows: those of whole numbers hold more" in counts and "<code>calibrate" not in counts
     recipe = RUN.recipe | {"data": {"name": "t.csv", "target": "price [EUR]"}}

@@ -1,6 +1,7 @@
 """Times of which some are censored: against SciPy's densities and censored fits, sums and simulation."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,8 @@ from bnn_pyro.inspection import inspect_table
 from bnn_pyro.metrics.metric import concordant
 from bnn_pyro.parts.components import LogNormalTimes, WeibullTimes, without_inputs
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
-from bnn_pyro.parts.observed import TimeMixture
+from bnn_pyro.parts.observed import LogNormalMixture, TimeMixture
+from bnn_pyro.runs.evaluate import _finite
 
 SCHEMA = bp.Schema("survival", (1,), y_shift=1.0, y_scale=0.5, event=("event",))
 NAMES = ("weibull", "log-normal")
@@ -64,6 +66,16 @@ def test_densities_and_tails_are_scipys(name):
     far = (90 * f).requires_grad_()
     slope = torch.autograd.grad(read(likelihood, far, log_noise=torch.tensor(-4.0)).log_prob(-t).sum(), far)[0]
     assert slope.isfinite().all() and slope[0] > 0  # also where the time is impossible
+
+
+@pytest.mark.parametrize("kind", [TimeMixture, LogNormalMixture])
+def test_a_mean_beyond_all_numbers_is_no_reason_to_drop_the_scores(kind):
+    loc = torch.zeros(100, 2).index_fill(0, torch.tensor([7]), 200.0)
+    loc[:, 1] = 200.0  # here quantiles too
+    prediction = kind(LogNormalTimes(loc, torch.ones_like(loc)))
+    assert prediction.mean.isinf().all()
+    whole, broken = _finite(prediction, SimpleNamespace(index_test=None, name="lung"), "test")
+    assert whole.tolist() == [True, False] and "1 test rows, such as row 1 of lung" in broken["failed"]
 
 
 @pytest.mark.parametrize("name", NAMES)

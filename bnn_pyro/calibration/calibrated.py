@@ -137,6 +137,12 @@ class Calibrated:
     schema = property(lambda self: self.posterior.schema)
 
     @property
+    def label(self) -> str:
+        """What tables call its predictions."""
+        kind = "conformal" if self.conformal else "recalibrated"
+        return f"{kind}: {self.provenance['calibration']['methods'][-1]}"
+
+    @property
     def provenance(self) -> dict[str, Any]:
         """That of the posterior, with what was done to it under ``calibration``."""
         methods = [name for name, _ in self.maps] + ([self.conformal.method] if self.conformal else [])
@@ -259,8 +265,9 @@ def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
         return digests
     if used := fitted_rows(made.posterior, digests):
         raise UserError(f"{used:,} of {len(digests):,} calibration rows trained this posterior or stopped its "
-                        "training: it fits them better than new ones; hold other rows back (--data FILE), or "
-                        "train with --conformal 0.9, which sets some aside")  # fmt: skip
+                        "training: it fits them better than new ones; hold other rows back: --data FILE, or "
+                        "train with --conformal 0.9; in Python every second test row, with the others to judge by, or "
+                        "the validation rows after a fit with patience=0")  # fmt: skip
     return digests
 
 

@@ -114,8 +114,9 @@ def raw_arrays(
 
     looked_at = isinstance(x, Tensor) and x.ndim == 2
     table = named(x[: LOOKED_AT // max(1, x.shape[1])].numpy()) if looked_at else pd.DataFrame()
+    doubts = tuple(of_table(table, None, y.iloc[:, :0]))
     features = () if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
-    about = dict(name=str(path), source=str(path), features=features, doubts=tuple(of_table(table, None, y[:0])))
+    about = dict(name=str(path), source=str(path), features=features, doubts=doubts)
     return Raw(**fields, **about, x=x, rows=rows, dropped=num - len(x))
 
 

@@ -210,13 +210,14 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
         if share >= 0.5 or all(DECIMAL_COMMA.fullmatch(cell) for cell in present):
             numbers(where, present)
     categories = tuple(sorted(set(present)))
-    if len(categories) > max_categories(len(present)):
+    is_code, may_be = present.dtype == "category", 2 * len(categories) <= len(present)
+    if len(categories) > max_categories(len(present)) and not (is_code and may_be):
         from bnn_pyro.doubts import as_meant  # as most tables have none
 
-        meant = None if present.dtype == "category" else as_meant(present)
+        meant, way = None if is_code else as_meant(present), may_be * "; or keep it: --categorical (categorical=)"
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
                         f"(row {present.index[0]}: '{present.iloc[0]}'); {f'it {meant.sentence}; or ' if meant else ''}"
-                        f"leave it out: --exclude {name!r}, or exclude=")  # fmt: skip
+                        f"leave it out: --exclude {name!r}, or exclude={way}")  # fmt: skip
     return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
 
 

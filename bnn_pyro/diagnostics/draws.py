@@ -157,6 +157,7 @@ def sampler_statistics(
     if "diverging" in series:
         statistics["divergences"] = float(series["diverging"].sum())
         statistics["divergent_chains"] = float((series["diverging"] > 0).any(1).sum())
+        statistics |= {"thin": float(settings["thin"])} if settings.get("thin", 1) > 1 else {}
     if "acceptance_rate" in series:
         statistics["acceptance_mean"] = float(np.nanmean(series["acceptance_rate"]))
     each = max(1, int(settings.get("thin") or 1))  # transitions that a draw's n_steps are of

@@ -102,12 +102,24 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
     log_density, errors, its_errors = _knows_nothing(data, prediction, x, y)
     gain = its_errors - errors if by == "errors" else prediction.log_prob(y).double() - log_density
     start, settings = "what is predicted is better, but too certain: " * certain, about.get("method_settings", {})
-    if not gain.mean() > 0:
-        ways = "rows that validate (--validation), a stronger prior, more noise or more --epochs"
-        return f"{start}try {ways if certain else 'more --epochs or draws, or a smaller --lr'}"
-    ways = ["early stopping (--set patience=50)"] * ("patience" in settings and "early_stopping" not in about)
-    ways = ", ".join([*ways, *["fewer --epochs"] * ("epochs" in settings), "fewer weights (--hidden)"])
-    return f"{start}it has learned the noise of the training rows, which it fits better: try {ways} or a stronger prior"
+    entry, stopped = about.get("entry_settings", {}), "early_stopping" in about  # at the best epoch of all
+    known = {} if "warmup" in settings else {**about.get("schedule", {}), **settings}  # else of where it starts
+    trains = "epochs" in known and not stopped and "chains" not in settings
+    ended = stopped and (posterior.trace.get("epoch") or [0])[-1] < settings.get("epochs", math.inf)
+    prior = {"a stronger prior (--set prior=…, such as normal:0.1)": "prior" in entry}
+    more = {"more --epochs": "epochs" in known and not ended, "a longer warm-up (--set warmup=…)": "warmup" in settings}
+    if gain.mean() > 0:
+        start += "it has learned the noise of the training rows, which it fits better: "
+        width = max(entry.get("hidden") or [0])
+        ways = {"early stopping (--set patience=50)": trains and settings.get("patience") == 0,
+                "fewer --epochs": trains, f"fewer weights (--hidden {width // 3})": width > 2, **prior}  # fmt: skip
+    elif certain:
+        noise = {"more --noise": isinstance(entry.get("noise"), int | float)}
+        ways = {"rows that validate (--validation)": trains, **prior, **noise, **more}
+    else:
+        ways = {**more, "a smaller --lr": "lr" in known}
+    words = [way for way, helps in ways.items() if helps] or ["another variant or method"]
+    return f"{start}try {', '.join(words[:-1])}{' or ' * (len(words) > 1)}{words[-1]}"
 
 
 def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:

@@ -55,10 +55,11 @@ class Diagnosis(Introduced):
                 largest of as many would be as large by chance), rhat_share (of outputs below 1.01), ess_bulk_min,
                 ess_tail_min, mcse_max (in posterior standard deviations of the output), nested (1 where R-hat is
                 nested), points (inputs looked at), weight_rhat_max, weight_rhat_p, weight_ess_min, weights_shown,
-                divergences, divergent_chains, stuck_chains, acceptance_mean, bfmi_min, max_tree_share (of trajectories
-                that were cut at their longest), kinetic_temperature (of a sampler that rejects nothing: 1 where its
-                step is small enough), spread_max (the largest predictive standard deviation of the points, in
-                those of the targets; of log-odds, over the draws), elpd_loo, elpd_loo_se, p_loo, loo_rows,
+                divergences (draws that have one), thin (transitions a draw where more than one), divergent_chains,
+                stuck_chains, acceptance_mean, bfmi_min, max_tree_share (of trajectories that were cut at their
+                longest), kinetic_temperature (of a sampler that rejects nothing: 1 where its step is small enough),
+                spread_max (the largest predictive standard deviation of the points, in those of the targets; of
+                log-odds, over the draws), elpd_loo, elpd_loo_se, p_loo, loo_rows,
                 pareto_k_max, pareto_k_bad (rows above 0.7), pit_p, ppc_p, khat, elbo_rise, elbo_rise_halfway,
                 draws, chains
     verdicts    the overall one first
@@ -143,25 +144,25 @@ class Findings:
         return Verdict(level, which.partition(",")[0], self.fill(which, **words))
 
     @property
-    def step(self) -> str:
-        """What sets the step size: the acceptance of proposals, or of a sampler that accepts all the energy error."""
-        return "divergences" if self.has("acceptance_mean") else "energy error"
+    def diverged(self) -> float:
+        """The share of transitions: of ``thin`` a draw it is known whether one diverged, p = 1 − (1 − share)^thin."""
+        p = self.get("divergences") / self.total
+        return 1 - (1 - p) ** (1 / self.statistics.get("thin", 1))
 
     @property
     def causes(self) -> dict[str, tuple[str, str]]:
         """{about: (a clause, what to set)}: why the sampler does not reach the posterior, the gravest first."""
-        kinetic, share = self.get("kinetic_temperature"), self.get("divergences") / self.total
+        kinetic = self.get("kinetic_temperature")
         signs = {
             "spread": self.get("spread_max") > RUNAWAY,
             "kinetic temperature": kinetic < 1 / HOT or kinetic > HOT,
-            "divergences": share > DIVERGENT,
+            "divergences": self.diverged > DIVERGENT and self.has("acceptance_mean"),  # else steps were taken back
             "trajectories": self.get("max_tree_share") > CUT,
             "acceptance": self.get("acceptance_mean") < ACCEPTED,
         }
-        remedies = {about: about for about in signs} | {"divergences": self.step}
-        remedies |= {"spread": "kinetic temperature"} if self.stochastic else {}
+        remedies = {about: about for about in signs} | ({"spread": "kinetic temperature"} if self.stochastic else {})
         return {
-            about: (self.fill(f"{about}, clause", share=share), self.fill(f"{remedies[about]}, remedy"))
+            about: (self.fill(f"{about}, clause", share=self.diverged), self.fill(f"{remedies[about]}, remedy"))
             for about, holds in signs.items()
             if holds
         }
@@ -244,10 +245,12 @@ def _details(f: Findings) -> Iterator[Verdict]:
     if (stuck := f.get("stuck_chains")) > 0:
         level = "bad" if stuck > STUCK * f.get("chains") else "caution"
         yield f.say(level, "stuck chains", stuck=_times(int(stuck), "chain"))
-    if (diverged := f.get("divergences")) > 0:
-        level = "bad" if diverged > DIVERGENT * f.total else "caution"
-        remedy = SENTENCES[f"{f.step}, remedy"]
-        yield f.say(level, "divergences", diverged=_times(int(f.get("divergent_chains")), "chain"), remedy=remedy)
+    if f.get("divergences") > 0:
+        which, level = "divergences", "bad" if f.diverged > DIVERGENT else "caution"
+        if not f.has("acceptance_mean"):
+            which, level = "divergences, taken back", "caution"
+        of = f"draws had among their {f.get('thin'):,.0f} transitions one that" if f.has("thin") else "transitions"
+        yield f.say(level, which, of=of, chains_of=_times(int(f.get("divergent_chains")), "chain"))
     elif f.has("divergences"):
         yield f.say("good", "divergences, none")
     if f.get("bfmi_min") < BFMI:

@@ -136,7 +136,7 @@ class MILE(SeparateChains):
         records, stopped = super()._draw(potential, starts, run)
         parts = [record.of_chain(c) for record in records for c in range(self.chains // len(records))]
         for c, part in enumerate(parts):  # of several that move as one
-            if not self.adjusted and part.kept and part.columns["diverging"][part.kept - 1]:
+            if not self.adjusted and part.kept and part.columns["diverging"][part.kept - 1] > 1:
                 part.kept, stopped = 0, stopped or f"chain {c + 1} diverged"
         return parts, stopped
 
@@ -215,7 +215,7 @@ class Kernel:
             check_steps(self.step_size, self.done)
         self.point = state
         figures = {"energy_error": np.abs(error), "decoherence_length": self.length}
-        figures["diverging"] = (drawing & (~good | self.lost)) * 1.0
+        figures["diverging"] = np.where(self.lost, 2.0, drawing & ~good)  # 2 also where a draw is of several steps
         return {**figures, "n_steps": np.full(len(error), float(GRADIENTS))}
 
     def _trajectory(self) -> dict[str, np.ndarray]:

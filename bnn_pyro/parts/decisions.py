@@ -20,6 +20,8 @@ ABSTAIN = -1
 BLOCK = 2**20
 #: Points at which a cdf is integrated: of a continuous one (for a CRPS, half of them on either side of y); of counts.
 GRID, COUNTS = 512, 4096
+#: Parts of a step at each of which a loss is taken.
+PARTS = 4
 
 
 class Interval(NamedTuple):
@@ -129,7 +131,8 @@ class Decisions(Introduced):
         """The expected loss under the predictive distribution: ∑ₖ p(k) loss[a, k], or ∫ loss(y) p(y) dy.
 
         loss: of classes (A, K), of action a where class k is true. Of numbers a function of targets (G, B), to (G, B)
-            or, of several actions, (G, B, A); the integral is the sum over G values, see :meth:`cells`.
+            or, of several actions, (G, B, A); the integral is the sum over G values, see :meth:`cells`. That takes
+            0.1 MB a point: of very many ask for some at a time, ``prediction[rows]``.
 
         Raises UserError for a loss of another shape or that is not finite.
         """
@@ -145,7 +148,7 @@ class Decisions(Introduced):
             values, shape = values.mT[:, None] if right else values, f"(actions, {len(weights)})"
         else:
             self._need("regression", "risk")
-            at, weights = self.cells()
+            at, weights = self.cells(PARTS)
             values, shape = torch.as_tensor(loss(at)).double(), f"{tuple(at.shape)} or {(*at.shape, 'actions')}"
             right = values.dim() in (2, 3) and values.shape[:2] == at.shape
             weights = weights if values.dim() == 2 else weights[..., None]
@@ -156,11 +159,13 @@ class Decisions(Introduced):
             note += "; the conformal method changes intervals and sets alone, a recalibration would change it"
         return Risk((weights * values).sum(0), "predictive", note)
 
-    def cells(self) -> tuple[Tensor, Tensor]:
+    def cells(self, parts: int = 1) -> tuple[Tensor, Tensor]:
         """Values (G, B) and probabilities, float64: counts, or steps that grow from the median before the transform.
 
         They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the tails. A loss that grows as y² is
         too small where its mean rests on them: by 3 % of Student's t with 3 degrees of freedom, by 25 % with 2.3.
+
+        parts: of a step, as probable as one another. With 4 a loss that jumps where P(Y > y) is 0.01 is off by 1 %.
         """
         low, middle, high = self.quantile([1e-5, 0.5, 1 - 1e-5]).double()
         if self.is_discrete:
@@ -168,13 +173,14 @@ class Decisions(Introduced):
             edges = low - 1 + step * torch.arange(2 + int((high - low).max()) // step)[:, None]
             at = edges[1:] - (step - 1) / 2
         else:
-            both = self.transform(growing(*map(self.transform.inv, (low, middle, high)), 2 * GRID + 1))
-            edges, at = both[::2], both[1::2]
+            both = self.transform(growing(*map(self.transform.inv, (low, middle, high)), 2 * parts * GRID + 1))
+            edges, at = both[:: 2 * parts], both[1::2]
         points = max(1, 2 * BLOCK // (getattr(self, "base", self).num_draws * len(edges)))
-        parts = [self[i : i + points].cdf(edges[:, i : i + points]) for i in range(0, len(self), points)]
-        below = torch.cat(parts, 1)
+        blocks = (slice(i, i + points) for i in range(0, len(self), points))
+        below = torch.cat([self[rows].cdf(edges[:, rows]) for rows in blocks], 1)
         below[0], below[-1] = 0.0, 1.0
-        return at, below.diff(dim=0)
+        parts = len(at) // (len(edges) - 1)
+        return at, below.diff(dim=0).repeat_interleave(parts, 0) / parts
 
     def decide(self, cost: Any = None, *, abstain_cost: float | None = None) -> Tensor:
         """The action of least :meth:`risk` (Bayes action), (B,) int64.

@@ -39,8 +39,9 @@ def summary(run: tables.RunFacts) -> list[str]:
             "of them. These numbers may be far off; a sweep with splits = [0, 1, 2] tests on other rows in turn."
         )
     if (same := run.metrics.get("rows_that_trained", 0)) > MAX_REPEATED * rows:
+        way = "" if run.provenance["split"].get("kind") == "groups" else "keep copies together with --groups, or "
         sentences.append(f"{same:,} of the test rows equal a training row, target and all: if they are copies, these "
-                         "scores are too good; keep copies together with --groups, or leave them out.")  # fmt: skip
+                         f"scores are too good; {way}leave them out.")  # fmt: skip
     few = RIGHT[1] if rows < TOO_FEW else ""
     for other, differences in _rivals(run):
         sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
@@ -75,9 +76,10 @@ def summary(run: tables.RunFacts) -> list[str]:
             f"on so many rows (mean {run.metrics['ece_floor']:.4f}, below {floor:.4f} in 95 % of test sets)."
         )
     if outside := run.metrics.get("means_outside"):
+        infinite = ", which are infinite" * ("rmse" not in run.metrics)
         sentences.append(
             f"The predicted mean of {outside:,} test rows is outside its own 95 % interval: a few draws carry it, and "
-            "with it rmse and sd. Take the median (q50 of predict), and judge by crps and nll."
+            f"with it rmse and sd{infinite}. Take the median (q50 of predict), and judge by crps and nll."
         )
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
@@ -167,9 +169,10 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and not run.guarantees and run.task not in ("survival", "targets"):
         yield f"`{run.way_to_calibrate}` corrects that by rows that did not train"
-    if run.is_unbalanced and len(run.metrics["class_rows"]) == 2:
-        second = list(run.metrics["class_rows"])[1]
-        yield f"a threshold on P({second}) (`predict --threshold`) finds more of the rare class; a figure says how many"
+    if run.is_unbalanced and len(classes := run.metrics["class_rows"]) == 2:
+        rare, more = min(classes, key=classes.get), "finds more of the rare class; a figure says how many"
+        missed = classes[rare] - run.metrics["class_predictions"][rare] + rows * run.metrics["error"]  # twice so many
+        yield from [f"a threshold on P({[*classes][1]}) (`predict --threshold`) {more}"] * (missed > 0.5)
 
 
 def run_table(run: tables.RunFacts) -> str:

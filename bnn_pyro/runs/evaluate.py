@@ -28,12 +28,12 @@ from bnn_pyro.predictive import Prediction, knows_nothing, predict
 from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_pages
-from bnn_pyro.reports.summary import TOO_FEW
+from bnn_pyro.reports.summary import TOO_FEW, guarantees_section
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, difference, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
-from bnn_pyro.runs.coverage import if_calibrated
+from bnn_pyro.runs.coverage import LEVEL, coverage_table, if_calibrated
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at, sites_of
-from bnn_pyro.runs.folder import BOOSTING, CONVERGENCE, REPLICATES, ROWS, SITES, RunFolder
+from bnn_pyro.runs.folder import BOOSTING, CONVERGENCE, GUARANTEES, REPLICATES, ROWS, SITES, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
 #: Names that --ood takes for noise, and what ``load_inputs`` calls them.
@@ -160,7 +160,8 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         nothing = knows_nothing(data, data.x_test)
         scores |= paired_differences(prediction, nothing, data.y_test, NOTHING, names)
         against = {k.replace(NOTHING, ""): v for k, v in scores.items() if NOTHING in k}
-        verdicts = {name: cell.verdict for name in names if (cell := difference(against, name, data.schema.task))}
+        cells = {name: difference(against, name, data.schema.task) for name in names}
+        verdicts = {name: cell.verdict if cell else "" for name, cell in cells.items()}
         if not failed and len(prediction) >= TOO_FEW and "worse" in verdicts.values() and verdicts["nll"] != "better":
             by = "nll" if verdicts["nll"] == "worse" else "errors"
             way = way_out(posterior, data, by, verdicts[names[0]] == "better", num_draws=num_draws)
@@ -182,8 +183,13 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
 
 
 def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, dict[str, str]]:
-    """(of which rows mean and uncertainty are finite (B,), {"failed": what is wrong with the others}, or {})."""
-    parts = (v.reshape(len(prediction), -1).isfinite().all(1) for v in (prediction.mean, prediction.total))
+    """(of which rows mean and uncertainty are finite (B,), {"failed": what is wrong with the others}, or {}).
+
+    Where a logarithm is modelled, its own, and quantiles: the mean of its exponential may be infinite all the same.
+    """
+    law = prediction.untransformed
+    ends = prediction.mean if law is prediction else prediction.quantile((0.025, 0.975)).mT
+    parts = (v.reshape(len(prediction), -1).isfinite().all(1) for v in (law.mean, law.total, ends))
     whole, rows = torch.stack([*parts]).all(0), getattr(data, f"index_{part}")
     if whole.all():
         return whole, {}
@@ -228,12 +234,19 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
 
 
 def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, num_draws: int, what: str) -> str:
-    """Score on rows that are not in the run's report, and write metrics-WHAT.json; a table of it."""
+    """Score on rows that are not in the run's report, calibrated too, and write metrics-WHAT.json; a table of it."""
     if not len(x):
         raise UserError(f"{what}: no rows to score")
-    scores = metrics.evaluate(predict_with_progress(posterior, x, num_draws, what), y).flat()
-    path = folder.write(f"metrics-{what}.json", scores | {"test_rows": len(x)})
-    table = as_text(metric_table(posterior.schema.task, {f"{len(x):,} rows": scores}))
+    calibrated = with_calibration(posterior, folder.path)
+    prediction = predict_with_progress(posterior, x, num_draws, what)
+    scores, every = metrics.evaluate(prediction, y).flat(), f"{len(x):,} rows"
+    table, content = as_text(metric_table(posterior.schema.task, {every: scores})), {"test_rows": len(x)}
+    if calibrated is not posterior:
+        made = {"level": LEVEL, "note": "of a calibration in Python"} | folder.read(GUARANTEES)
+        both = {"predictive": prediction, calibrated.label: calibrated.predict(x)}
+        content["calibrated"] = made | {"table": coverage_table(both, y, made["level"], {}, every)}
+        table += f"\n\nAbove without calibration, below both:{guarantees_section(content['calibrated']).text()}"
+    path = folder.write(f"metrics-{what}.json", scores | content)
     if used := _known_rows(posterior, x, y):
         table += f"\n\n{used:,} of these rows trained this run, or equal such: they fit better than new ones"
     return f"{table}\n\n95 % intervals in brackets; written: {path}"

@@ -75,7 +75,7 @@ def calibrate_run(
             names = enumerate(posterior.schema.classes)
             of_class = {name: (data.y_test == k).nonzero()[:, 0] for k, name in names}
             parts = {f"{groups} {name}": rows for name, rows in of_class.items() if len(rows)}
-        both = {"predictive": before, ("conformal: " if made.conformal else "recalibrated: ") + done: after}
+        both = {"predictive": before, made.label: after}
         rows = coverage_table(both, data.y_test, level, parts, "all test rows")
         note = (after.set if after.has_classes else after.interval)(level).note
         if after.has_classes and (size := next(row for row in rows if row["prediction"] != "predictive")["size"]) < 1:

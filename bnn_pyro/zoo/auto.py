@@ -62,6 +62,7 @@ class Rule:
     wide      of the variant, over these, where a row has more than ``WIDE`` inputs
     many      likewise, where more than ``MANY`` rows train
     few       likewise, where targets are numbers, inputs ``SEVERAL`` or more, and rows fewer than ``FEW`` for each
+    classes   likewise, where targets are classes
     noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
               these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
@@ -85,6 +86,7 @@ class Rule:
     wide: Mapping[str, Any] = field(default_factory=dict)
     many: Mapping[str, Any] = field(default_factory=dict)
     few: Mapping[str, Any] = field(default_factory=dict)
+    classes: Mapping[str, Any] = field(default_factory=dict)
     noise: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
     longer: tuple[str, ...] = ()
@@ -98,11 +100,11 @@ RULES = (
          cost.sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.08,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
          wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)}, few={"prior": "fan-in:2"},
-         noise=BY_INPUT, longer=("thin",), most=20_000),
+         classes={"prior": "gamma:1,1"}, noise=BY_INPUT, longer=("thin",), most=20_000),
     Rule("table", "mlp", "ensemble", "so many rows teach larger networks more than small ones that are sampled",
          cost.optimisation, {"members": 2, "epochs": 1}, 0.25, {"hidden": (100,) * 4, "prior": "normal:1"},
          {"members": 6, "batch_size": 256}, noise=BY_INPUT, steps=10_000),
-    Rule("table", "hidden-layer", "svi", "too many rows for several networks in the time: one q from mini-batches",
+    Rule("table", "hidden-layer", "svi", "too few minutes for several networks: one q from mini-batches",
          cost.optimisation, {"epochs": 1}, 0.0, {"hidden": (50,) * 4}, noise=BY_INPUT),
     Rule("image", "convnet", "ensemble", "images: networks with convolutions, each from a start of its own",
          cost.optimisation, {"members": 1}, 1 / 3, method_settings={"members": 6, "batch_size": 128, "patience": 0},
@@ -184,15 +186,10 @@ def say(setup: Setup) -> None:
 
 
 def set_up(
-    variant: str | Entry | nn.Module,
-    method: str | Method | None,
-    load: Callable[[], Dataset],
-    *,
-    settings: Mapping[str, Any] = {},
-    of_variant: Mapping[str, Any] = {},
-    of_method: Mapping[str, Any] = {},
+    variant: str | Entry | nn.Module, method: str | Method | None, load: Callable[[], Dataset], *,
+    settings: Mapping[str, Any] = {}, of_variant: Mapping[str, Any] = {}, of_method: Mapping[str, Any] = {},
     minutes: float | None = None,
-) -> Setup:
+) -> Setup:  # fmt: skip
     """A variant and a method: of ``AUTO`` those that :func:`choose` takes, of others see :func:`make_setup`.
 
     load: the data; called where a choice depends on them.   of_variant, of_method: settings over the defaults, or over
@@ -273,6 +270,7 @@ def choose(
         own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
         are_numbers = schema.task in ("regression", "targets")
         own |= rule.few if are_numbers and inputs >= SEVERAL and rows < FEW * inputs else {}
+        own |= rule.classes if schema.task == "classification" else {}
         if by_input and are_numbers:
             student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}

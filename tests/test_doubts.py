@@ -1,0 +1,93 @@
+"""Columns that give the class away, and those that number persons: what is said of them, and what is not."""
+
+import shlex
+
+import numpy as np
+import pandas as pd
+import pytest
+from refused import refuses
+
+import bnn_pyro as bp
+from bnn_pyro.doubts import between
+from bnn_pyro.inspection import inspect_table
+from bnn_pyro.run import parse
+from bnn_pyro.runs.recipe import resolve
+
+K = np.arange(400)
+DRAW = np.random.default_rng(0)
+NOISE, MANY = DRAW.normal(size=400), DRAW.permutation(400)
+DENY = pd.Series(np.where(DRAW.random(400) < 0.3, "yes", "no"))
+GRADE = pd.Series(np.digitize(NOISE, (-1, 0.3)) + 1)
+#: The target, a column, and what is said of it: rows, where it tells the class; None where nothing is.
+TELLS = {
+    "a copy in numbers": (DENY, (DENY == "yes") * 1, 400),
+    "other words": (DENY, DENY.map({"yes": "rejected", "no": "accepted"}), 400),
+    "more categories than classes": (DENY, DENY.where(K % 2 == 0, DENY + "!"), 400),
+    "a threshold": (DENY, 100 + MANY + 1000 * (DENY == "no"), 400),
+    "all but one row": (DENY, (DENY == "yes") ^ (K == 3), 399),
+    "all but eight of four hundred": (DENY, (DENY == "yes") ^ (K % 50 == 0), None),
+    "thresholds of three classes": (GRADE, NOISE, 400),
+    "where it is known": (DENY, (DENY == "yes").where(K % 2 == 0) * 1.0, 200),
+    "one class of three": (GRADE, (GRADE == 1) * 1, None),
+    "most of a rare class": (np.where(K < 16, "yes", "no"), (K < 12) * 1, None),
+    "another in every row": (DENY, [f"n{k}" for k in K], None),
+    "few rows": (DENY[:9], (DENY[:9] == "yes") * 1, None),
+    "chance": (DENY, NOISE, None),
+    "two values of many that are mixed": (DENY, np.where(K % 4, 0, 1 + MANY), None),
+    "a quantity": (MANY // 4, MANY**2, None),
+}
+
+
+@pytest.mark.parametrize(("y", "column", "right"), TELLS.values(), ids=TELLS)
+def test_a_column_that_alone_tells_the_class(y, column, right, tmp_path):
+    frame = pd.DataFrame({"a": column, "b": DRAW.normal(size=len(y)), "y": y})
+    said = [doubt.sentence for doubt in between(frame[["a", "b"]], frame[["y"]])]
+    known = frame["a"].notna().sum()
+    assert said == ([] if right is None else [s for s in said if f"the target 'y' in {right} of {known} rows" in s][:1])
+    if right == len(y):
+        frame.assign(b=[99.0, *frame.b[1:]]).to_csv(tmp_path / "t.csv", index=False)
+        both = [f.sentence for f in inspect_table(tmp_path / "t.csv", "y").findings if "alone" in f.sentence]
+        first, outlier = bp.load_data(tmp_path / "t.csv").split["doubts"]
+        assert said == both and first == f"a: {said[0]}" and outlier.startswith("b: 99 in row 2")
+
+
+#: Three rows of each of 40 persons, with what is of a person, of the time and of the row.
+WHO, FEW = K[:120] // 3, NOISE[:120]
+SEX = np.where(MANY[WHO] % 2, "f", "m")
+PANEL = pd.DataFrame({"nr": 7 * WHO + 100, "year": 1980 + K[:120] % 3, "sex": SEX, "y": FEW})
+NUMBERS = {
+    "persons": (PANEL, "nr", "repeats as numbers"),
+    "in the order of years": (PANEL.sort_values("year"), "nr", "repeats as"),
+    "nothing else": (PANEL[["nr", "y"]].rename(columns={"nr": "id"}), "id", ""),
+    "by the name": (PANEL.rename(columns={"nr": "id"}), "id", "named like a code; a code is no quantity: --groups"),
+    "a dose and its class": (PANEL.assign(sex=np.where(PANEL.nr > 200, "high", "low")), None, ""),
+    "a dose and its square": (PANEL.assign(sex=PANEL.nr**2), None, ""),
+    "nothing of a person": (PANEL.assign(sex=K[:120] % 2), None, ""),
+    "years": (PANEL.rename(columns={"nr": "month", "year": "k"}), None, ""),
+}
+
+
+@pytest.mark.parametrize(("frame", "name", "words"), NUMBERS.values(), ids=NUMBERS)
+def test_numbers_of_persons_are_offered_as_groups(frame, name, words, tmp_path):
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    report = inspect_table(tmp_path / "t.csv", "y")
+    found = [f for f in report.findings if f.way == "groups"]
+    assert [f.column for f in found] == [name] * (name is not None) and all(words in f.sentence for f in found)
+    assert report.command.endswith(f"--groups {name}") is bool(found and len(frame.columns) > 2)
+    doubts = [line for line in bp.load_data(tmp_path / "t.csv").split.get("doubts", ()) if "--groups" in line]
+    assert doubts == [f"{name}: {f.sentence}" for f in found]
+    if report.command.endswith(f"--groups {name}"):
+        assert "--exclude" not in report.command
+        data = resolve(parse(shlex.split(report.command)[1:]), {}).load()
+        assert data.split["kind"] == "groups" and "--groups" not in "".join(data.split.get("doubts", ()))
+
+
+def test_half_as_many_categories_as_rows_are_taken_where_one_says_so(tmp_path):
+    frame = pd.DataFrame({"make": [f"m{k // 2}" for k in K], "y": NOISE})
+    assert len(bp.dataset(frame, "y", categorical="make").schema.features) == 200
+    refuses("200 different texts .* keep it: --categorical", bp.dataset, frame, "y")
+    more = frame.assign(make=["m", *frame.make[1:]])
+    refuses("201 different texts .* exclude=$", bp.dataset, more, "y", categorical="make")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert "200 different texts in 400 rows" in (said := inspect_table(tmp_path / "t.csv", "y").text())
+    assert "; --categorical takes them" in said
