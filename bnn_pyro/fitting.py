@@ -125,7 +125,10 @@ def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
             head, x = split_frozen(model, x)
             traces = [poutine.trace(head).get_trace(x).nodes for _ in range(num)]
     except NotImplementedError:
-        raise UserError("the prior is improper and has no samples; take another, such as fan-in:1") from None
+        way = "take another, such as fan-in:1"
+        if points := getattr(model, "points", ()):
+            way = f"points that are trained, such as '{points[0]}', have no prior: frozen='*' lets them stay"
+        raise UserError(f"the prior is improper and has no samples; {way}") from None
     return {site: torch.stack([nodes[site]["value"] for nodes in traces]) for site in model.initial}
 
 

@@ -24,7 +24,6 @@ from bnn_pyro.parts.backbone import in_words
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import PrunedGuide, weight_sites
 from bnn_pyro.parts.nets import layers_digest
-from bnn_pyro.parts.own_module import differences
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Bayesian, Entry
@@ -82,11 +81,15 @@ def _restored(
             sites, buffers, net = provenance["module"]["parameters"], tensors.get("buffers", {}), entry.own(schema)
             for name, p in net.named_parameters():
                 p.requires_grad_(name in sites or (p.requires_grad and f"net.{name}" not in buffers))
+            theirs = provenance["module"].get("constants", {})
+            for path, part in net.named_modules():  # earlier versions drew padding rows as any other
+                if hasattr(part, "padding_row") and f"{path}.padding_row".lstrip(".") not in theirs:
+                    part.padding_row = None
             entry = replace(entry, module=net)
         model = entry.model(schema)
         if "module" in provenance:
             shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
-            if mismatch := differences(shapes, provenance["module"]["parameters"]):
+            if mismatch := _differences(shapes, provenance["module"]["parameters"]):
                 raise UserError(f"the module has not the parameters of the posterior in {folder}: {mismatch}")
             for site in provenance["module"].get("sampled_as_weights", ()):
                 model.sampling.pop(site, None)
@@ -96,7 +99,6 @@ def _restored(
             if provenance["module"].get("layers", earlier) != now and exported == {False}:  # as torch prints them
                 warnings.warn(f"the module prints other layers than that of the posterior in {folder}: the same "
                               "parameters in another network predict otherwise", stacklevel=4)  # fmt: skip
-            theirs = provenance["module"].get("constants", {})
             if others := [name for name, digest in theirs.items() if model.constants.get(name, digest) != digest]:
                 last = others[0].rpartition(".")[2]
                 warnings.warn(f"'{others[0]}' of the module, a tensor that no archive holds, is not that of {folder}, "
@@ -138,6 +140,18 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
     if isinstance(saved.get("likelihood"), dict):
         raise UserError(f"the posterior in {folder} has a likelihood of your own; load(folder, entry=bp.Bayesian(…))")
     return build(Bayesian, {**saved, "module": module})
+
+
+def _differences(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> str:
+    """In which names and shapes a module (here) differs from that of an archive (there); "" where in none."""
+    kinds = {
+        "missing": [name for name in theirs if name not in ours],
+        "unexpected": [name for name in ours if name not in theirs],
+        "of another shape": [f"{n} {tuple(ours[n])}, not {tuple(theirs[n])}" for n in ours
+                             if n in theirs and list(ours[n]) != list(theirs[n])],
+    }  # fmt: skip
+    short = {kind: ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for kind, names in kinds.items() if names}
+    return "; ".join(f"{kind}: {names}" for kind, names in short.items())
 
 
 # -- where a fit starts -----------------------------------------------------------------------------------------------

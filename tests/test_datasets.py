@@ -267,6 +267,20 @@ def test_a_robust_scale_is_that_of_the_rows_without_the_outlier():
     refuses("scale=robust is for columns", bp.load_data, "digits", scale="robust")
 
 
+@pytest.mark.parametrize("scale", ["standard", "robust"])
+def test_among_several_inputs_series_are_standardised_by_column_and_frames_matched_by_name(scale):
+    series, two = np.random.default_rng(0).normal(np.arange(5)[:, None], 1, (60, 5, 2)), FRAME[["area", "rooms"]]
+    schema = bp.dataset({"s": series, "f": two}, PRICE, scale=scale, split=0.0, validation=0).schema
+    one = bp.dataset(series.reshape(-1, 2), np.arange(300.0), scale=scale, split=0.0, validation=0).schema
+    assert schema.x_shift[:10] == pytest.approx(5 * one.x_shift) and schema.x_scale[:10] == pytest.approx(
+        5 * one.x_scale
+    )
+    ways = (two[["rooms", "area"]], two.to_numpy())
+    assert torch.equal(*(bp.load_inputs({"f": way, "s": series}, schema) for way in ways))
+    others = {"s": series, "f": two.set_axis(["area", "floors"], axis=1)}
+    refuses(r"X\['f'\] has the columns area, floors; .* trained on area, rooms", bp.load_inputs, others, schema)
+
+
 def test_rows_are_shown_with_the_digits_that_32_bits_keep():
     rare = np.where(np.arange(90) % 9, np.arange(90) % 80, 5_000_000)
     frame = pd.DataFrame({"rare": rare, "y": np.arange(90.0) ** 2})

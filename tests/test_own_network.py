@@ -240,6 +240,10 @@ def test_a_deep_network_starts_with_the_variance_of_the_pass_at_its_means():
     assert 1 / FACTOR <= facts[None]["variance_ratio"] <= FACTOR < facts[0.3]["variance_ratio"]
 
 
+class Token(nn.Embedding):
+    forward = nn.Identity.forward
+
+
 def test_bad_modules_are_told_in_one_line():
     for module, sentence in (
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
@@ -266,6 +270,7 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: Wrong("rows"), "depend on the other rows of a batch"),
         (lambda: Wrong("earlier rows"), "depend on the other rows .*batch_first=True"),
         (lambda: Wrong("weights"), r"changes its own 'layer\.weight' out of training mode"),
+        (lambda: Token(9, 2, padding_idx=0), "Token in Token has a forward of its own and padding_idx"),
         (lambda: Wrong("nan"), "Wrong gives outputs that are not finite for training rows"),
         (lambda: Wrong("buffer"), "changes its own 'seen' out of training mode"),
         (lambda: nn.Linear(5, OUT), r"does not take inputs of shape \(2, 4, 6\): .*mat1 and mat2"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from own_networks import Wrong
 from refused import refuses
+from run_folders import reseal
 from test_own_network import fit, rows
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
@@ -64,9 +65,29 @@ def normed(w, x, rows):
     return torch.tanh((z - own.mean(1, keepdim=True)) / (own.var(1, correction=0, keepdim=True) + 0.5).sqrt())
 
 
+def numbers(x):
+    return (x > -0.5).long() + (x > 0.5)
+
+
+def padded(w, x, padding=0.5):
+    """A row of the table for each number, of which 0 pads: its row is not drawn."""
+    table = torch.cat([w[:, :1] if padding is None else torch.full_like(w[:, :1], padding), w[:, 1:]], 1)
+    return table[:, numbers(x)].sum(-1)
+
+
 def attend(layer, x):
     tokens = x.view(-1, 2, 2)
     return 2 * layer(torch.ones(len(x), 1, 1), tokens, tokens[..., :1])[0][:, 0]
+
+
+def embedding():
+    table = nn.Embedding(3, 1, padding_idx=0, scale_grad_by_freq=True, sparse=True)
+    return Net(table, lambda layer, x: layer(numbers(x)).sum(1), weight=[0.5, 1.0, 1.0])
+
+
+def exported():
+    rows = ({0: torch.export.Dim("rows", min=1)},)
+    return torch.export.export(embedding(), (torch.zeros(3, 4),), dynamic_shapes=rows).module()
 
 
 #: {name: (the module, its Bayesian parameters, how many weights these have, the equation)}
@@ -94,6 +115,8 @@ LAYERS = {
             lambda layer, x: layer(x[:, :2]),
         ), "layer.0.weight", 2, normed,
     ),
+    "embedding": (embedding, "*", 3, padded),
+    "exported": (exported, "*", 3, lambda w, x: padded(w, x, None)),
 }  # fmt: skip
 
 
@@ -155,8 +178,20 @@ def test_the_elbo_of_a_layer_has_its_value_and_its_maximum_at_the_best_normal(na
                 draws.append(torch.cat([elbo[None], *torch.autograd.grad(elbo, [guide.loc, guide.rho])]).detach())
             draws = torch.stack(draws).double()
             draws[:, 0] -= one.elbo(guide.loc.detach().double(), covariance)
-            z.append((draws.mean(0) / (draws.std(0) / 300**0.5)).abs())
+            z.append((draws.mean(0) / (draws.std(0).clamp_min(0.01) / 300**0.5)).abs())  # 0: of a padding row
     assert z[0].max() < 4.5 and z[1][0] < 4.5 < z[1][1:].max()
+
+
+def test_archives_of_before_predict_by_the_draws_of_a_padding_row(tmp_path):
+    data = layer("embedding").data
+    posterior = fit(bp.Bayesian(embedding(), noise=0.5), data=data, out=tmp_path)
+    module = {k: v for k, v in posterior.provenance["module"].items() if k != "constants"}
+    for padding in (0.5, None):
+        again = bp.load(tmp_path, module=embedding())
+        found = bp.predict(again, data.x_train, num_draws=5, seed=1).components.loc
+        w = posterior.draw(5, seed=1)["layer.weight"][..., 0]
+        torch.testing.assert_close(found, padded(w, data.x_train, padding))
+        reseal(tmp_path, provenance={**posterior.provenance, "module": module})
 
 
 class TimeFirst(nn.Linear):
@@ -198,16 +233,21 @@ def test_members_of_an_ensemble_share_what_is_frozen_and_nothing_else_may_move()
     with bp.isolated(1):
         net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))
     net[3].register_buffer("unknown", torch.tensor([math.nan]))
-    model = bp.Bayesian(net, where="4", frozen="*", start="pretrained").model(rows().schema)
+    model, trained = (bp.Bayesian(net, where="4", frozen="*", batch_norm="frozen", start=start).model(rows().schema)
+                      for start in ("initial", "pretrained"))  # fmt: skip
     again = restarted(model)
     assert all(value.allclose(again.get_buffer(n), 0, 0, equal_nan=True) for n, value in model.named_buffers())
     assert not torch.equal(again.net[4].weight, net[4].weight)
+    assert torch.equal(restarted(trained).net[4].weight, net[4].weight)
+    with pytest.warns(UserWarning, match="all members are equal, .*take batch_size below 40"):
+        fit(bp.Bayesian(net, start="pretrained"), bp.Ensemble(members=2, epochs=3, cores=1))
     assert not torch.equal(restarted(one := nn.MultiheadAttention(4, 2)).in_proj_weight, one.in_proj_weight)
-    for norm in ("frozen", "batch"):
-        members = fit(bp.Bayesian(net, batch_norm=norm), bp.Ensemble(members=2, epochs=3, cores=1))
-        alone = fit(bp.Bayesian(net, batch_norm=norm), bp.MAP(epochs=3))
+    improper = {"4.weight": "log-uniform", "*": "normal:1"}
+    for how in ({"where": "4"}, {"batch_norm": "frozen", "prior": improper}):  # neither has draws of the prior
+        members, alone = (fit(bp.Bayesian(net, **how), method(epochs=3)) for method in (bp.Ensemble, bp.MAP))
         first, one = (bp.predict(p, rows().x_test).components.logits[0] for p in (members, alone))
         assert torch.equal(first, one)
+    refuses(r"points that are trained, such as '1.weight', .*='\*'", bp.prior, bp.Bayesian(net, where="4"), rows())
     net[2] = spectral_norm(nn.Linear(5, 5))
     refuses("training changes 'net.2.*_u', of which each member", fit, net, bp.Ensemble(members=2, epochs=3))
 

@@ -7,9 +7,11 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import own_networks
 import pytest
 from monte_carlo import stop_at
 from run_folders import small_table
+from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.files import lock_folder
@@ -129,6 +131,21 @@ def test_other_settings_under_the_same_name_are_refused_or_replaced(copied):
     assert times(kept) == untouched
     changed = [name for name, score in scores(out).items() if score != before[name]]
     assert changed == [f"mean-field-houses-seed0-split{k}" for k in (0, 1)]
+
+
+def test_a_module_of_other_layers_is_refused_or_fitted_anew(copied, monkeypatch):
+    write, out = copied
+    own = MEAN_FIELD.replace("mean-field]", 'own]\nvariant = "my-network"')
+    own = own.replace("hidden = [6]", 'module = "own_networks:net"')
+    monkeypatch.setattr(own_networks, "net", lambda schema: nn.Linear(*schema.input_shape, 1), raising=False)
+    write(own)
+    monkeypatch.setattr(own_networks, "net", lambda schema: nn.Sequential(nn.Linear(*schema.input_shape, 1)))
+    assert "own-houses-seed0-split0 (and 1 more) was fitted with other layers" in write(own, code=2)
+    before = scores(out)
+    write(own, more=["--overwrite"])
+    write(own)
+    changed = [name for name, score in scores(out).items() if score != before[name]]
+    assert changed == [f"own-houses-seed0-split{k}" for k in (0, 1)]
 
 
 def test_changed_data_are_noticed(copied, tmp_path):

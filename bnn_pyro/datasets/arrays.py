@@ -2,6 +2,7 @@
 
 import math
 import mmap
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,8 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.cells import gaps_in, numbered
-from bnn_pyro.datasets.dataset import Raw
-from bnn_pyro.datasets.frames import WAY_OF_TARGET, as_target, named, refuse_gaps, target_fields
+from bnn_pyro.datasets.dataset import InputPart, Raw, Schema
+from bnn_pyro.datasets.frames import WAY_OF_TARGET, as_array, as_table, as_target, named, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, OnDisk, for_torch, is_large
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import existing, read_archive
@@ -162,3 +163,54 @@ def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int
         row += first
         way = ", as missing='drop' (--missing drop) does with rows to train on" if np.isnan(value) else ""
         raise UserError(f"{path}: x{[row, *rest]} is {value}; correct or remove row {row} (from 0){way}")
+
+
+# -- several inputs a row, packed to one row of numbers ---------------------------------------------------------------
+def parts_of(x: Any, axes: int = 2) -> dict[str, Any]:
+    """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of so many axes or more; else {}."""
+    parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}
+    return {str(k): v for k, v in parts.items()} if any(np.ndim(v) >= axes for v in parts.values()) else {}
+
+
+def pack(
+    what: str, parts: Mapping[str, Any], known: Schema | None = None
+) -> tuple[np.ndarray, list[InputPart], list[str]]:
+    """(float32 (N, F), what is where, the features' names), of arrays (N, …) by their names.
+
+    known: of a model, whose parts they are; columns of a frame are matched by name, if it was a frame in training.
+    """
+    like, features = ((), ()) if known is None else (known.input_parts, known.features)
+    tables = {name: as_table(f"{what}['{name}']", part) for name, part in parts.items() if hasattr(part, "columns")}
+    for name, table in tables.items():
+        names = [text[len(name) + 1 : -1] for text in features if text.startswith(f"{name}[")]
+        if {*names} == {*table.columns}:
+            tables[name] = table[names]
+        elif any(not text.isdigit() for text in names):
+            raise UserError(f"{what}['{name}'] has the columns {', '.join(table.columns)}; this model was trained on "
+                            f"{', '.join(names)}"[:300])  # fmt: skip
+    arrays = {name: as_array(f"{what}['{name}']", part, text=True) for name, part in {**parts, **tables}.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind not in "biuf" or not array.ndim:
+            raise UserError(f"{what}['{name}'] is no array of numbers; number categories 0, 1, … for an nn.Embedding")
+        if array.dtype.kind in "iu" and np.abs(array).max(initial=0) > 2**24:
+            raise UserError(f"{what}['{name}'] has whole numbers above 2^24, which 32-bit floats do not tell apart; "
+                            "number them 0, 1, …")  # fmt: skip
+    rows = {name: len(array) for name, array in arrays.items()}
+    if len(set(rows.values())) > 1:
+        lengths = ", ".join(f"'{name}' {num}" for name, num in rows.items())
+        raise UserError(f"{what}: its inputs have different numbers of rows ({lengths}); give one of each for each row")
+    kinds = {name: (a.dtype.kind in "iu" and a.itemsize > 1, a.dtype.kind == "b") for name, a in arrays.items()}
+    inputs = [InputPart(name, array.shape[1:], *kinds[name]) for name, array in arrays.items()]
+    if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
+        here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
+        given = f"has the inputs {here}" if here else "is no tuple or dict of arrays (N, …)"
+        raise UserError(f"{what} {given}; this model takes {there}".replace("'N'", "N"))
+    for part in like:
+        if part.is_whole and (arrays[part.name] % 1 != 0).any():
+            raise UserError(f"{what}['{part.name}'] must be whole numbers, as those that this model was trained on")
+        if part.is_bool and not np.isin(arrays[part.name], (0, 1)).all():
+            raise UserError(f"{what}['{part.name}'] must be true or false, as what this model was trained on")
+    order = [part.name for part in like] or list(arrays)
+    packed = [arrays[name].reshape(len(arrays[name]), -1).astype(np.float32) for name in order]
+    places = {part.name: tables.get(part.name, range(math.prod(part.shape))) for part in inputs}  # or columns
+    return np.concatenate(packed, 1), list(like) or inputs, [f"{name}[{i}]" for name in order for i in places[name]]

@@ -3,9 +3,8 @@
 Rows are counted from 0. Nothing here is named in the schema: rows of a file may follow those of a frame.
 """
 
-import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as Items
 
 from bnn_pyro.cells import coded_cells, gaps_in
-from bnn_pyro.datasets.arrays import image_arrays, on_disk, raw_arrays
-from bnn_pyro.datasets.dataset import Column, Dataset, InputPart, Raw, Schema
+from bnn_pyro.datasets.arrays import image_arrays, on_disk, pack, parts_of, raw_arrays
+from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, check_order, event_column, named, names_in
 from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
@@ -111,7 +110,7 @@ def dataset(
         classes = names if classes is None and task in (None, "classification", "ordinal") else classes
     elif test is not None or rows is not None:
         raise UserError("test= and rows= are of torch data sets and loaders; give train=, or x_test= and y_test=")
-    x, parts = _pack("X", several) if (several := _parts_of(x)) else (on_disk("X", x), [])
+    x, parts, features = pack("X", several) if (several := parts_of(x)) else (on_disk("X", x), [], [])
     if parts and (exposure is not None or missing == "indicator"):
         raise UserError("X has several inputs, which take no exposure= and no missing='indicator'")
     table = as_table("X", x)
@@ -142,8 +141,7 @@ def dataset(
     raw = _raw(x, table, columns["y"], missing, dates, **how)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
-        features = tuple(f"{part.name}[{i}]" for part in parts for i in range(math.prod(part.shape)))
-        raw = replace(raw, features=features, columns=tuple(map(Column, features)), input_parts=tuple(parts))
+        raw = replace(raw, features=tuple(features), columns=tuple(map(Column, features)), input_parts=tuple(parts))
     if (x_test is None) != (y_test is None):
         raise UserError("x_test and y_test are the test part together; give both, or none")
     if x_test is not None:
@@ -206,7 +204,7 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
     """The features of rows, or pixels, as of a ``Raw``."""
     if like.input_parts and not isinstance(x, Tensor):
-        x = _pack(what, _parts_of(x, 0), like.input_parts)[0]
+        x = pack(what, parts_of(x, 0), like)[0]
     table = as_table(what, x, like.table_columns)
     if table is None and not isinstance(x, OnDisk):
         x = as_array(what, x)
@@ -258,39 +256,3 @@ def _division(raw: Raw, split: Any, by: dict[str, Any], validation: float | None
     if raw.rows is not None:
         by = {kind: np.asarray(values)[raw.rows.numpy()] for kind, values in by.items()}
     return dict(by=by, fractions=shares, validation=None if by else held_out)
-
-
-# -- several inputs a row, packed to one row of numbers ---------------------------------------------------------------
-def _parts_of(x: Any, axes: int = 2) -> dict[str, Any]:
-    """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of so many axes or more; else {}."""
-    parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}
-    return {str(k): v for k, v in parts.items()} if any(np.ndim(v) >= axes for v in parts.values()) else {}
-
-
-def _pack(what: str, parts: Mapping[str, Any], like: Sequence[InputPart] = ()) -> tuple[np.ndarray, list[InputPart]]:
-    """(float32 (N, F), what is where), of arrays (N, …) by their names; like: the parts that a model has."""
-    arrays = {name: as_array(f"{what}['{name}']", part, text=True) for name, part in parts.items()}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf" or not array.ndim:
-            raise UserError(f"{what}['{name}'] is no array of numbers; number categories 0, 1, … for an nn.Embedding")
-        if array.dtype.kind in "iu" and np.abs(array).max(initial=0) > 2**24:
-            raise UserError(f"{what}['{name}'] has whole numbers above 2^24, which 32-bit floats do not tell apart; "
-                            "number them 0, 1, …")  # fmt: skip
-    rows = {name: len(array) for name, array in arrays.items()}
-    if len(set(rows.values())) > 1:
-        lengths = ", ".join(f"'{name}' {num}" for name, num in rows.items())
-        raise UserError(f"{what}: its inputs have different numbers of rows ({lengths}); give one of each for each row")
-    kinds = {name: (a.dtype.kind in "iu" and a.itemsize > 1, a.dtype.kind == "b") for name, a in arrays.items()}
-    inputs = [InputPart(name, array.shape[1:], *kinds[name]) for name, array in arrays.items()]
-    if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
-        here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
-        given = f"has the inputs {here}" if here else "is no tuple or dict of arrays (N, …)"
-        raise UserError(f"{what} {given}; this model takes {there}".replace("'N'", "N"))
-    for part in like:
-        if part.is_whole and (arrays[part.name] % 1 != 0).any():
-            raise UserError(f"{what}['{part.name}'] must be whole numbers, as those that this model was trained on")
-        if part.is_bool and not np.isin(arrays[part.name], (0, 1)).all():
-            raise UserError(f"{what}['{part.name}'] must be true or false, as what this model was trained on")
-    order = [part.name for part in like] or list(arrays)
-    packed = [arrays[name].reshape(len(arrays[name]), -1).astype(np.float32) for name in order]
-    return np.concatenate(packed, 1), list(like) or inputs

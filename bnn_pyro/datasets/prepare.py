@@ -173,18 +173,30 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
     return Schema(**known | dict(x_shift=shift, x_scale=scale, y_shift=mean, y_scale=deviation))
 
 
-def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each feature, or robust ones where the range is not 0; 0, mean of an exposure."""
-    mean, scale = mean_and_scale(taken(raw.x, rows))
+def _moments(x: Tensor | OnDisk, rows: Tensor, robust: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean of each feature, shift and scale: mean and standard deviation, or robust where the range is not 0."""
+    mean, scale = mean_and_scale(taken(x, rows))
     shift = mean.clone()
     if robust:
-        low, shift, high = torch.from_numpy(np.quantile(raw.x[rows].double().numpy(), (0.25, 0.5, 0.75), axis=0))
+        low, shift, high = torch.from_numpy(np.quantile(x[rows].double().numpy(), (0.25, 0.5, 0.75), axis=0))
         scale = torch.where(low < high, (high - low) / NORMAL_RANGE, scale)
+    return mean, shift, scale
+
+
+def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Those of :func:`_moments` of each feature, of a series (N, T, columns) of each column; 0, mean of an exposure."""
+    mean, shift, scale = _moments(raw.x, rows, robust)
     as_they_are = ~quantities(raw.columns, len(shift))
     if raw.input_parts:
-        pieces = zip(raw.input_parts, raw.x.split([math.prod(part.shape) for part in raw.input_parts], 1), strict=True)
-        whole = ((part.is_whole or bool(((x == 0) | (x == 1)).all()), x.shape[1]) for part, x in pieces)
-        as_they_are = torch.tensor([is_whole for is_whole, width in whole for _ in range(width)])
+        end, as_they_are = 0, torch.zeros(len(shift), dtype=torch.bool)
+        for part in raw.input_parts:
+            place = slice(end, end := end + math.prod(part.shape))
+            x = raw.x[:, place]
+            as_they_are[place] = part.is_whole or bool(((x == 0) | (x == 1)).all())
+            if len(part.shape) == 2:
+                series = x[rows].reshape(-1, part.shape[1])
+                _, *of_columns = _moments(series, torch.arange(len(series)), robust)
+                shift[place], scale[place] = (v.repeat(part.shape[0]) for v in of_columns)
     shift[as_they_are], scale[as_they_are] = 0.0, 1.0
     if raw.exposure:
         shift[-1], scale[-1] = 0.0, mean[-1]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
@@ -94,7 +95,8 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
         if isinstance(weight, Tensor) and isinstance(output, Tensor) and weight.dim() > 1:
             counts.append(output.numel() * weight[0].numel())
 
-    with isolated(0), outputs_seen(net, count):
+    initial = getattr(net, "initial", {})  # points, and improper priors, have no draws
+    with isolated(0), outputs_seen(net, count), poutine.condition(data=initial):
         net(x)
     return max(sum(counts), sum(value.numel() for value in net.parameters() if value.dim() > 1))
 

@@ -12,6 +12,7 @@ With dropout the likelihood is averaged over masks; the optimum is the network w
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -242,6 +243,9 @@ class Ensemble(MAP):
             map_tasks(train, todo, names=names, report=progress, done=keep, **where)
         members = [finished[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
+        if self.members > 1 and all(torch.allclose(value, value[:1]) for value in chains.values()):
+            warnings.warn("all members are equal, as each began with the same weights and saw the same rows in every "
+                          f"step; take batch_size below {num}, or start='initial'", stacklevel=2)  # fmt: skip
         shared = min(len(trace["epoch"]) for _, trace, _ in members)
         lines = {name: [trace[name][:shared] for _, trace, _ in members] for name in members[0][1]}
         trace = {name: torch.tensor(line, dtype=torch.float64).mean(0).tolist() for name, line in lines.items()}
@@ -264,8 +268,13 @@ def _train(
 
 
 def restarted(model: nn.Module) -> nn.Module:
-    """A copy with initial weights drawn anew, but no buffers: weights that are frozen; call inside ``isolated``."""
+    """A copy with initial weights drawn anew, but no buffers: weights that are frozen; call inside ``isolated``.
+
+    Weights that are those of a trained network, by ``start="pretrained"``, stay.
+    """
     buffers, model = dict(model.named_buffers()), copy.deepcopy(model)
+    if getattr(model, "is_pretrained", False):
+        return model
     for part in reversed([*model.modules()]):  # what a layer makes of its parts comes last
         own = "_reset_parameters" if isinstance(part, nn.MultiheadAttention | nn.Transformer) else "reset_parameters"
         getattr(part, own, lambda: None)()

@@ -69,7 +69,24 @@ def own_copy(module: nn.Module) -> nn.Module:
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.register_forward_pre_hook(_check_index)
+            part.sparse = part.scale_grad_by_freq = False  # no gradient of the function, or not as optimisers take it
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None and not hasattr(part, "padding_row"):
+            if type(part).forward is not nn.Embedding.forward:
+                raise UserError(f"{type(part).__name__} in {name} has a forward of its own and padding_idx, for which "
+                                "torch leaves gradients out; leave padding_idx out")  # fmt: skip
+            part.register_buffer("padding_row", part.weight[part.padding_idx].detach().clone(), persistent=False)
+            part.register_forward_hook(_with_padding, with_kwargs=True)
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():  # of torch.export
+            if node.target is torch.ops.aten.embedding.default:
+                node.args = node.args[:2]  # the padding row is a weight as any other
+                part.recompile()
     return copied
+
+
+def _with_padding(layer: nn.Embedding, args: tuple, named: dict[str, Tensor], output: Tensor) -> Tensor:
+    """The padding row as it was in the user's module: it is no weight, and torch gives it no gradient."""
+    index, row = (*args, *named.values())[0], layer.padding_row
+    return output if row is None else torch.where((index == layer.padding_idx)[..., None], row, output)
 
 
 def _check_index(layer: nn.Embedding | nn.EmbeddingBag, args: tuple[Any, ...]) -> None:
@@ -166,18 +183,6 @@ def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str],
         if name not in chosen:
             raise UserError(f"{setting} says nothing of '{name}'; add a pattern that matches it, such as '*'")
     return {name: chosen[name] for name in names}
-
-
-def differences(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> str:
-    """In which names and shapes a module (here) differs from that of an archive (there); "" where in none."""
-    kinds = {
-        "missing": [name for name in theirs if name not in ours],
-        "unexpected": [name for name in ours if name not in theirs],
-        "of another shape": [f"{n} {tuple(ours[n])}, not {tuple(theirs[n])}" for n in ours
-                             if n in theirs and list(ours[n]) != list(theirs[n])],
-    }  # fmt: skip
-    short = {kind: ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for kind, names in kinds.items() if names}
-    return "; ".join(f"{kind}: {names}" for kind, names in short.items())
 
 
 # -- many draws ------------------------------------------------------------------------------------------------------

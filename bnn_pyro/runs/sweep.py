@@ -6,16 +6,20 @@ Its folder has a run folder a fit, which alone tells what is finished, sweep.jso
 import functools
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from bnn_pyro.checkpoint import LAYERS
+from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import is_occupied, lock_folder, read_archive
 from bnn_pyro.parallel.executor import executor
 from bnn_pyro.parallel.map import map_tasks
+from bnn_pyro.posterior import read_archive as read_posterior
 from bnn_pyro.progress import progress_bar, quiet, report_progress
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
@@ -148,6 +152,8 @@ def run_sweep(
 def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[RunTask]:
     """The fits to make. Raises UserError where settings or rows have changed, without ``overwrite``."""
     statuses = {task: folder.status(task) for task in config.tasks}
+    others = [task for task, (state, _) in statuses.items() if state == FINISHED and _other_layers(folder, task)]
+    statuses |= dict.fromkeys(others, (CHANGED, "was fitted with other layers than those of its module now"))
     changed = [(task, reason) for task, (state, reason) in statuses.items() if state == CHANGED]
     if changed and not overwrite:
         several = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
@@ -162,6 +168,17 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
                         "trained on: the file has changed; choose another --out, or "
                         "add --overwrite to make them anew")  # fmt: skip
     return [task for task, (state, _) in statuses.items() if state != FINISHED or task.data in stale]
+
+
+def _other_layers(folder: SweepFolder, task: RunTask) -> bool:
+    """Whether a finished fit's module, where it is still there, is another one by now."""
+    if (known_by := getattr(task.recipe.entry, "known_by", None)) is None:
+        return False
+    with suppress(UserError):
+        meta = read_posterior(folder.run(task).path)[1]
+        now = known_by(Schema.from_dict(meta["schema"]))
+        return meta["provenance"]["key"][1].get(LAYERS, now) != now
+    return False
 
 
 def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[str, int], str]:

@@ -73,7 +73,7 @@ class Bayesian(Settings):
                 (around the module's own weights), gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; in Python also
                 {pattern: prior}, the first that matches
     start       initial: at the module's weights, as they are; pretrained: they are those of a trained network, whose
-                batch normalisation stays frozen
+                batch normalisation stays frozen, and where all members of an ensemble start
     noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
     family      SVI: q is mean-field, low-rank:RANK or full
     init_scale  σ of every weight where training starts; by default a share of each layer's weights, at which
@@ -175,7 +175,7 @@ class Bayesian(Settings):
         # Batch statistics mix the rows: noise of each row would be another network.
         if self.sampling != "weights" and not statistics:
             model.sampling = sampling_of(net, *(row[[0] * rows] for rows in ROWS))
-        model.is_own_network, model.still = True, still
+        model.is_own_network, model.is_pretrained, model.still = True, self.start == "pretrained", still
         model.constants = {k: v for k, v in constants(net).items() if before.get(k) == v}  # that no pass has changed
         return model
 
