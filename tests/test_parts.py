@@ -15,7 +15,6 @@ from torch.func import functional_call
 import bnn_pyro as bp
 from bnn_pyro import c_code
 from bnn_pyro.parts import gradients, weights
-from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP
 from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import GammaNormal, ScaleMixture, parse_prior
@@ -147,15 +146,6 @@ def read(likelihood, f, **latent):
     with ReadLikelihood() as kept, poutine.condition(data=latent):
         likelihood(f)
     return kept.likelihood
-
-
-def test_mean_field_normal_starts_where_it_is_told():
-    initial = {"a": randn(2, 3), "b": torch.tensor(0.5)}
-    guide = MeanFieldNormal(initial, init_scale=0.02)
-    torch.testing.assert_close(guide.sites(), initial)
-    torch.testing.assert_close(guide.scale.detach(), torch.full((7,), 0.02))
-    initial["a"].zero_()
-    assert not torch.equal(guide.sites()["a"], initial["a"])  # a copy of its own
 
 
 def test_variant_settings_that_are_refused():
