@@ -15,6 +15,7 @@ from torch.distributions import Normal, kl_divergence
 import bnn_pyro as bp
 from bnn_pyro.parts.own_module import assign, select
 from bnn_pyro.parts.own_start import FACTOR, BatchStatistics, variance_ratio
+from bnn_pyro.parts.priors import parse_prior
 from bnn_pyro.parts.weights import cut
 from bnn_pyro.posterior import read_archive
 
@@ -146,6 +147,7 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
         prior = {n: model.priors[n](p) for n, p in model.net.named_parameters()}
         centred = [model.priors["0.weight"](net[0].weight).sample() for _ in range(200)]
     assert prior["4.weight"].scale == 2 and prior["1.weight"].scale == pytest.approx(3 / 6**0.5)
+    assert (prior["1.bias"].scale, parse_prior("fan-in:6")(torch.zeros(8, 4, 3, 3)).scale) == (3, 1)
     assert torch.stack(centred).mean(0).sub(1).abs().max() < 6 * 0.1 / 200**0.5
     late = bp.Bayesian(net, prior={"*": "fan-in:3", "4": "normal:2"})
     refuses("prior: all that '4' matches, one before it has matched", late.model, rows().schema)

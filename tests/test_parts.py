@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pyro.poutine as poutine
 import pytest
 import torch
@@ -23,21 +22,6 @@ from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FlatNormals, F
 
 def randn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def test_scales():
-    """normal: the same everywhere; fan-in: 1/√fan-in for weights, dense or convolutional, and 1 for biases."""
-    for text, shape, scale in [
-        ("normal:2.5", (4, 9), 2.5),
-        ("normal:2.5", (4,), 2.5),
-        ("fan-in:3", (4, 9), 1.0),
-        ("fan-in:3", (4,), 3.0),
-        ("fan-in:6", (8, 4, 3, 3), 1.0),
-    ]:
-        value = randn(2, *shape)
-        expected = norm.logpdf(value.double().numpy(), scale=scale).reshape(2, -1).sum(1)
-        found = parse_prior(text)(torch.zeros(shape)).log_prob(value)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "narrow"), [(torch.float64, False), (torch.float32, False), (torch.float32, True)])
