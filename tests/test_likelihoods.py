@@ -15,10 +15,13 @@ from test_parts import read
 from zoo_problems import check_log_joint
 
 import bnn_pyro as bp
+from bnn_pyro.inference.linear import stochastic_log_joint
+from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts import mixtures
 from bnn_pyro.parts.components import CDFS, HeavyTailed
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, LogNormalMixture, make_likelihood
 from bnn_pyro.parts.mixtures import Mixture
+from bnn_pyro.parts.priors import parse_prior
 
 NUMBERS, COUNTS = (bp.Schema(task, (1,), y_shift=5.0, y_scale=2.0) for task in ("regression", "counts"))
 F = torch.tensor([[-0.3], [0.0], [0.8]])
@@ -167,12 +170,21 @@ LAWS = {
 }  # fmt: skip
 
 
+#: Of the weight and the bias, too.
+GAMMA = dict.fromkeys(("layers.0.weight", "layers.0.bias"), parse_prior("gamma:2,1")(torch.zeros(1)))
+
+
+@pytest.mark.parametrize("prior", ["normal:2", "gamma:2,1"])
 @pytest.mark.parametrize("name", LAWS)
-def test_log_joints_have_the_priors_of_own_sites(name):
+def test_log_joints_have_the_priors_of_own_sites(name, prior):
     law, priors = LAWS[name]
     schema = COUNTS if LIKELIHOODS[name][1] == "counts" else NUMBERS
     data = dataset(torch.linspace(-1, 1, 8)[:, None], torch.tensor([3.0, 0, 4, 2, 6, 1, 2, 5]), schema)
-    check_log_joint(data, lambda f, w: law(f[:, 0], w), priors, likelihood=name)
+    priors = priors | (GAMMA if prior.startswith("gamma") else {})
+    check_log_joint(data, lambda f, w: law(f[:, 0], w), priors, likelihood=name, prior=prior)
+    with bp.isolated(0):
+        other = bp.MLP(hidden=(), prior="scale-mixture", likelihood=name).model(schema)
+    assert type(stochastic_log_joint(other, data.x_train, data.y_train)) is LogJoint
 
 
 @pytest.mark.parametrize("mean", [1e2, 1e4, 1e7])

@@ -9,15 +9,12 @@ import torch
 from conjugate import correlated
 from monte_carlo import check_by_chain, fit, goes_on, interrupted, moments, run_method, same, weights
 from refused import refuses
-from zoo_problems import problem
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.checks.integration import stationary_covariance
 from bnn_pyro.inference import chees, mini_batches
 from bnn_pyro.inference.chees import Adaptation, Chains, Transition
-from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
-from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.mini_batches import Batches, draws_due
 from bnn_pyro.inference.potential import Potential, log_likelihood
 
@@ -50,34 +47,6 @@ def test_the_bias_is_the_one_that_theory_tells_and_none_of_small_steps_on_mini_b
     temperature = torch.tensor(posterior.trace["kinetic_temperature"][200:]).mean().item()
     assert temperature == pytest.approx(factor.mean().item(), rel=0.01) and temperature > 1.05
     check_gaussian(sample(PROBLEM, MINI), PROBLEM.mean, torch.linalg.inv(PROBLEM.precision))
-
-
-PRIORS = {
-    "learned noise": "fan-in:1",
-    "heteroscedastic": "normal:2",
-    "binary": "gamma:2,1",
-    "multiclass": "scale-mixture:1,0.1,0.5",
-}
-
-
-@pytest.mark.parametrize("hidden", [(), (3,)], ids=["linear", "network"])
-@pytest.mark.parametrize("task", PRIORS)
-def test_log_joint_and_gradient_of_many_chains(task, hidden):
-    entry, data = problem("mean-field", task)
-    x, y = data.x_train, data.y_train
-    with bp.isolated(0):
-        model = replace(entry, hidden=hidden, prior=PRIORS[task]).model(data.schema)
-        target = stochastic_log_joint(model, x.repeat(2, 1), y.repeat(2))  # of which half are seen
-        assert (type(target) is LinearLogJoint) == (not hidden and task != "multiclass")
-        w = target.flat(target.sample_prior(3)[0])
-        found = target.gradient(w, x, y)
-        in_double = tuple(value.double() for value in found)
-        for fast, slow in (
-            (found, LogJoint(model, target.x, target.y).gradient(w)),
-            (target.gradient(w, x.expand(3, *x.shape), y.expand(3, -1)), found),
-            (in_double, Potential(model, x, y, temperature=0.5)(w.double())),
-        ):
-            torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
 
 
 def test_batches_belong_to_seed_epoch_and_chain():

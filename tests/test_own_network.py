@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 
 import pyro.poutine as poutine
 import pytest
@@ -14,6 +15,7 @@ from torch.distributions import Normal, kl_divergence
 import bnn_pyro as bp
 from bnn_pyro.parts.own_module import assign, select
 from bnn_pyro.parts.own_start import FACTOR, BatchStatistics, variance_ratio
+from bnn_pyro.parts.priors import parse_prior
 from bnn_pyro.parts.weights import cut
 from bnn_pyro.posterior import read_archive
 
@@ -145,6 +147,7 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
         prior = {n: model.priors[n](p) for n, p in model.net.named_parameters()}
         centred = [model.priors["0.weight"](net[0].weight).sample() for _ in range(200)]
     assert prior["4.weight"].scale == 2 and prior["1.weight"].scale == pytest.approx(3 / 6**0.5)
+    assert (prior["1.bias"].scale, parse_prior("fan-in:6")(torch.zeros(8, 4, 3, 3)).scale) == (3, 1)
     assert torch.stack(centred).mean(0).sub(1).abs().max() < 6 * 0.1 / 200**0.5
     late = bp.Bayesian(net, prior={"*": "fan-in:3", "4": "normal:2"})
     refuses("prior: all that '4' matches, one before it has matched", late.model, rows().schema)
@@ -254,10 +257,8 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: filled(torch.nan), "outputs that are not finite for training rows, with the weights it came with"),
         *((lambda rows=rows: exported(rows), r"any number of rows, .*dynamic_shapes=\({0: torch") for rows in (2, 3)),
         (lambda: nn.Linear(6, OUT), r"shape \(2, 4, 3\) for 2 rows; they must be \(2, 3\) for the 3 classes"),
-        *((lambda how=how: Wrong(how), "'_others' of Wrong holds .* not registered") for how in ("nested", "plain")),
-        (lambda: Wrong("unregistered"), "'_others' of Wrong holds parameters that are not registered"),
-        (lambda: Wrong("y"), "a parameter of the network is called 'y', as another site is"),
-        (lambda: Wrong("data"), "a parameter of the network is called 'data', as another site is"),
+        *((partial(Wrong, how), "'_others' of Wrong .* not registered") for how in ("nested", "plain", "unregistered")),
+        *((partial(Wrong, how), f"the network is called '{how}', as another site is") for how in ("y", "data")),
         (lambda: Wrong("empty"), "parameter 'empty' of Wrong has no numbers"),
         (lambda: Wrong("whole"), r"shape torch.int64, not floats, for 2 rows; they must be"),
         (lambda: Wrong("checkpoint"), "no gradient by other weights .* checkpoints of activations"),
@@ -265,10 +266,8 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: Wrong("fails in training"), "Wrong fails in training mode: shape"),
         (lambda: Wrong("bounded"), r"changes its own 'layer\.weight' in a forward pass"),
         (lambda: Wrong("in place"), "changes its inputs in place"),
-        (lambda: Wrong("random"), "other outputs for the same inputs"),
-        (lambda: Wrong("remembers"), "other outputs for the same inputs"),
-        (lambda: Wrong("rows"), "depend on the other rows of a batch"),
-        (lambda: Wrong("earlier rows"), "depend on the other rows .*batch_first=True"),
+        *((partial(Wrong, how), "other outputs for the same inputs") for how in ("random", "remembers")),
+        *((partial(Wrong, how), "depend on the other rows .*batch_first=True") for how in ("rows", "earlier rows")),
         (lambda: Wrong("weights"), r"changes its own 'layer\.weight' out of training mode"),
         (lambda: Token(9, 2, padding_idx=0), "Token in Token has a forward of its own and padding_idx"),
         (lambda: Wrong("nan"), "Wrong gives outputs that are not finite for training rows"),

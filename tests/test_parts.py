@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pyro.poutine as poutine
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch.func import functional_call
 import bnn_pyro as bp
 from bnn_pyro import c_code
 from bnn_pyro.parts import gradients, weights
-from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.nets import ACTIVATIONS, MLP
 from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.parts.priors import GammaNormal, ScaleMixture, parse_prior
@@ -24,21 +22,6 @@ from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FlatNormals, F
 
 def randn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def test_scales():
-    """normal: the same everywhere; fan-in: 1/√fan-in for weights, dense or convolutional, and 1 for biases."""
-    for text, shape, scale in [
-        ("normal:2.5", (4, 9), 2.5),
-        ("normal:2.5", (4,), 2.5),
-        ("fan-in:3", (4, 9), 1.0),
-        ("fan-in:3", (4,), 3.0),
-        ("fan-in:6", (8, 4, 3, 3), 1.0),
-    ]:
-        value = randn(2, *shape)
-        expected = norm.logpdf(value.double().numpy(), scale=scale).reshape(2, -1).sum(1)
-        found = parse_prior(text)(torch.zeros(shape)).log_prob(value)
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("dtype", "narrow"), [(torch.float64, False), (torch.float32, False), (torch.float32, True)])
@@ -147,15 +130,6 @@ def read(likelihood, f, **latent):
     with ReadLikelihood() as kept, poutine.condition(data=latent):
         likelihood(f)
     return kept.likelihood
-
-
-def test_mean_field_normal_starts_where_it_is_told():
-    initial = {"a": randn(2, 3), "b": torch.tensor(0.5)}
-    guide = MeanFieldNormal(initial, init_scale=0.02)
-    torch.testing.assert_close(guide.sites(), initial)
-    torch.testing.assert_close(guide.scale.detach(), torch.full((7,), 0.02))
-    initial["a"].zero_()
-    assert not torch.equal(guide.sites()["a"], initial["a"])  # a copy of its own
 
 
 def test_variant_settings_that_are_refused():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Normal
 
 import bnn_pyro as bp
-from bnn_pyro.inference.linear import LinearLogJoint
+from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
 from bnn_pyro.inference.log_joint import LogJoint
 
 NUM, FEATURES = 12, 3
@@ -80,8 +80,9 @@ def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
     """
     x, y, sites = data.x_train, data.y_train, ("layers.0.weight", "layers.0.bias")
     with bp.isolated(0):
-        model = bp.MLP(hidden=(), prior="normal:2", **settings).model(data.schema)
-        log_joint, fast = (kind(model, x, y) for kind in (LogJoint, LinearLogJoint))
+        model = bp.MLP(**{"hidden": (), "prior": "normal:2", **settings}).model(data.schema)
+        log_joint, fast = (make(model, x, y) for make in (LogJoint, stochastic_log_joint))
+    assert type(fast) is LinearLogJoint
     noise = torch.randn(3, log_joint.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     u = log_joint.initial + 0.3 * noise
 

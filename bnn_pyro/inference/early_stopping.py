@@ -146,7 +146,8 @@ class GuideStopping(EarlyStopping):
 
     def score(self, ranks: Ranks) -> float:
         """The mean NLL of the mixture by the guide as it is; each rank scores its share of the rows."""
-        self.log_p = ranks.joined_rows(self._log_p(ranks.part(self.x), ranks.part(self.y)), len(self.x))
+        own = mixture_log_p(self.posterior, ranks.part(self.x), ranks.part(self.y))
+        self.log_p = ranks.joined_rows(own, len(self.x))
         return -self.log_p.mean().item()
 
     def seen(self, epoch: float, nll: float) -> None:
@@ -160,14 +161,14 @@ class GuideStopping(EarlyStopping):
 
     def finish(self) -> None:
         """The last q, or the best if it is better by more than chance; σ halved as long as that is, too."""
-        self.log_p = self._log_p(self.x, self.y)
+        self.log_p = mixture_log_p(self.posterior, self.x, self.y)
         if not self.worse():
             self.state |= {"best": self._weights(), "best_epoch": self.state.get("epoch", 0.0)}
         self.restore()
-        log_p = self._log_p(self.x, self.y, LAST_DRAWS)
+        log_p = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
         for _ in range(HALVINGS):
             self._narrow(self.factor / 2)
-            half = self._log_p(self.x, self.y, LAST_DRAWS)
+            half = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
             if not _is_better(half, log_p):
                 break
             log_p, self.factor = half, self.factor / 2
@@ -184,12 +185,9 @@ class GuideStopping(EarlyStopping):
             if isinstance(part, MeanFieldNormal) and factor < 1:
                 part.rho.copy_(inverse_softplus(part.scale * factor))
 
-    def _log_p(self, x: Tensor, y: Tensor, draws: int = DRAWS) -> Tensor:
-        return mixture_log_p(self.posterior, x, y, draws)
-
 
 @torch.no_grad()
-def mixture_log_p(posterior: Posterior, x: Tensor, y: Tensor, draws: int) -> Tensor:
+def mixture_log_p(posterior: Posterior, x: Tensor, y: Tensor, draws: int = DRAWS) -> Tensor:
     """Log-density of each row by an equal mixture of draws, the same ones every time: (B,) float64."""
     with in_mode(posterior.model, training=False):
         log_p = log_likelihood(posterior.model, posterior.draw(draws, seed=0), x, y)

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
@@ -35,20 +35,13 @@ WARMUP, CLIP = 100, 10.0
 MAX_STEPS, MIN_EPOCHS = 10_000, 20
 
 
-class Schedule(NamedTuple):
-    """Rows of a step (0: all), first learning rate, and passes over the training rows at most."""
-
-    batch_size: int
-    lr: float
-    epochs: int
-
-
-def schedule(rows: int, weights: int) -> Schedule:
-    """The rule above for N training rows and P weights."""
+def schedule(rows: int, weights: int) -> dict[str, Any]:
+    """The rule above for N training rows and P weights: {setting: value}; ``epochs`` is the most."""
     low, high = BATCHES
     size = 0 if rows <= WHOLE else min(high, max(low, 2 ** round(math.log2(math.sqrt(rows)))))
     lr = min(LR_BOUNDS[1], max(LR_BOUNDS[0], LR * (1000 / max(weights, 1)) ** (1 / 3)))
-    return Schedule(size, float(f"{lr:.2g}"), max(MIN_EPOCHS, MAX_STEPS // math.ceil(rows / (size or rows))))
+    epochs = max(MIN_EPOCHS, MAX_STEPS // math.ceil(rows / (size or rows)))
+    return {"batch_size": size, "lr": float(f"{lr:.2g}"), "epochs": epochs}
 
 
 @dataclass(frozen=True)
@@ -119,7 +112,7 @@ class Optimisation(Settings):
         """These settings with every number in them; ``epochs`` is then the most."""
         weights = sum(value.numel() for value in model.initial.values())
         num = len(data.x_train)
-        whole = self._by_rule(schedule(num, weights)._asdict())
+        whole = self._by_rule(schedule(num, weights))
         steps = whole.epochs * math.ceil(num / (whole.batch_size or num))
         own = getattr(model, "is_own_network", False)
         return whole._by_rule({"clip": CLIP} | ({"lr_warmup": min(WARMUP, steps // 20)} if own else {}))

@@ -249,7 +249,7 @@ class StochasticGradient(Settings):
         if size is None:
             weights = sum(value.numel() for value in model.initial.values())
             whole = isinstance(data.x_train, Tensor) and num * weights <= WHOLE_WORK
-            size = 0 if whole else schedule(num, weights).batch_size or BATCHES[0]
+            size = 0 if whole else schedule(num, weights)["batch_size"] or BATCHES[0]
         epochs = self.epochs or max(MIN_EPOCHS, STEPS // math.ceil(num / (size or num)))
         return replace(self, batch_size=size, epochs=epochs)
 

@@ -59,10 +59,9 @@ class Rule:
 
     inputs    "table", "image", or "linear", a table whose targets are nearly linear in them (see :func:`is_linear`)
     settings  of the variant, and ``method_settings``, over their defaults
-    wide      of the variant, over these, where a row has more than ``WIDE`` inputs
-    many      likewise, where more than ``MANY`` rows train
-    few       likewise, where targets are numbers, inputs ``SEVERAL`` or more, and rows fewer than ``FEW`` for each
-    classes   likewise, where targets are classes
+    over      of the variant, over these: {"wide": where a row has more than ``WIDE`` inputs; "many": more than ``MANY``
+              rows train; "few": targets are numbers, inputs ``SEVERAL`` or more, rows fewer than ``FEW`` for each;
+              "classes": targets are classes}
     noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
               these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
@@ -83,10 +82,7 @@ class Rule:
     least: float = 0.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     method_settings: Mapping[str, Any] = field(default_factory=dict)
-    wide: Mapping[str, Any] = field(default_factory=dict)
-    many: Mapping[str, Any] = field(default_factory=dict)
-    few: Mapping[str, Any] = field(default_factory=dict)
-    classes: Mapping[str, Any] = field(default_factory=dict)
+    over: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     noise: Mapping[str, Any] = field(default_factory=dict)
     steps: int = 0
     longer: tuple[str, ...] = ()
@@ -99,8 +95,8 @@ RULES = (
     Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
          cost.sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.08,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
-         wide={"prior": "fan-in:4"}, many={"hidden": (16, 16, 16)}, few={"prior": "fan-in:2"},
-         classes={"prior": "gamma:1,1"}, noise=BY_INPUT, longer=("thin",), most=20_000),
+         over={"wide": {"prior": "fan-in:4"}, "many": {"hidden": (16, 16, 16)}, "few": {"prior": "fan-in:2"},
+               "classes": {"prior": "gamma:1,1"}}, noise=BY_INPUT, longer=("thin",), most=20_000),
     Rule("table", "mlp", "ensemble", "so many rows teach larger networks more than small ones that are sampled",
          cost.optimisation, {"members": 2, "epochs": 1}, 0.25, {"hidden": (100,) * 4, "prior": "normal:1"},
          {"members": 6, "batch_size": 256}, noise=BY_INPUT, steps=10_000),
@@ -266,11 +262,13 @@ def choose(
         raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
     by_input = settings.get("noise", "heteroscedastic") == "heteroscedastic"
     by_input = by_input and settings.get("likelihood", "normal") in ("normal", "student-t")
+    are_numbers = schema.task in ("regression", "targets")
+    few = are_numbers and inputs >= SEVERAL and rows < FEW * inputs
+    holds = {"wide": inputs > WIDE, "many": rows > MANY, "few": few, "classes": schema.task == "classification"}
     for rule in rules:
-        own = rule.settings | (rule.wide if inputs > WIDE else {}) | (rule.many if rows > MANY else {})
-        are_numbers = schema.task in ("regression", "targets")
-        own |= rule.few if are_numbers and inputs >= SEVERAL and rows < FEW * inputs else {}
-        own |= rule.classes if schema.task == "classification" else {}
+        own = dict(rule.settings)
+        for condition, more in rule.over.items():
+            own |= more if holds[condition] else {}
         if by_input and are_numbers:
             student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
@@ -281,7 +279,7 @@ def choose(
         with isolated(0):
             net = setup.entry.net(schema, len(schema.classes) or 2)
             macs = cost.multiplications(net, torch.zeros(1, *schema.input_shape))
-        whole = schedule(rows, macs)._asdict() | {k: v for k, v in vars(setup.method).items() if v is not None}
+        whole = schedule(rows, macs) | {k: v for k, v in vars(setup.method).items() if v is not None}
         share = LONGER * max(1.0, minutes / MINUTES) if rule.longer else 1.0
         while True:
             times = {key: share if key in rule.longer else min(1.0, share) for key in rule.lengths.keys() - settings}

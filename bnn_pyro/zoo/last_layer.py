@@ -165,9 +165,8 @@ def _is_for(pretrained: Pretrained, schema: Schema) -> bool:
 def _start_at_head(layer: nn.Linear, pretrained: Pretrained, schema: Schema) -> None:
     """Start at the last layer that the network was trained with, if it is one for these targets, in these units."""
     head = pretrained.head
-    if head is None or head[0].shape != layer.weight.shape:  # another shape: for another kind of noise
-        return
-    if _is_for(pretrained, schema):
+    # Another shape: for another kind of noise.
+    if head is not None and head[0].shape == layer.weight.shape and _is_for(pretrained, schema):
         layer.weight.copy_(head[0])
         if layer.bias is not None:
             layer.bias.copy_(torch.zeros_like(layer.bias) if head[1] is None else head[1])
