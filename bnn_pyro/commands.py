@@ -26,7 +26,6 @@ def train(args: Namespace) -> int:
     """Fit a variant and, beside it, the deterministic network; score both and write the run folder.
 
     Returns 3 where the fit failed, as the report then says, else 0.
-
     Under torchrun every process has a share of the rows of each step, and rank 0 writes and scores.
     """
     from bnn_pyro.distributed import joined

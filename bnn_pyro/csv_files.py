@@ -1,7 +1,4 @@
-"""Files of text as tables of cells: separators, commas in numbers, row names.
-
-It is imported without torch, as ``cells`` is.
-"""
+"""Files of text as tables of cells: separators, commas in numbers, row names."""
 
 import csv
 import re
@@ -36,7 +33,6 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
     separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
     "separator", and {column: "thousands" or "decimal comma"} of "commas". A first column without a name that has
     another whole number or text in every row ("row_names") is what pandas and R write of an index, and left out.
-
     Raises UserError for what is no table of UTF-8 text with unique names in row 1.
     """
     try:

@@ -138,7 +138,6 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
     Freed when the process ends in whatever way. Its thread may lock it again. A file system without locks has none.
 
     wait: seconds for another process, or thread, to free it.
-
     Raises UserError where one has locked it for longer, or the folder cannot be made.
     """
     from filelock import FileLock, Timeout

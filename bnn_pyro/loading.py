@@ -35,7 +35,6 @@ def load(folder: str | Path, entry: Entry | None = None, *, module: Any = None) 
     entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
         for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
     module: needed only for one of ``Bayesian``: a module of the same layers, a function of it, or package.module:name.
-
     Raises UserError where the archive is absent, damaged, of an unknown variant, or of other settings than ``entry``'s.
     """
     tensors, meta = read_archive(folder)

@@ -57,7 +57,6 @@ def predict(
         unless x is read from a file, which every block of draws reads anew. The result takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
-
     Raises UserError where x has another shape than in training or a value that is not finite, or memory is too small.
     """
     index, x = getattr(x, "axes", [None])[0], x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)

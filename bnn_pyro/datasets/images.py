@@ -30,7 +30,6 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
 
     shape: (channels, height, width) of all, to which others are stretched. Where not given: the most frequent size,
     scaled down to a longer side of ``MAX_SIDE``; grey where all are.   drop_damaged: leave out what cannot be read.
-
     Raises UserError for fewer than two classes, a class without pictures, and a damaged file.
     """
     parts = {place.name.lower(): place for place in _folders(path)}

@@ -98,7 +98,6 @@ def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tupl
 
 
 def _shares(fractions: Sequence[float]) -> tuple[float, ...]:
-    """Raises UserError unless they are three shares that sum to 1."""
     try:
         shares = tuple(float(f) for f in fractions)
     except (TypeError, ValueError):
@@ -209,7 +208,6 @@ def _codes(values: Any, num: int, what: str) -> np.ndarray:
 
 
 def _checked(raw: Raw, parts: tuple[np.ndarray, ...], record: dict[str, Any]) -> Division:
-    """Raises UserError for too few training rows, or a class without any."""
     train, _, test = parts
     if len(train) < 2:
         raise UserError(f"{raw.name}: the split leaves {len(train)} rows to train on; two are the fewest")

@@ -189,7 +189,6 @@ def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
 
     Returns x (N, features), standardised by the schema, and y (N,), or None where the table has no target (or an
     empty one). Columns that the model doesn't know are left aside.
-
     Raises UserError for a missing column or value, text for a number, a category or label that training did not have.
     """
     x, y = encode_rows(path, read_table(path, schema), schema, MISSING)

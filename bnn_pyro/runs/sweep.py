@@ -225,10 +225,8 @@ def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool =
                 folder.write("environment.json", folder.read("environment.json") | {"command": command})
                 baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
                 return evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False).failed
-    except UserError as error:
-        return _in_a_line(error)
     except Exception as error:
-        return f"{type(error).__name__}: {_in_a_line(error)}"
+        return f"{type(error).__name__}: " * (not isinstance(error, UserError)) + _in_a_line(error)
 
 
 def _in_a_line(error: Exception) -> str:
