@@ -1,7 +1,6 @@
 """An earlier posterior: read from its archive on disk, which holds tensors and JSON, and as the start of another fit.
 
-A start (see ``fit``) is no prior: rows of the earlier fit that are to count must be among the new ones. Inputs are
-standardised by the new rows, so that it is near the former fit, not equal to it.
+As a start it is no prior (see ``fit``), and near the former fit, not equal to it: the new rows standardise the inputs.
 """
 
 import hashlib

@@ -158,5 +158,4 @@ def of_classes(task: str, probs: Tensor) -> Prediction:
 
 def of_numbers(schema: Schema, loc: Tensor, scale: Tensor) -> Prediction:
     """The prediction by Normals (S, B) of a number, on a log scale of its logarithm."""
-    log = schema.target_scale == "log"
-    return LogNormalMixture(LogNormal(loc, scale)) if log else Prediction(Normal(loc, scale))
+    return LogNormalMixture(LogNormal(loc, scale)) if schema.target_scale == "log" else Prediction(Normal(loc, scale))

@@ -138,8 +138,7 @@ class Calibrated:
     @property
     def label(self) -> str:
         """What tables call its predictions."""
-        kind = "conformal" if self.conformal else "recalibrated"
-        return f"{kind}: {self.provenance['calibration']['methods'][-1]}"
+        return f"{'conformal' if self.conformal else 'recalibrated'}: {self.provenance['calibration']['methods'][-1]}"
 
     @property
     def provenance(self) -> dict[str, Any]:
