@@ -103,8 +103,7 @@ def test_it_runs_once_out_of_training_mode_and_without_gradients_whatever_the_nu
     assert all(p.requires_grad and p.grad is None for p in module.parameters())
     with torch.no_grad():  # the posterior has a copy: the user may train the module on
         module.first.weight.zero_()
-    again = bp.predict(posterior, data.x_test, num_draws=300, max_memory=4000)
-    assert torch.equal(again.probs, prediction.probs)
+    assert torch.equal(bp.predict(posterior, data.x_test, num_draws=300, max_memory=4000).probs, prediction.probs)
 
 
 class Output(nn.Module):

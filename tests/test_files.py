@@ -117,22 +117,19 @@ def test_none_is_a_category_among_texts_and_a_missing_value_among_numbers(tmp_pa
     refuses(r"'rooms', row 2: missing value \('none'\)", read_rows, table(tmp_path / "new.csv", rooms=heat), schema)
     earlier = replace(schema, columns=(Column("city", ("gas", "oil", "(missing)")),))
     assert encode_rows("new", read_cells(path)[:1], earlier, MISSING)[0].tolist() == [[0, 0, 1]]
-    classes = load_data(path, target="city", exclude=["rooms"]).schema.classes
-    assert set(classes) == {"None", "gas", "none", "oil"}
+    assert set(load_data(path, target="city", exclude=["rooms"]).schema.classes) == {"None", "gas", "none", "oil"}
 
 
 @pytest.fixture
 def trained(tmp_path):
-    path = table(tmp_path / "train.csv", price=["low", "high"] * 20)
-    return load_data(path, target="price")
+    return load_data(table(tmp_path / "train.csv", price=["low", "high"] * 20), target="price")
 
 
 def test_new_rows_are_read_as_the_training_rows_were(tmp_path, trained):
     path = tmp_path / "new.csv"
     path.write_text("city,extra,rooms,price\nOslo,?,2.5,low\nBergen,7,4.5,high\n")
     x, y = read_rows(path, trained.schema)
-    raw = trained.schema.unstandardise(x)
-    torch.testing.assert_close(raw, torch.tensor([[2.5, 0, 1], [4.5, 1, 0]]))
+    torch.testing.assert_close(trained.schema.unstandardise(x), torch.tensor([[2.5, 0, 1], [4.5, 1, 0]]))
     assert y.tolist() == [1, 0] and trained.schema.classes == ("high", "low")
     for text in ("city,rooms\nOslo,2.5\n", "city,rooms,price\nOslo,2.5,\n"):
         path.write_text(text)
