@@ -194,8 +194,7 @@ class Start:
             try:
                 weight_space(guide).load_state_dict(posterior.guide.state_dict())
             except RuntimeError:
-                raise UserError("start= takes a q of the same family and network; this one has other "
-                                "parameters") from None  # fmt: skip
+                raise UserError("start= takes a q of the same family and network; this has other parameters") from None
             return {}
         chains = posterior.chains or posterior.at_mean_weights().chains
         device = next(iter(model.initial.values())).device

@@ -59,8 +59,7 @@ def _folders(path: Path) -> list[Path]:
 def _class_files(roots: Sequence[Path], classes: Sequence[str]) -> list[tuple[Path, int]]:
     for place in (place for root in roots for place in _folders(root)):
         if place.name not in classes:
-            raise UserError(f"{place}: class '{place.name}' has no training pictures; the classes: "
-                            f"{', '.join(classes):.60}")  # fmt: skip
+            raise UserError(f"{place}: class '{place.name}' has no training pictures; known: {', '.join(classes):.60}")
     named = [(root / name, label) for root in roots for label, name in enumerate(classes)]
     return [(file, label) for place, label in named for file in pictures_in(place)]
 

@@ -131,8 +131,7 @@ def dataset(
     table = table if table is None else table.drop(columns=taken)
     if (values := columns["exposure"]) is not None:
         if isinstance(x, OnDisk) or np.shape(values) != (len(x),):
-            raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one "
-                            "for each")  # fmt: skip
+            raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one for each")
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = named(as_array("X", x)) if table is None else table
         table = table.assign(**{exposure: as_array("exposure", values, text=True)})

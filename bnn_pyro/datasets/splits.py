@@ -162,8 +162,7 @@ def _numbers(where: str, rows: Any, num: int) -> np.ndarray:
     if rows.dtype == bool and rows.shape == (num,):
         return np.flatnonzero(rows)
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-        raise UserError(f"{where} is {rows.dtype} of shape {rows.shape}; give a mask of {num} rows, or a list of row "
-                        "numbers")  # fmt: skip
+        raise UserError(f"{where} is {rows.dtype} of shape {rows.shape}; give a mask of {num} rows, or row numbers")
     if len(rows) and not 0 <= rows.min() <= rows.max() < num:
         raise UserError(f"{where} names rows {rows.min()} to {rows.max()}, but there are rows 0 to {num - 1}; are they "
                         "of another table?")  # fmt: skip

@@ -48,8 +48,7 @@ def load_table(
         return select_features(raw, features, str(path), exclude), {}
     frame = _cells(path, categorical, categorical, dates != "refuse")
     if target is None and "y" not in frame.columns:
-        raise UserError(f"{path}: which column is the target? Give target= (--target) one of "
-                        f"{', '.join(frame):.200}")  # fmt: skip
+        raise UserError(f"{path}: which column is the target? Give target= (--target) one of {', '.join(frame):.200}")
     target = target or "y"
     if isinstance(target, str):
         target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
