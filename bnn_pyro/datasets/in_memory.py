@@ -135,8 +135,7 @@ def dataset(
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = named(as_array("X", x)) if table is None else table
         table = table.assign(**{exposure: as_array("exposure", values, text=True)})
-    how = dict(task=task, order=classes, exposure=exposure, event=of_event)
-    raw = _raw(x, table, columns["y"], missing, dates, **how)
+    raw = _raw(x, table, columns["y"], missing, dates, task=task, order=classes, exposure=exposure, event=of_event)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
         raw = replace(raw, features=tuple(features), columns=tuple(map(Column, features)), input_parts=tuple(parts))
