@@ -44,7 +44,6 @@ class Checkpoint:
 
     As a context manager it takes SIGINT and SIGTERM (in the main thread): after the first :attr:`stop` is true,
     which :class:`Run` answers between two steps by saving and raising :class:`Interrupted`; a second one stops at once.
-
     Where a fit has several processes all call its methods: rank 0 has the file, and its result or error is everybody's.
 
     folder: made when first needed.   every: seconds between two saves.
@@ -183,7 +182,6 @@ class Run:
 
         Returns "" after the last step, or after the first one when its time is over, and says so. Raises Interrupted
         where it is to stop. In both cases its state is saved, if it has a checkpoint.
-
         Where a fit has several processes they save and stop after one step: by rank 0's clock, for any signal.
         """
         checkpoint, ranks = self.checkpoint, here()

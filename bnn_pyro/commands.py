@@ -26,7 +26,6 @@ def train(args: Namespace) -> int:
     """Fit a variant and, beside it, the deterministic network; score both and write the run folder.
 
     Returns 3 where the fit failed, as the report then says, else 0.
-
     Under torchrun every process has a share of the rows of each step, and rank 0 writes and scores.
     """
     from bnn_pyro.distributed import joined
@@ -44,8 +43,7 @@ def train(args: Namespace) -> int:
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
         begun = folder.begun(recipe, keep=args.resume, new=not (args.resume or args.overwrite))
         with begun, _stop_says(again):
-            limit = dict(resume=args.resume, max_minutes=args.max_minutes)
-            posterior, baseline = fit_run(folder, ready, data, beside, **limit)
+            posterior, baseline = fit_run(folder, ready, data, beside, resume=args.resume, max_minutes=args.max_minutes)
             if not ranks.first:
                 return 0
             calibrate_set_aside(folder, recipe, data, posterior)

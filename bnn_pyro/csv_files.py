@@ -1,7 +1,4 @@
-"""Files of text as tables of cells: separators, commas in numbers, row names.
-
-It is imported without torch, as ``cells`` is.
-"""
+"""Files of text as tables of cells: separators, commas in numbers, row names."""
 
 import csv
 import re
@@ -31,12 +28,10 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
     """Every cell as text of one line in Unicode's NFC, indexed by row number; empty lines are left out.
 
     text: names of columns; others become numbers where each of their cells is one, several times as fast. None: all.
-
     Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
     separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
     "separator", and {column: "thousands" or "decimal comma"} of "commas". A first column without a name that has
     another whole number or text in every row ("row_names") is what pandas and R write of an index, and left out.
-
     Raises UserError for what is no table of UTF-8 text with unique names in row 1.
     """
     try:

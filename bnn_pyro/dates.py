@@ -1,7 +1,4 @@
-"""Columns of dates as columns of numbers, by the user's choice: parts of the date, or the days since the earliest one.
-
-It is imported without torch, as ``cells`` is.
-"""
+"""Columns of dates as columns of numbers, by the user's choice: parts of the date, or the days since the earliest."""
 
 import re
 from pathlib import Path

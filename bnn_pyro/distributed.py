@@ -81,8 +81,7 @@ class Ranks:
         rank = next((r for r, other in enumerate(texts) if other != texts[0]), None)
         if rank is not None:
             what = ", ".join(name for name, text in texts[0].items() if text != texts[rank].get(name))
-            raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all of them the "
-                         "same")  # fmt: skip
+            raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all the same")
 
     def first_does(self, function: Callable[[], Value]) -> Value:
         """``function()`` of rank 0: its value or its UserError on all."""

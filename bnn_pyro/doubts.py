@@ -1,7 +1,4 @@
-"""What is doubtful in the columns of a table, in a sentence each: of one that is looked at, or read to be trained on.
-
-It is imported without torch, as ``cells`` is.
-"""
+"""What is doubtful in the columns of a table, in a sentence each: of one that is looked at, or trained on."""
 
 import math
 import re
@@ -177,12 +174,10 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
         values = parsed(frame[name])
         known = slice(None) if gaps is None else ~gaps[name].to_numpy()
         cells, kind = frame[name][known], frame[name].dtype.kind
-        if len(cells) and not np.isnan(values[known]).any():
+        if not np.isnan(values[known]).any():
             exact = kind not in "iu" or max(cells.max(), -cells.min()) < 2**53
             written = cells.astype(str) if kind not in "f" and not (kind in "iu" and exact) else None
             doubts += [one._replace(column=name) for one in of_numbers(values[known], name, cells.index, written)]
-        elif kind in "iuf":
-            continue
         elif meant := as_meant(cells):
             doubts.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
         elif same := in_case(cells):
@@ -270,8 +265,5 @@ def _groups(columns: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _on_a_line(a: np.ndarray, b: np.ndarray) -> bool:
-    if len(a) < 10 or not a.dtype.kind == b.dtype.kind == "f":
-        return False
-    with np.errstate(all="ignore"):  # of a column that is refused as it is not finite
-        a, b = a - a.mean(), b - b.mean()
-        return abs(a @ b) > 0.9999 * np.sqrt((a @ a) * (b @ b))
+    with np.errstate(all="ignore"):  # of a column of one value, or that is refused as it is not finite
+        return len(a) >= 10 and a.dtype.kind == b.dtype.kind == "f" and abs(np.corrcoef(a, b)[0, 1]) > 0.9999

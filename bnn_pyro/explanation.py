@@ -81,10 +81,8 @@ def explain(
     """Permutation importance of every column of a table, and the effect of the ``num`` most important ones.
 
     Of images of classes, how far covering a part of one changes the odds of its class: maps of ``num`` of them.
-
     posterior: also one that was calibrated.   data: whose test rows are taken, 200 at most; training rows where there
         are fewer than 20. Censored times are left out.   num_draws: S, as of ``predict``.   seed: of the permutations.
-
     Raises UserError for images without classes, other inputs than the posterior's, and more than 200 columns.
     """
     schema, columns = data.schema, inputs_of(data.schema)
@@ -175,7 +173,7 @@ def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
     column, *others = columns
     if others:
         raw = raw if column.fill is None else raw[raw[:, 1] == 0]
-        starts = np.cumsum([one.width for one in columns])[:-1]  # of sines and cosines: of the year, of the day
+        starts = np.cumsum([len(one.features) for one in columns])[:-1]  # of sines and cosines: of the year, of the day
         turns = torch.atan2(raw[:, starts[::2]], raw[:, starts[1::2]]).double() / (2 * torch.pi)
         turns = (turns + 1e-4).remainder(1.0)  # 32 bits may put January 1, or midnight, before it
         moments = raw[:, 0].double().round() + turns[:, 0] + turns[:, 1:].sum(1) / 365.25

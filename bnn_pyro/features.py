@@ -64,7 +64,6 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
     """(the part of the model that is inferred, the data set that it takes): features instead of inputs, if it has any.
 
     The features are divided by the root mean square of the training rows'; the test part is left empty.
-
     Raises UserError where the backbone is random, or has features of 0 only.
     """
     if not isinstance(model, OnFeatures):

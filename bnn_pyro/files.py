@@ -136,9 +136,7 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
     """The sole right to write to a folder while the block lasts; the folder is made, and removed again if left empty.
 
     Freed when the process ends in whatever way. Its thread may lock it again. A file system without locks has none.
-
     wait: seconds for another process, or thread, to free it.
-
     Raises UserError where one has locked it for longer, or the folder cannot be made.
     """
     from filelock import FileLock, Timeout

@@ -71,7 +71,6 @@ def fit(
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
     the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. Any number may resume.
-
     Raises UserError for bad input, a loss that is not finite, a chain without a draw after ``max_minutes``, or ``out``
     in use elsewhere; ``Interrupted`` (a KeyboardInterrupt), with a whole checkpoint in ``out``, on Ctrl-C or SIGTERM.
     """
@@ -99,7 +98,6 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
     """The prior of a variant as so many independent draws, which ``predict`` and the plots take; no row is needed.
 
     entry: as of :func:`fit`.   data: its schema is taken; a frozen backbone and batch normalisation also see its rows.
-
     Raises UserError for a prior without draws, or a last layer whose backbone is not given.
     """
     setup = set_up(entry, None, lambda: data)

@@ -83,8 +83,7 @@ class Inspection:
                          f"value; --missing drop leaves {self.rows - self.missing:,}, --missing indicator keeps "
                          f"{kept} (of a text, missing is then a category of its own)")  # fmt: skip
         if self.duplicates:
-            lines.append(f"\nof {_rows(self.duplicates)} an earlier one is the same: a test part may hold rows that "
-                         "trained")  # fmt: skip
+            lines.append(f"\nof {_rows(self.duplicates)} an earlier one is the same: test rows may be training rows")
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
             some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused]
             lines += ["", title, *some] if some else []

@@ -23,7 +23,6 @@ def isolated(seed: int | None = None) -> Iterator[None]:
 
     seed: if given, torch (CPU and every CUDA device), numpy and ``random`` are seeded with it, and their former
         states return on exit. Without a seed the generators are the caller's and advance as usual.
-
     Raises UserError where the seed is no whole number between 0 and 2³² - 1.
     """
     if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):

@@ -1,7 +1,6 @@
 """An earlier posterior: read from its archive on disk, which holds tensors and JSON, and as the start of another fit.
 
-A start (see ``fit``) is no prior: rows of the earlier fit that are to count must be among the new ones. Inputs are
-standardised by the new rows, so that it is near the former fit, not equal to it.
+As a start it is no prior (see ``fit``), and near the former fit, not equal to it: the new rows standardise the inputs.
 """
 
 import hashlib
@@ -35,7 +34,6 @@ def load(folder: str | Path, entry: Entry | None = None, *, module: Any = None) 
     entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
         for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
     module: needed only for one of ``Bayesian``: a module of the same layers, a function of it, or package.module:name.
-
     Raises UserError where the archive is absent, damaged, of an unknown variant, or of other settings than ``entry``'s.
     """
     tensors, meta = read_archive(folder)
@@ -196,8 +194,7 @@ class Start:
             try:
                 weight_space(guide).load_state_dict(posterior.guide.state_dict())
             except RuntimeError:
-                raise UserError("start= takes a q of the same family and network; this one has other "
-                                "parameters") from None  # fmt: skip
+                raise UserError("start= takes a q of the same family and network; this has other parameters") from None
             return {}
         chains = posterior.chains or posterior.at_mean_weights().chains
         device = next(iter(model.initial.values())).device

@@ -182,8 +182,7 @@ class Posterior(Introduced):
 
     def derived(self, about: Mapping[str, Any], **changes: Any) -> Self:
         """With these fields, ``about`` in its provenance, and without the key that a resumed fit knows its own by."""
-        provenance = {k: v for k, v in self.provenance.items() if k != "key"} | about
-        return replace(self, provenance=provenance, **changes)
+        return replace(self, provenance={k: v for k, v in self.provenance.items() if k != "key"} | about, **changes)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""

@@ -57,7 +57,6 @@ def predict(
         unless x is read from a file, which every block of draws reads anew. The result takes 4·S·B·K bytes besides.
     seed: for the draws; None takes the caller's generator.
     progress: called as progress(draws done, of how many) after each block of draws.
-
     Raises UserError where x has another shape than in training or a value that is not finite, or memory is too small.
     """
     index, x = getattr(x, "axes", [None])[0], x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)
@@ -159,5 +158,4 @@ def of_classes(task: str, probs: Tensor) -> Prediction:
 
 def of_numbers(schema: Schema, loc: Tensor, scale: Tensor) -> Prediction:
     """The prediction by Normals (S, B) of a number, on a log scale of its logarithm."""
-    log = schema.target_scale == "log"
-    return LogNormalMixture(LogNormal(loc, scale)) if log else Prediction(Normal(loc, scale))
+    return LogNormalMixture(LogNormal(loc, scale)) if schema.target_scale == "log" else Prediction(Normal(loc, scale))

@@ -85,7 +85,6 @@ def prune(posterior: Posterior, share: float) -> Posterior:
 
     Round(share · weights) of them are 0 in every draw, and the other draws are the same, bit for bit. Where ratios are
     equal (variational dropout has one α for a layer), those of the smaller |mean| go first.
-
     Raises UserError for a share outside 0 to 1 or a posterior without ``signal_to_noise``.
     """
     return _pruned(posterior, [share])[0]

@@ -92,17 +92,6 @@ def test_two_classes_have_the_optima_of_scikit_learn(bent):
     assert steps.share == num / (800 + num)
 
 
-@pytest.mark.parametrize("method", ["temperature", *TWO])
-@pytest.mark.parametrize("separate", [False, True])
-def test_probabilities_of_two_classes_stay_inside_0_and_1_and_keep_their_order(method, separate):
-    prediction, y = simulated("two classes", 300, seed=3)
-    y = (prediction.mean[:, 1] > 0.5).long() if separate else torch.ones(300, dtype=torch.int64)
-    after = RECALIBRATIONS[method][1](prediction[:50], y[:50]).apply(prediction[50:])
-    assert all(np.isfinite(bp.metrics.nll(after, torch.full((250,), k))) for k in (0, 1))
-    odds = after.components.logits.diff(dim=-1)[0, prediction[50:].mean[:, 1].argsort(), 0]
-    assert (odds.diff() >= -1e-5).all() and odds[0] < odds[-1]
-
-
 def test_variance_scaling_has_a_closed_form_and_counts_stay_counts():
     y = torch.tensor(np.random.default_rng(0).normal(size=4000) * 3)
     prediction = bp.Prediction(Normal(torch.zeros(1, 4000), torch.full((1, 4000), 1.5)))
@@ -110,8 +99,7 @@ def test_variance_scaling_has_a_closed_form_and_counts_stay_counts():
     assert factor == pytest.approx((y / 1.5).square().mean().sqrt().item(), rel=1e-4)
     counts = Mixture(Poisson(torch.tensor([[1.0, 4.0], [2.0, 6.0]])))
     after = CdfMap([0, 0.3, 1], [0, 0.6, 1]).apply(counts)
-    mass = sum(after.log_prob(torch.full((2,), float(k))).exp() for k in range(40))
-    np.testing.assert_allclose(mass, 1, atol=1e-6)
+    np.testing.assert_allclose(sum(after.log_prob(torch.full((2,), float(k))).exp() for k in range(40)), 1, atol=1e-6)
     far, slope = torch.full((2,), 60.0), np.log(0.4 / 0.7)  # where the cdf rounds to 1
     np.testing.assert_allclose(after.log_prob(far), counts.log_prob(far) + slope, rtol=1e-6)
     refuses("take isotonic", RECALIBRATIONS["variance"][1], counts, torch.ones(2))

@@ -285,5 +285,4 @@ def test_flat_is_settled_a_rise_is_not_and_the_learning_rate_falls_then(monkeypa
 def test_a_run_of_as_many_steps_as_it_takes_goes_on_to_the_same_result(tmp_path, monkeypatch, method):
     """Before the objective has settled, right after that, and while the learning rate falls."""
     monkeypatch.setattr(optimise, "MAX_STEPS", 48)
-    whole = timed(method)
-    assert goes_on(whole, (10, 14, 10), timed, method, out=tmp_path)
+    assert goes_on(timed(method), (10, 14, 10), timed, method, out=tmp_path)

@@ -111,8 +111,7 @@ def test_quantiles_of_the_conformal_distribution_hold_over_a_thousand_data_sets(
             wrong.append((level[k, 19:] <= np.sort(level[k, :19])[2]).sum())  # planted: ⌊n / 5⌋ of n rows
         bound = 4 * exact.std() / math.sqrt(SETS)
         assert abs(np.mean(held) - exact.mean()) < bound < abs(np.mean(wrong) - exact.mean())
-    after = map.apply(prediction[:50])
-    assert "to within 2 / (n + 1), if they are exchangeable" in after.interval(0.9).note
+    assert "to within 2 / (n + 1), if they are exchangeable" in map.apply(prediction[:50]).interval(0.9).note
 
 
 @pytest.mark.parametrize("method", ["absolute", "cqr", "normalised", "pit"])

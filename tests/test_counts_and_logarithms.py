@@ -68,8 +68,7 @@ def mixture(num=4000, wrong=False):
     """Five draws of negative binomials, and y from the same mixture; or predicted by Poissons of the same means."""
     rng = np.random.default_rng(0)
     means, r = rng.uniform(0.5, 6, (5, num)), 1.5
-    rows = np.arange(num)
-    y = rng.negative_binomial(r, r / (r + means[rng.integers(5, size=num), rows]))
+    y = rng.negative_binomial(r, r / (r + means[rng.integers(5, size=num), np.arange(num)]))
     if wrong:
         return bp.Prediction(dist.Poisson(torch.from_numpy(means))), y
     logits = torch.from_numpy(np.log(means / r))
@@ -210,8 +209,7 @@ def test_a_fit_is_that_of_the_logarithm(pair, tmp_path):
 def test_calibration_is_of_the_logarithm():
     """Intervals are the exponential of those of log y, for every score; recalibrated ones too."""
     loc = torch.randn(5, 200, generator=torch.Generator().manual_seed(0))
-    scale = torch.full_like(loc, 0.4)
-    mixture = LogNormalMixture(dist.LogNormal(loc, scale))
+    mixture = LogNormalMixture(dist.LogNormal(loc, torch.full_like(loc, 0.4)))
     log_y = loc[0] + torch.randn(200, generator=torch.Generator().manual_seed(1))
     base, y = mixture.untransformed, log_y.double().exp()
     for method in (name for name, score in SCORES.items() if score.task == "regression"):

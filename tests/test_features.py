@@ -103,8 +103,7 @@ def test_it_runs_once_out_of_training_mode_and_without_gradients_whatever_the_nu
     assert all(p.requires_grad and p.grad is None for p in module.parameters())
     with torch.no_grad():  # the posterior has a copy: the user may train the module on
         module.first.weight.zero_()
-    again = bp.predict(posterior, data.x_test, num_draws=300, max_memory=4000)
-    assert torch.equal(again.probs, prediction.probs)
+    assert torch.equal(bp.predict(posterior, data.x_test, num_draws=300, max_memory=4000).probs, prediction.probs)
 
 
 class Output(nn.Module):
@@ -113,20 +112,17 @@ class Output(nn.Module):
         self.forward = function
 
 
-REFUSED = {
-    "nan": (lambda x: x / 0 - x / 0, "not finite"),
-    "one-dimensional": (lambda x: x[:, 0], r"features of shape \(2, F\) for 2 rows, and gave \(2,\)"),
-    "rows mixed up": (lambda x: x[:1], r"gave \(1, 4\)"),
-    "all 0": (lambda x: x * 0, "all features of the backbone .* are 0"),
-    "another shape": (lambda x: nn.functional.linear(x, torch.zeros(2, 3)), r"inputs of shape \(2, 4\): "),
-    "dropout left on": (lambda x: nn.functional.dropout(x + 10), "gives other features for the same rows"),
-}
-
-
-@pytest.mark.parametrize(("function", "words"), REFUSED.values(), ids=REFUSED)
-def test_networks_without_usable_features_are_refused_in_one_line(function, words):
-    entry = bp.LastLayer(backbone=Output(function))
-    refuses(f"(?=.*Output).*{words}", bp.fit, entry, rows(), QUICK, progress=False, device="cpu")
+def test_networks_without_usable_features_are_refused_in_one_line():
+    for function, words in (
+        (lambda x: x / 0 - x / 0, "not finite"),
+        (lambda x: x[:, 0], r"features of shape \(2, F\) for 2 rows, and gave \(2,\)"),
+        (lambda x: x[:1], r"gave \(1, 4\)"),
+        (lambda x: x * 0, "all features of the backbone .* are 0"),
+        (lambda x: nn.functional.linear(x, torch.zeros(2, 3)), r"inputs of shape \(2, 4\): "),
+        (lambda x: nn.functional.dropout(x + 10), "gives other features for the same rows"),
+    ):
+        entry = bp.LastLayer(backbone=Output(function))
+        refuses(f"(?=.*Output).*{words}", bp.fit, entry, rows(), QUICK, progress=False, device="cpu")
 
 
 def files(cache):

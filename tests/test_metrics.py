@@ -103,8 +103,7 @@ def test_ties_auroc_is_scikit_learns_and_the_order_of_the_file_does_not_matter()
     score, label = rng.integers(0, 8, 200).astype(float), rng.integers(0, 2, 200)
     counts = rng.multinomial(200, np.full(200, 1 / 200), size=5).astype(float)
     ours = auroc_of(np.stack([score, label], 1), counts)
-    theirs = [roc_auc_score(label, score, sample_weight=c) for c in counts]
-    np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    np.testing.assert_allclose(ours, [roc_auc_score(label, score, sample_weight=c) for c in counts], rtol=1e-12)
     certain = classes(np.tile([[1.0, 0.0]], (1, 6, 1)))
     for y in ([0, 0, 0, 1, 1, 1], [1, 1, 1, 0, 0, 0]):
         assert metrics.aurc(certain, y) == pytest.approx(0.5)

@@ -197,8 +197,7 @@ def test_groups_stay_together_and_time_goes_on():
     by_column = bp.dataset(FRAME.assign(day=dates), PRICE, time="day")
     assert "day" not in by_column.schema.features
     for form in ("%Y-%m-%d", "%d.%m.%Y"):
-        text = bp.dataset(FRAME, PRICE, time=dates.dt.strftime(form).tolist())
-        assert text.fingerprint == by_column.fingerprint
+        assert bp.dataset(FRAME, PRICE, time=dates.dt.strftime(form).tolist()).fingerprint == by_column.fingerprint
 
 
 def test_given_rows_are_the_test_part():

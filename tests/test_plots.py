@@ -62,8 +62,7 @@ def one_feature():
 
 def edges_of(ax, label):
     """Lower and upper edge of a filled band, by ascending x."""
-    band = next(c for c in ax.collections if str(c.get_label()).startswith(label))
-    corners = band.get_paths()[0].vertices
+    corners = next(c for c in ax.collections if str(c.get_label()).startswith(label)).get_paths()[0].vertices
     xs = np.unique(corners[:, 0])
     return np.array([[f(corners[corners[:, 0] == x, 1]) for x in xs] for f in (np.min, np.max)])
 
@@ -154,8 +153,7 @@ def test_maps_of_more_classes_and_of_a_regression():
     most = 3 * prediction.epistemic.sqrt().max().item()
     for part in (ax, other):
         assert mesh_of(part).get_clim() == pytest.approx((0, most)), "one range in one figure"
-    three = bp.Schema("classification", (2,), ("u", "v", "w"), ("a", "b"))
-    grid = plots.Grid(grid.x, grid.first, grid.second, three)
+    grid = plots.Grid(grid.x, grid.first, grid.second, bp.Schema("classification", (2,), ("u", "v", "w"), ("a", "b")))
     prediction = bp.Prediction(Categorical(logits=3 * random(DRAWS, 25, 3)))
     mesh = mesh_of(plots.decision_boundary(prediction, grid))
     assert np.allclose(mesh.get_array(), prediction.mean.amax(1).reshape(5, 5)) and mesh.get_clim() == (0, 1)

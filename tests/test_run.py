@@ -72,8 +72,7 @@ def test_flags_go_before_config_and_config_before_defaults(tmp_path):
     args = parse(["train", "--set", "epochs=33", "--set", "prior=normal:0.1", "--set", "temperature=0.5", "--no-bias"])
     flagless, flagged = (resolve(one, read_config(tmp_path / "c.toml")) for one in (parse(["train"]), args))
     assert flagless.inference_settings["epochs"] == 22 and flagged.seed == 4
-    inference = {"epochs": 33, "lr": 0.5, "temperature": 0.5}
-    assert flagged.inference_settings.items() >= inference.items()
+    assert flagged.inference_settings.items() >= {"epochs": 33, "lr": 0.5, "temperature": 0.5}.items()
     assert flagged.variant_settings.items() >= {"hidden": [7], "prior": "normal:0.1", "bias": False}.items()
 
 

@@ -130,8 +130,7 @@ def test_means_are_over_splits_or_seeds_differences_in_pairs_and_the_variance_ov
     both = paired(mine, best, rows=0.75)  # a quarter of the variance is over seeds: 4² degrees of freedom
     assert both == pytest.approx((1.5, 1.0, 2, 2, float(stats.t.sf(1.5, 16))))
     assert math.isnan(paired(mine, best, rows=math.nan).p), "test rows of which nothing is known leave all open"
-    alike = paired(best + 1, best, rows=0.25)
-    assert alike == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
+    assert paired(best + 1, best, rows=0.25) == pytest.approx((1.0, 0.5, 2, 2, float(stats.norm.sf(2))))
 
 
 def test_the_level_is_shared_by_those_that_are_compared_and_what_compare_calls_unclear_is_not_worse():

@@ -173,8 +173,7 @@ def test_commands_take_times(tmp_path, command):
     assert np.corrcoef(found["q50"].apply(np.log), table["x"])[0, 1] > 0.9
     scores, rows = (json.loads((run / name).read_text()) for name in ("metrics.json", "rows.json"))
     assert scores["concordance"] > 0.6 and scores["nll_minus_nothing"] < 0 and scores["censored_rows"] > 0
-    figures = {path.stem for path in (run / "figures").glob("*.png")}
-    assert {"calibration", "permutation-importance"} <= figures
+    assert {"calibration", "permutation-importance"} <= {path.stem for path in (run / "figures").glob("*.png")}
     assert any(row["observed time"].startswith("> ") for row in rows["uncertain"] + rows["worst"])
     assert "takes no censored times" in command("calibrate", run, code=2)
     assert bp.load(run).schema.event == ("status", "2")

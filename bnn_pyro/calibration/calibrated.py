@@ -70,7 +70,6 @@ def calibrate(
         thirds of the rows by the total uncertainty that is predicted, with borders of the calibration rows.
     per_class: the same for each true class, as ``groups`` with the target's name does.
     num_draws, seed: of all predictions; they must be the same for calibration and new rows.
-
     Raises UserError for rows that trained or calibrated before, bad targets or level, and a method of the other task.
     """
     posterior.schema.need_uncensored("calibrate")
@@ -139,8 +138,7 @@ class Calibrated:
     @property
     def label(self) -> str:
         """What tables call its predictions."""
-        kind = "conformal" if self.conformal else "recalibrated"
-        return f"{kind}: {self.provenance['calibration']['methods'][-1]}"
+        return f"{'conformal' if self.conformal else 'recalibrated'}: {self.provenance['calibration']['methods'][-1]}"
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -158,8 +158,7 @@ class Affine:
         d = prediction.components
         values = {} if hasattr(prediction, "base") else {name: v for name, (v, _) in parameters(d).items()}
         if not {"loc", "scale"} <= values.keys():
-            raise UserError(f"variance scaling needs a location and a scale, and {type(d).__name__} has none; take "
-                            "isotonic")  # fmt: skip
+            raise UserError(f"variance scaling needs location and scale; {type(d).__name__} has none; take isotonic")
         mean = prediction.untransformed.mean
         values |= {"loc": mean + self.factor * (values["loc"] - mean), "scale": self.factor * values["scale"]}
         return type(prediction)(make(type(d), values))

@@ -48,7 +48,6 @@ def monitor(
 
     x: the calibration rows, (n, *input_shape).   x_new: (m, *input_shape), in the order in which they came.
     y_new: (m,), for the martingale, which needs a conformal method.   false_alarm: of all tests together (Bonferroni).
-
     Raises UserError for a rate outside (0, 1), fewer than four rows of either, or not as many x as calibrated.
     """
     check_level(1 - false_alarm)

@@ -153,7 +153,6 @@ def load_data(
                   is given
     validation    number of rows to hold out for validation. Where not given: by ``fractions``; a sixth of the
                   training file of a set with its own test part (10,000 of MNIST); none with given splits
-
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     if not isinstance(name_or_path, str | Path):

@@ -48,11 +48,6 @@ class Column:
             return tuple(f"{self.name}={category}" for category in self.categories)
         return (self.name,) if self.fill is None else (self.name, f"{self.name} missing")
 
-    @property
-    def width(self) -> int:
-        """The number of its features."""
-        return len(self.features)
-
 
 class InputPart(NamedTuple):
     """One of several inputs of a row, (N, *shape); whole numbers, and what is true or false, stay as they are."""
@@ -123,8 +118,9 @@ class Schema:
         """Each column of a table with its features' places; nothing for images."""
         names = self.features or [f"feature {i}" for i in range(self.input_shape[0])]
         columns = (self.columns or tuple(map(Column, names))) if len(self.input_shape) == 1 else ()
-        ends = itertools.accumulate(column.width for column in columns)
-        return [(column, slice(end - column.width, end)) for column, end in zip(columns, ends, strict=True)]
+        widths = [len(column.features) for column in columns]
+        ends = zip(columns, widths, itertools.accumulate(widths), strict=True)
+        return [(column, slice(end - width, end)) for column, width, end in ends]
 
     def of_target(self, name: str) -> Schema:
         """That of one of several targets by itself; of a label, of two classes."""

@@ -1,7 +1,4 @@
-"""Frames of any library, arrays, tensors and lists: as frames of cells, or as arrays of numbers; rows count from 0.
-
-And what becomes of a table's columns.
-"""
+"""Frames, arrays, tensors and lists as frames of cells or arrays of numbers, and what becomes of a table's columns."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -225,9 +222,10 @@ def encode(
     where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, columns: Sequence[Column], unseen: str = "refuse"
 ) -> np.ndarray:
     """The features of columns, (N, F) float64."""
-    x, end = np.empty((sum(column.width for column in columns), len(frame))).T, 0  # columns are faster written so
+    width, end = sum(len(column.features) for column in columns), 0
+    x = np.empty((width, len(frame))).T  # columns are faster written so
     for column in columns:
-        block = x[:, end : (end := end + column.width)]
+        block = x[:, end : (end := end + len(column.features))]
         cells, missing = frame[column.name], gaps[column.name].to_numpy()
         if column.categories is not None:
             cells = as_known(cells, column.categories)

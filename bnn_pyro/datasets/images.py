@@ -30,7 +30,6 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
 
     shape: (channels, height, width) of all, to which others are stretched. Where not given: the most frequent size,
     scaled down to a longer side of ``MAX_SIDE``; grey where all are.   drop_damaged: leave out what cannot be read.
-
     Raises UserError for fewer than two classes, a class without pictures, and a damaged file.
     """
     parts = {place.name.lower(): place for place in _folders(path)}
@@ -60,8 +59,7 @@ def _folders(path: Path) -> list[Path]:
 def _class_files(roots: Sequence[Path], classes: Sequence[str]) -> list[tuple[Path, int]]:
     for place in (place for root in roots for place in _folders(root)):
         if place.name not in classes:
-            raise UserError(f"{place}: class '{place.name}' has no training pictures; the classes: "
-                            f"{', '.join(classes):.60}")  # fmt: skip
+            raise UserError(f"{place}: class '{place.name}' has no training pictures; known: {', '.join(classes):.60}")
     named = [(root / name, label) for root in roots for label, name in enumerate(classes)]
     return [(file, label) for place, label in named for file in pictures_in(place)]
 

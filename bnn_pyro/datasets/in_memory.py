@@ -91,7 +91,6 @@ def dataset(
             where there are times), or days "elapsed" since the earliest. Texts too, as 2024-12-31, 31.12.2024, …
     scale   of inputs: "standard", mean 0 and standard deviation 1 of the training rows, or "robust", where outliers
             are: median 0 and interquartile range 1.349, as of a standard Normal
-
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)
@@ -132,13 +131,11 @@ def dataset(
     table = table if table is None else table.drop(columns=taken)
     if (values := columns["exposure"]) is not None:
         if isinstance(x, OnDisk) or np.shape(values) != (len(x),):
-            raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one "
-                            "for each")  # fmt: skip
+            raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one for each")
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = named(as_array("X", x)) if table is None else table
         table = table.assign(**{exposure: as_array("exposure", values, text=True)})
-    how = dict(task=task, order=classes, exposure=exposure, event=of_event)
-    raw = _raw(x, table, columns["y"], missing, dates, **how)
+    raw = _raw(x, table, columns["y"], missing, dates, task=task, order=classes, exposure=exposure, event=of_event)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
         raw = replace(raw, features=tuple(features), columns=tuple(map(Column, features)), input_parts=tuple(parts))
@@ -154,7 +151,6 @@ def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
     """Inputs in memory (N, *input_shape), standardised as the model's own; columns of a frame are matched by name.
 
     Of a torch data set or loader, of inputs or of (input, target), the inputs in the data set's order.
-
     Raises UserError for a missing column, a missing value or a category that training did not have (see ``dataset``).
     """
     x = read_items(what, x, alone=True)[0] if isinstance(x, Items | DataLoader) else x
@@ -208,7 +204,7 @@ def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
     table = as_table(what, x, like.table_columns)
     if table is None and not isinstance(x, OnDisk):
         x = as_array(what, x)
-        if x.ndim == 2 and x.shape[1] == len(like.columns) and any(c.width > 1 or c.exposure for c in like.columns):
+        if x.ndim == 2 and x.shape[1] == len(like.columns) and (like.exposure or x.shape[1] < len(like.features)):
             table = named(x, [column.name for column in like.columns])
     if table is not None:
         if not like.columns:

@@ -205,7 +205,7 @@ def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[floa
 
 def quantities(columns: Sequence[Column], num: int) -> Tensor:
     """Which of the ``num`` features are quantities, (F,) bool; others are 0 or 1."""
-    numeric = [not place and column.categories is None for column in columns for place in range(column.width)]
+    numeric = [not place and column.categories is None for column in columns for place, _ in enumerate(column.features)]
     return torch.tensor(numeric or [True] * num)
 
 
@@ -254,7 +254,7 @@ def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
             texts = [f"{name}={column.categories[row.argmax()]}" if row.any() else "" for row in values]
         else:
             date, shown = dates.get(column.name), (f"{value:.6g}" for value in values[:, 0])
-            name, shown = (date.name, date.texts(values[:, :: column.width])) if date else (name, shown)
+            name, shown = (date.name, date.texts(values[:, :: len(column.features)])) if date else (name, shown)
             texts = [f"{name} {text}" for text in shown]
         if column.fill is not None:
             texts = [f"{name} missing" if gap == 1 else text for text, gap in zip(texts, values[:, 1], strict=True)]

@@ -206,9 +206,7 @@ def read_items(
 
     Of a loader that takes each row of a map-style data set once, in whatever order, the data set is read in its own
     order, so that rows keep their numbers; of any other, what its one pass gives.
-
     rows: N, needed where there is no length.   alone: items that are no pair are inputs, with targets 0.
-
     Raises UserError for other items that are no pair, another number of rows, other shapes, or what reading raises.
     """
     names = getattr(getattr(items, "dataset", items), "classes", None)

@@ -98,7 +98,6 @@ def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tupl
 
 
 def _shares(fractions: Sequence[float]) -> tuple[float, ...]:
-    """Raises UserError unless they are three shares that sum to 1."""
     try:
         shares = tuple(float(f) for f in fractions)
     except (TypeError, ValueError):
@@ -163,8 +162,7 @@ def _numbers(where: str, rows: Any, num: int) -> np.ndarray:
     if rows.dtype == bool and rows.shape == (num,):
         return np.flatnonzero(rows)
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-        raise UserError(f"{where} is {rows.dtype} of shape {rows.shape}; give a mask of {num} rows, or a list of row "
-                        "numbers")  # fmt: skip
+        raise UserError(f"{where} is {rows.dtype} of shape {rows.shape}; give a mask of {num} rows, or row numbers")
     if len(rows) and not 0 <= rows.min() <= rows.max() < num:
         raise UserError(f"{where} names rows {rows.min()} to {rows.max()}, but there are rows 0 to {num - 1}; are they "
                         "of another table?")  # fmt: skip
@@ -209,7 +207,6 @@ def _codes(values: Any, num: int, what: str) -> np.ndarray:
 
 
 def _checked(raw: Raw, parts: tuple[np.ndarray, ...], record: dict[str, Any]) -> Division:
-    """Raises UserError for too few training rows, or a class without any."""
     train, _, test = parts
     if len(train) < 2:
         raise UserError(f"{raw.name}: the split leaves {len(train)} rows to train on; two are the fewest")

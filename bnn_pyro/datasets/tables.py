@@ -48,8 +48,7 @@ def load_table(
         return select_features(raw, features, str(path), exclude), {}
     frame = _cells(path, categorical, categorical, dates != "refuse")
     if target is None and "y" not in frame.columns:
-        raise UserError(f"{path}: which column is the target? Give target= (--target) one of "
-                        f"{', '.join(frame):.200}")  # fmt: skip
+        raise UserError(f"{path}: which column is the target? Give target= (--target) one of {', '.join(frame):.200}")
     target = target or "y"
     if isinstance(target, str):
         target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
@@ -189,7 +188,6 @@ def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
 
     Returns x (N, features), standardised by the schema, and y (N,), or None where the table has no target (or an
     empty one). Columns that the model doesn't know are left aside.
-
     Raises UserError for a missing column or value, text for a number, a category or label that training did not have.
     """
     x, y = encode_rows(path, read_table(path, schema), schema, MISSING)

@@ -261,7 +261,6 @@ def intervals(
     biased: which reductions' intervals are moved by their bias, see :class:`Metric`.
     Replicates in which a reduction is NaN (one class drawn) are left out of its interval. One that is NaN on all points
     or in every replicate is left out, with a note, and indexing by its name raises Undefined.
-
     Raises UserError for fewer than 2 replicates or a confidence outside (0, 1).
     """
     if bootstrap < 2:

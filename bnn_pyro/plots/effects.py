@@ -92,8 +92,7 @@ def decision_boundary(
 
     Of two classes, that of the second; of more, that of the most probable one.
 
-    prediction: at ``grid.x``.
-    x, y: standardised inputs (B, *input_shape) and labels (B,) to draw, or neither.
+    prediction: at ``grid.x``.   x, y: standardised inputs (B, *input_shape) and labels (B,) to draw, or neither.
     """
     names = class_names(prediction, grid.schema)
     probs = grid.shaped(prediction.mean)
@@ -215,7 +214,6 @@ def pixel_maps(maps: PixelMaps, schema: Schema) -> np.ndarray:
     """Each image above where it speaks for its class, and where draws disagree on that.
 
     Blue speaks for the class, red against it. The scales are common to all images.
-
     maps: of ``bp.explain``.   Returns axes (3, M), of a point (2, M).
     """
     count = len(maps.images)

@@ -90,10 +90,7 @@ def predicted_observed(prediction: Prediction, y: Targets, schema: Schema | None
     """Predictive median with its central 95 % interval against what was observed; the title counts the hits.
 
     Points whose interval misses the target are crosses. Of many points 200 are drawn, evenly from the smallest to the
-    largest y; the title is about all of them.
-    Censored times are left out.
-
-    y: (B,) in target units.
+    largest y; the title is about all of them. Censored times are left out.   y: (B,) in target units.
     """
     y = targets(prediction, y)
     if prediction.task == "survival":

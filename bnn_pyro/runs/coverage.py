@@ -28,9 +28,8 @@ def coverage_table(
 ) -> list[dict[str, Any]]:
     """Lines of all rows by each prediction; of thirds, by how uncertain the first one is, and of groups by two of them.
 
-    No thirds where it is equally uncertain of all.
-
-    Coverage with its exact (Clopper-Pearson) 95 % interval, mean width or set size (None: infinite), and NLL in nats.
+    No thirds where it is equally uncertain of all. Coverage with its exact (Clopper-Pearson) 95 % interval, mean width
+    or set size (None: infinite), and NLL in nats.
     """
     scores = {kind: _scores(prediction, y, level) for kind, prediction in predictions.items()}
     total = torch.as_tensor(one_number(next(iter(predictions.values())).total))

@@ -157,8 +157,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         elif data.schema.task == "survival":
             scores["censored_rows"] = int((data.y_test < 0).sum())
         names = HEADLINE[data.schema.task]
-        nothing = knows_nothing(data, data.x_test)
-        scores |= paired_differences(prediction, nothing, data.y_test, NOTHING, names)
+        scores |= paired_differences(prediction, knows_nothing(data, data.x_test), data.y_test, NOTHING, names)
         against = {k.replace(NOTHING, ""): v for k, v in scores.items() if NOTHING in k}
         cells = {name: difference(against, name, data.schema.task) for name in names}
         verdicts = {name: cell.verdict if cell else "" for name, cell in cells.items()}

@@ -220,8 +220,7 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
 
     @drawn
     def side_by_side(draw: Callable[..., object], rows: int, cell: tuple[float, float], **grid: Any) -> object:
-        page = figure(len(each) * cell[0], cell[1])
-        axes = page.subplots(rows, len(each), squeeze=False, **grid)
+        axes = figure(len(each) * cell[0], cell[1]).subplots(rows, len(each), squeeze=False, **grid)
         for one, column in zip(each, axes.T, strict=True):
             draw(*one, column)
             column[0].set_title(f"{one[2].target}: {column[0].get_title()}")

@@ -72,11 +72,9 @@ def calibrate_run(
                                     "--data FILE with such rows, or leave --groups out")  # fmt: skip
                 parts[f"{groups} {group}"] = torch.from_numpy(np.flatnonzero(labels == group))
         if made.conformal and made.conformal.per_class:
-            names = enumerate(posterior.schema.classes)
-            of_class = {name: (data.y_test == k).nonzero()[:, 0] for k, name in names}
-            parts = {f"{groups} {name}": rows for name, rows in of_class.items() if len(rows)}
-        both = {"predictive": before, made.label: after}
-        rows = coverage_table(both, data.y_test, level, parts, "all test rows")
+            of_class = {k: (data.y_test == k).nonzero()[:, 0] for k in range(len(posterior.schema.classes))}
+            parts = {f"{groups} {posterior.schema.classes[k]}": rows for k, rows in of_class.items() if len(rows)}
+        rows = coverage_table({"predictive": before, made.label: after}, data.y_test, level, parts, "all test rows")
         note = (after.set if after.has_classes else after.interval)(level).note
         if after.has_classes and (size := next(row for row in rows if row["prediction"] != "predictive")["size"]) < 1:
             note += (f"; a set has {size:.2g} classes on average, some none, as this model is right in more than "

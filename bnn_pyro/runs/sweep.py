@@ -131,7 +131,7 @@ def run_sweep(
                     names=[task.name for task in missing],
                     report=lambda n, of, more: bar(n, of, {"failed": str(len(failures))} if failures else more),
                     done=lambda index, error: failures.update({missing[index].name: error} if error else {}),
-                    failed=lambda task, error: _in_a_line(error).removeprefix(f"{task.name}: "),
+                    failed=lambda task, error: " ".join(str(error).split()).removeprefix(f"{task.name}: "),
                 )
             for task in missing:
                 if folder.status(task)[0] != FINISHED:
@@ -225,11 +225,5 @@ def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool =
                 folder.write("environment.json", folder.read("environment.json") | {"command": command})
                 baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
                 return evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False).failed
-    except UserError as error:
-        return _in_a_line(error)
     except Exception as error:
-        return f"{type(error).__name__}: {_in_a_line(error)}"
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        return f"{type(error).__name__}: " * (not isinstance(error, UserError)) + " ".join(str(error).split())

@@ -56,7 +56,6 @@ def fit_run(
     """(posterior, that of the baseline or None), in a folder that was begun; recipe, baseline: see :func:`prepare_run`.
 
     resume: go on from checkpoints, to the same result; what is finished is loaded.   max_minutes: of the posterior.
-
     Where the fit has several processes, all of them call this, and rank 0 writes.   Raises what ``fit`` raises.
     """
 
