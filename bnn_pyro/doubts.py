@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -16,15 +16,14 @@ from bnn_pyro.errors import UserError
 RARE, MANY = 5, 20
 #: Standard deviations from the mean beyond which a value is an outlier.
 FAR = 8.0
-#: Share of the rows of rarer classes that may be told wrongly, and the log of how likely it is by chance; rows that are
-#: looked at for groups, times columns.
-WRONG, CHANCE, LOOKED_AT = 0.01, -9.0, 300_000
+#: Share of the rows of rarer classes that may be told wrongly, and the log of how likely it is by chance.
+WRONG, CHANCE = 0.01, -9.0
 #: Numbers that are often written where there is no answer.
 CODES = {-1, -9, -99, -999, -9999, 99, 999, 9999, 99999}
 #: Words in the names of columns that have codes, and in those of times, whose numbers may well count the rows.
 CODE_NAMES = re.compile(
     r"(?i)(?<![a-z])(zip|zip_?code|post_?code|postal_?code|plz|code|id|key|uuid)(?![a-z])"
-    r"|^(account|client|customer|order|patient|record|user)$"
+    r"|^(account|client|customer|order|participant|patient|person|record|subject|user)$"
 )
 TIME_NAMES = re.compile(r"(?i)(?<![a-z])(year|month|week|day|date|time|hour|age|t)(?![a-z])")
 #: What becomes of few different ones of the following.
@@ -197,7 +196,7 @@ def leading_zeros(cells: pd.Series, way: str = "they are lost: --categorical kee
 
 
 def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
-    """Of columns that are the same as another one or a target, that give it away, or that number groups of rows."""
+    """Of columns that are the same as another one or a target, or give it away."""
     columns, of_targets = ({str(name): _values(cells) for name, cells in one.items()} for one in (inputs, targets))
     known = {values.tobytes(): f"is the same as the target '{name}' in every row: its answer is not known of new rows"
              for name, values in of_targets.items()}  # fmt: skip
@@ -213,9 +212,6 @@ def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
                 way = f"'{target}' in {told}: --exclude it if it is not known of new rows"
                 yield from [Doubt(f"alone tells the target {way}", column=name)] * bool(told)
         known.setdefault(key, f"is the same as column '{name}' in every row")
-    if not any(map(CODE_NAMES.search, columns)) and (number := _groups(columns)):
-        yield Doubt("repeats as numbers of persons do, with other columns the same in all rows of each: --groups "
-                    f"{number[0]} keeps these in one part", way="groups", column=number[0])  # fmt: skip
 
 
 def _values(cells: pd.Series) -> np.ndarray:
@@ -244,24 +240,6 @@ def _told(x: np.ndarray, y: np.ndarray) -> str:
     chance += (num - right) * math.log(num * k) + sum(map(math.lgamma, rows + 1.0)) - math.lgamma(num + 1)
     enough = num - right <= WRONG * (num - rows.max()) and chance < CHANCE
     return f"{right:,} of {num:,} rows" * bool(enough)
-
-
-def _groups(columns: Mapping[str, np.ndarray]) -> list[str]:
-    """[the whole numbers that repeat as those of persons do], or []: some other column is the same in all rows of each.
-
-    The values of that one return, in no order; of several such columns it is the one with the most numbers.
-    """
-    columns, found = {k: values[: LOOKED_AT // len(columns)] for k, values in columns.items()}, {}
-    for name, values in columns.items():
-        places, numbers = pd.factorize(values)
-        is_whole = values.dtype.kind == "f" and not TIME_NAMES.search(name) and np.array_equal(values, values.round())
-        if is_whole and MAX_CATEGORIES < len(numbers) <= len(values) / 2:
-            first = np.unique(places, return_index=True)[1]
-            for of_each, other in ((other[first], other) for other in columns.values()):
-                if np.array_equal(of_each[places], other):
-                    again = np.count_nonzero(np.diff(of_each[numbers.argsort()])) - len(np.unique(of_each))
-                    found |= {name: len(numbers)} if again > len(numbers) / 10 else {}
-    return sorted(found, key=found.get)[-1:]
 
 
 def _on_a_line(a: np.ndarray, b: np.ndarray) -> bool:

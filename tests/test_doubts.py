@@ -56,14 +56,10 @@ WHO, FEW = K[:120] // 3, NOISE[:120]
 SEX = np.where(MANY[WHO] % 2, "f", "m")
 PANEL = pd.DataFrame({"nr": 7 * WHO + 100, "year": 1980 + K[:120] % 3, "sex": SEX, "y": FEW})
 NUMBERS = {
-    "persons": (PANEL, "nr", "repeats as numbers"),
-    "in the order of years": (PANEL.sort_values("year"), "nr", "repeats as"),
     "nothing else": (PANEL[["nr", "y"]].rename(columns={"nr": "id"}), "id", ""),
     "by the name": (PANEL.rename(columns={"nr": "id"}), "id", "named like a code; a code is no quantity: --groups"),
-    "a dose and its class": (PANEL.assign(sex=np.where(PANEL.nr > 200, "high", "low")), None, ""),
-    "a dose and its square": (PANEL.assign(sex=PANEL.nr**2), None, ""),
-    "nothing of a person": (PANEL.assign(sex=K[:120] % 2), None, ""),
-    "years": (PANEL.rename(columns={"nr": "month", "year": "k"}), None, ""),
+    "another name": (PANEL, None, ""),
+    "once each": (PANEL.assign(nr=K[:120]).rename(columns={"nr": "id"}), None, ""),
 }
 
 

@@ -86,7 +86,7 @@ def test_noise_that_was_learned_is_no_matter_of_more_epochs_and_a_problem_on_tes
     out, file = tmp_path / "run", tmp_path / "t.csv"
     pd.DataFrame(np.random.default_rng(0).normal(size=(200, 4)), columns=[*"abcy"]).to_csv(file, index=False)
     train = ["train", "mlp", "--inference=mle", "--hidden=50,50", "--epochs=600", "--lr=0.02", "--set=patience=0"]
-    words = "knowing nothing: .*it has learned the noise .* early stopping .--set patience=50., fewer --epochs, fewer"
+    words = "knowing nothing: .*it has learned the noise .* early stopping .--set patience=50., fewer --epochs or fewer"
     assert re.search(f"Failed .*{words}", " ".join(command(*train, "--data", file, *FEW, "--out", out, code=3).split()))
     monkeypatch.setattr("bnn_pyro.runs.evaluate.failure", lambda *_, **__: None)
     for text in (command("evaluate", out), (out / "report.html").read_text(), (out / "README.md").read_text()):

@@ -248,6 +248,8 @@ class Token(nn.Embedding):
 
 
 def test_bad_modules_are_told_in_one_line():
+    padded = nn.ReLU(), Token(9, 2, padding_idx=0), nn.Flatten(), nn.Linear(24, OUT)
+    fit(bp.Bayesian(nn.Sequential(*padded), where="3.*", frozen="*"))
     for module, sentence in (
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(24, OUT)).double(), "is torch.float64, and inputs are float32"),
@@ -269,7 +271,7 @@ def test_bad_modules_are_told_in_one_line():
         *((partial(Wrong, how), "other outputs for the same inputs") for how in ("random", "remembers")),
         *((partial(Wrong, how), "depend on the other rows .*batch_first=True") for how in ("rows", "earlier rows")),
         (lambda: Wrong("weights"), r"changes its own 'layer\.weight' out of training mode"),
-        (lambda: Token(9, 2, padding_idx=0), "Token in Token has a forward of its own and padding_idx"),
+        (lambda: nn.Sequential(*padded), "Token has a forward of its own and padding_idx, .* freeze its weight"),
         (lambda: Wrong("nan"), "Wrong gives outputs that are not finite for training rows"),
         (lambda: Wrong("buffer"), "changes its own 'seen' out of training mode"),
         (lambda: nn.Linear(5, OUT), r"does not take inputs of shape \(2, 4, 6\): .*mat1 and mat2"),

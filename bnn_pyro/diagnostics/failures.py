@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.inference import METHODS
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, knows_nothing, predict
 
@@ -106,7 +107,8 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
     known = {} if "warmup" in settings else {**about.get("schedule", {}), **settings}  # else of where it starts
     trains = "epochs" in known and not stopped and "chains" not in settings
     ended = stopped and (posterior.trace.get("epoch") or [0])[-1] < settings.get("epochs", math.inf)
-    prior = {"a stronger prior (--set prior=…, such as normal:0.1)": "prior" in entry}
+    weight = getattr(METHODS.get(about.get("method")), "prior_weight", 1.0)
+    prior = {"a stronger prior (--set prior=…, such as normal:0.1)": "prior" in entry and weight > 0}
     more = {"more --epochs": "epochs" in known and not ended, "a longer warm-up (--set warmup=…)": "warmup" in settings}
     if gain.mean() > 0:
         start += "it has learned the noise of the training rows, which it fits better: "

@@ -87,8 +87,6 @@ class SVI(Optimisation):
         apart, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = GuideStopping(model, guide, apart, patience)
-        if getattr(model, "is_own_network", False):
-            model.forget_initial()
         training, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, training.trace, over)
         if "scale_lr" in (schedule := about.get("schedule", {})):  # that of the version which began the fit, or none
@@ -243,7 +241,8 @@ class Ensemble(MAP):
             map_tasks(train, todo, names=names, report=progress, done=keep, **where)
         members = [finished[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
-        if self.members > 1 and all(torch.allclose(value, value[:1]) for value in chains.values()):
+        alike = self.members > 1 and getattr(model, "is_pretrained", False)
+        if alike and all(torch.allclose(value, value[:1]) for value in chains.values()):
             warnings.warn("all members are equal, as each began with the same weights and saw the same rows in every "
                           f"step; take batch_size below {num}, or start='initial'", stacklevel=2)  # fmt: skip
         shared = min(len(trace["epoch"]) for _, trace, _ in members)

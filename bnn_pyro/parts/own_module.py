@@ -70,10 +70,8 @@ def own_copy(module: nn.Module) -> nn.Module:
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.register_forward_pre_hook(_check_index)
             part.sparse = part.scale_grad_by_freq = False  # no gradient of the function, or not as optimisers take it
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None and not hasattr(part, "padding_row"):
-            if type(part).forward is not nn.Embedding.forward:
-                raise UserError(f"{type(part).__name__} in {name} has a forward of its own and padding_idx, for which "
-                                "torch leaves gradients out; leave padding_idx out")  # fmt: skip
+        padded = getattr(part, "padding_idx", None) is not None and not hasattr(part, "padding_row")
+        if padded and type(part).forward is nn.Embedding.forward:
             part.register_buffer("padding_row", part.weight[part.padding_idx].detach().clone(), persistent=False)
             part.register_forward_hook(_with_padding, with_kwargs=True)
         for node in part.graph.nodes if isinstance(part, GraphModule) else ():  # of torch.export

@@ -46,6 +46,10 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 
     Raises UserError for a network whose outputs depend on more than a row of x and the weights.
     """
+    tables = [part for part in model.net.modules() if isinstance(part, nn.Embedding) and "weight" in part._parameters]
+    if own := [part for part in tables if part.padding_idx is not None and not hasattr(part, "padding_row")]:
+        raise UserError(f"{type(own[0]).__name__} has a forward of its own and padding_idx, for which torch leaves "
+                        "gradients out; leave padding_idx out, or freeze its weight")  # fmt: skip
     rows = x[:START_ROWS]
     norms, net = norm_layers(model.net), model.net
     if model.statistics is not None:

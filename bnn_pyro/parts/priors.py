@@ -204,11 +204,6 @@ class BayesianNet(nn.Module):
         """{site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own."""
         return {**dict(self.net.named_parameters()), **self.likelihood.initial}
 
-    def forget_initial(self) -> None:
-        """Give the memory of the net's initial weights back, which no fit needs once its guide has started."""
-        for parameter in self.net.parameters():
-            parameter.data = parameter.new_zeros(()).expand(parameter.shape)
-
     def prior(self) -> dict[str, dist.TorchDistribution]:
         """{site: p(w)} of the net's parameters."""
         own = dict(self.net.named_parameters())
