@@ -175,7 +175,7 @@ class Posterior(Introduced):
         try:
             if sites.keys() != self.model.initial.keys():
                 raise NotImplementedError
-            chains = {name: node["fn"].mean.clone()[None, None] for name, node in sites.items()}
+            chains = {name: node["fn"].mean.detach().clone()[None, None] for name, node in sites.items()}
         except NotImplementedError:
             raise UserError(f"{type(self.guide).__name__} has no mean of every weight; use its draws") from None
         return self.derived({"draws": "mean weights"}, guide=None, chains=chains, stats={})

@@ -143,8 +143,9 @@ def test_the_optimum_is_that_of_the_new_rows(tmp_path):
 
 def test_points_start_at_the_mean_of_a_q_and_who_may_not():
     q = fit(bp.SVI(epochs=40))
-    point, mean = fit(bp.MAP(**STILL), MORE, start=q).chains, q.at_mean_weights().chains
-    assert all(torch.allclose(point[site], value, atol=1e-5, rtol=1e-5) for site, value in mean.items())
+    for start in (q, q.at_mean_weights()):
+        point, mean = fit(bp.MAP(**STILL), MORE, start=start).chains, q.at_mean_weights().chains
+        assert all(torch.allclose(point[site], value, atol=1e-5, rtol=1e-5) for site, value in mean.items())
     q, point = fit(bp.SVI(epochs=2)), fit(bp.MAP(epochs=2, patience=0))
     other = bp.dataset(X[:60], (Y[:60] > 0).astype(int), split=0.0, validation=0)
     for message, call in (
