@@ -16,7 +16,7 @@ from bnn_pyro.errors import UserError
 RARE, MANY = 5, 20
 #: Standard deviations from the mean beyond which a value is an outlier.
 FAR = 8.0
-#: Share of the rows of rarer classes that may be told wrongly, and the log of how likely it is by chance.
+#: Share of the rows of rarer classes for which it may be wrong, and the log of how likely it is by chance.
 WRONG, CHANCE = 0.01, -9.0
 #: Numbers that are often written where there is no answer.
 CODES = {-1, -9, -99, -999, -9999, 99, 999, 9999, 99999}
@@ -208,9 +208,9 @@ def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
             yield Doubt(f"is on a straight line with the target '{line}': --exclude it if it is not known of new rows",
                         column=name)  # fmt: skip
         else:
-            for target, told in ((target, _told(values, y)) for target, y in classes.items()):
-                way = f"'{target}' in {told}: --exclude it if it is not known of new rows"
-                yield from [Doubt(f"alone tells the target {way}", column=name)] * bool(told)
+            for target, share in ((target, _determined(values, y)) for target, y in classes.items()):
+                way = f"'{target}' in {share}: --exclude it if it is not known of new rows"
+                yield from [Doubt(f"alone tells the target {way}", column=name)] * bool(share)
         known.setdefault(key, f"is the same as column '{name}' in every row")
 
 
@@ -220,10 +220,10 @@ def _values(cells: pd.Series) -> np.ndarray:
     return pd.util.hash_array(cells.astype(str).to_numpy(object)) if np.isnan(values).all() else values
 
 
-def _told(x: np.ndarray, y: np.ndarray) -> str:
-    """Of how many rows categories or thresholds of x tell the class; "" where not of nearly all, or it may be chance.
+def _determined(x: np.ndarray, y: np.ndarray) -> str:
+    """Of how many rows categories or thresholds of x determine the class; "" where not nearly all, or by chance.
 
-    Chance: of the N! / ∏ Nₖ! ways in which the classes may be in rows, how many some categories or thresholds tell.
+    Chance: of the N! / ∏ Nₖ! ways in which the classes may be in rows, how many categories or thresholds determine.
     """
     (labels, classes), (places, values) = pd.factorize(y[x == x]), pd.factorize(x[x == x], sort=True)
     num, k, few = len(labels), len(classes), x.dtype.kind != "f" or len(values) <= MAX_CATEGORIES
@@ -232,10 +232,10 @@ def _told(x: np.ndarray, y: np.ndarray) -> str:
     table = np.bincount(places * k + labels, minlength=len(values) * k).reshape(-1, k)
     rows, right = table.sum(0), table.max(1).sum()
     if not few:  # as many as the best thresholds tell, with the classes in the order of their mean places
-        order, told = (np.arange(len(table)) @ table / rows).argsort(), np.zeros(len(table) + 1)
+        order, best = (np.arange(len(table)) @ table / rows).argsort(), np.zeros(len(table) + 1)
         for below in np.pad(table[:, order].cumsum(0), ((1, 0), (0, 0))).T:
-            told = below + np.maximum.accumulate(told - below)
-        right = int(told[-1])
+            best = below + np.maximum.accumulate(best - below)
+        right = int(best[-1])
     chance = len(values) * math.log(k) if few else math.lgamma(k + 1)
     chance += (num - right) * math.log(num * k) + sum(map(math.lgamma, rows + 1.0)) - math.lgamma(num + 1)
     enough = num - right <= WRONG * (num - rows.max()) and chance < CHANCE

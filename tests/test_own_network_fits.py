@@ -57,8 +57,7 @@ def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method)
 
 def test_a_network_that_is_not_defined_at_weights_of_0_is_fitted_and_predicts():
     net = nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(24, 5)), nn.Tanh(), nn.Linear(5, 3))
-    data = rows()
-    assert bp.predict(fit(net, bp.SVI(epochs=2), data=data), data.x_test, num_draws=3).probs.isfinite().all()
+    assert bp.predict(fit(net, bp.SVI(epochs=2), data=rows()), rows().x_test, num_draws=3).probs.isfinite().all()
 
 
 def test_an_archive_is_loaded_with_the_users_module_and_differences_are_named(tmp_path):

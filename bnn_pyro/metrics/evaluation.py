@@ -115,7 +115,9 @@ METRICS: dict[str, dict[str, Metric]] = {
 def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluation:
     """Every metric of the prediction's task with its bootstrap interval, of shares the exact binomial one.
 
-    ``.flat()`` gives the JSON-able form.   y: (B,) labels 0 … K−1, or targets in their own units.
+    ``.flat()`` gives the JSON-able form.
+
+    y: (B,) labels 0 … K−1, or targets in their own units.
     resampling: ``bootstrap`` = 1000 replicates of the same points for all metrics, ``seed`` = 0, ``confidence`` = 0.95.
     A metric without a value on these data is left out, see ``.notes``; values on resampled points: ``.replicates``.
     Raises UserError for a bad y, or where the prediction is NaN.

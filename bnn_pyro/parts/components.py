@@ -195,7 +195,6 @@ def spread_counts(means: Tensor, y: Tensor, fitted: Tensor) -> NegativeBinomial:
     """Negative binomials of ``means``, as dispersed as counts y (N,) of means ``fitted`` (N,) most likely are."""
     y, fitted = (v[:: math.ceil(len(y) / 100_000)].double().numpy() for v in (y, fitted))
     loss = lambda log_r: -stats.nbinom.logpmf(y, r := math.exp(log_r), r / (r + fitted)).mean()  # noqa: E731
-    log_r = optimize.minimize_scalar(
-        loss, bounds=(-10, 16 + math.log1p(fitted.max())), method="bounded"
-    ).x  # there a Poisson
+    bounds = -10, 16 + math.log1p(fitted.max())  # a Poisson
+    log_r = optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x
     return dist.NegativeBinomial(torch.tensor(math.exp(log_r)).double(), logits=means.double().log() - log_r)
