@@ -12,7 +12,7 @@ With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
 
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
-warm-up of T transitions finds ε in its first 0.9 T, with L = √d; then L is √Σ Var zᵢ of positions, and at the end
+warm-up of T transitions finds ε in its first half, with L = √d; from there L is √Σ Var zᵢ of positions, and at the end
 0.4 · way / n_eff by their effective draws. The adjusted sampler does that in 0.6 T; in the rest ε settles. Each chain
 has ε and L of its own, ε that of ``EnergyTuning``, of trajectories that of dual averaging.
 """
@@ -43,8 +43,9 @@ from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
 #: From and to where moments are taken, and to where effective draws are counted, as shares of the warm-up; L as a share
-#: of the way between two effective draws. Of the unadjusted sampler and of the adjusted one.
-WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
+#: of the way between two effective draws. Of the unadjusted sampler and of the adjusted one. In a short window draws that
+#: stay correlated for longer than it seem to be few ways apart, and L is too small.
+WINDOWS = {False: (0.3, 0.5, 1.0), True: (0.15, 0.3, 0.6)}
 LENGTH = {False: 0.4, True: 0.3}
 #: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.
 REACH = 3.0
