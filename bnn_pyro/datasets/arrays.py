@@ -210,6 +210,6 @@ def pack(
         if part.is_bool and not np.isin(arrays[part.name], (0, 1)).all():
             raise UserError(f"{what}['{part.name}'] must be true or false, as what this model was trained on")
     order = [part.name for part in like] or list(arrays)
-    packed = [arrays[name].reshape(len(arrays[name]), -1).astype(np.float32) for name in order]
+    packed = [a.reshape(len(a), math.prod(a.shape[1:])).astype(np.float32) for a in map(arrays.get, order)]
     places = {part.name: tables.get(part.name, range(math.prod(part.shape))) for part in inputs}  # or columns
     return np.concatenate(packed, 1), list(like) or inputs, [f"{name}[{i}]" for name in order for i in places[name]]

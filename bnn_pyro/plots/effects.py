@@ -194,18 +194,18 @@ def partial_dependence(explanation: Explanation) -> np.ndarray:
             if categories:
                 ax.errorbar(at, middle, (middle - low, high - middle), **style | {"linestyle": ""})
             else:
-                strength = 0.3 if len(names) == 1 else 0.15
-                ax.fill_between(at, low, high, color=tint(style["color"], strength), linewidth=0)
+                ax.fill_between(at, low, high, color=style["color"], alpha=0.3 if len(names) == 1 else 0.2, linewidth=0)
                 ax.plot(at, middle, **style | {"marker": "o" if len(at) < 8 else None})
         ax.set_xlabel(column)
         if categories:
             long = max(map(len, values)) * len(values) > 24
             ax.set_xticks(at, values, rotation=40 if long else 0, ha="right" if long else "center")
             ax.margins(x=0.15)
+    of = f", {len(names)} of {len(average)} classes" if len(names) < len(average) else ""
+    axes[0].figure.supylabel(names[0] if len(names) == 1 else f"probability{of}")
     if len(names) > 1:
         return legend_outside(axes, 3)
     axes[0].yaxis.set_major_formatter("{x:,.10g}")
-    axes[0].figure.supylabel(names[0])
     return axes
 
 
