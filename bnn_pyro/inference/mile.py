@@ -43,8 +43,8 @@ from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
 #: From and to where moments are taken, and to where effective draws are counted, as shares of the warm-up; L as a share
-#: of the way between two effective draws. Of the unadjusted sampler and of the adjusted one. In a short window draws that
-#: stay correlated for longer than it seem to be few ways apart, and L is too small.
+#: of the way between two effective draws. Of the unadjusted sampler, and of the adjusted one. A window shorter than
+#: draws stay correlated finds too small an L.
 WINDOWS = {False: (0.3, 0.5, 1.0), True: (0.15, 0.3, 0.6)}
 LENGTH = {False: 0.4, True: 0.3}
 #: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.

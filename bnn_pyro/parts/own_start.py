@@ -16,7 +16,7 @@ import copy
 import math
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from bnn_pyro.errors import UserError, first_line
 from bnn_pyro.isolation import isolated
@@ -39,6 +40,26 @@ NORM_ROWS = 512
 START_ROWS, START_DRAWS, SHARE, FACTOR = 128, 8, 0.1, 2.0
 
 
+class WholeGradients(TorchFunctionMode):
+    """Raises UserError where a network looks rows up so that torch leaves out or alters gradients by the table.
+
+    Layers with a padding row of their own are not meant.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.padded = {id(part.weight) for part in net.modules() if hasattr(part, "padding_row")}
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.embedding and args[1].requires_grad and id(args[1]) not in self.padded:
+            name = "padding_idx" if kwargs.get("padding_idx") is not None else "scale_grad_by_freq"
+            if name == "padding_idx" or kwargs.get(name):
+                raise UserError(f"F.embedding is called with {name}, for which torch leaves out or alters gradients; "
+                                "leave it out, or freeze the weight")  # fmt: skip
+        return func(*args, **kwargs)
+
+
 def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float | None) -> dict[str, Any]:
     """Set the σ of a guide (unless ``init_scale`` says it), and what the model is normalised by; facts for provenance.
 
@@ -46,10 +67,6 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 
     Raises UserError for a network whose outputs depend on more than a row of x and the weights.
     """
-    tables = [part for part in model.net.modules() if isinstance(part, nn.Embedding) and "weight" in part._parameters]
-    if own := [part for part in tables if part.padding_idx is not None and not hasattr(part, "padding_row")]:
-        raise UserError(f"{type(own[0]).__name__} has a forward of its own and padding_idx, for which torch leaves "
-                        "gradients out; leave padding_idx out, or freeze its weight")  # fmt: skip
     rows = x[:START_ROWS]
     norms, net = norm_layers(model.net), model.net
     if model.statistics is not None:

@@ -25,7 +25,7 @@ from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
 from bnn_pyro.parts.nets import blank_row, constants, described, in_mode, layers_digest, users_code
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
-from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, START_ROWS, BatchStatistics, start_guide
+from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, START_ROWS, BatchStatistics, WholeGradients, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
 from bnn_pyro.parts.row_noise import ROWS, sampling_of
 from bnn_pyro.settings import Settings, setting
@@ -67,11 +67,11 @@ class Bayesian(Settings):
                 (B, *input_shape) -> (B, outputs): logits of the classes, or the mean
     where       which parameters are Bayesian: names, globs or classes of layers, as layer4.*|fc|Conv2d, or re:REGEX; in
                 Python also classes. The others are points
-    frozen      points that stay as they are, likewise; all others are trained with the rest. Those that require no
-                gradient are frozen
-    prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE, pretrained:SCALE
-                (around the module's own weights), gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; in Python also
-                {pattern: prior}, the first that matches
+    frozen      points that stay as they are, likewise, or "*", all but where; others are trained with the rest. Those
+                that require no gradient are frozen
+    prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE,
+                scale-mixture:WIDE,NARROW,WEIGHT, or pretrained:SCALE (around the module's own weights, SCALE/√fan-in
+                wide); in Python also {pattern: prior}, the first that matches
     start       initial: at the module's weights, as they are; pretrained: they are those of a trained network, whose
                 batch normalisation stays frozen, and where all members of an ensemble start
     noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
@@ -152,14 +152,19 @@ class Bayesian(Settings):
         before = constants(net)
         bayesian = select(net, self.where, "where")
         still = {name for name, p in net.named_parameters() if not p.requires_grad}
+        said = set(select(net, self.frozen, "frozen")) if self.frozen else set()
         if self.where == "*":
-            bayesian = [name for name in bayesian if name not in still]
-        still |= set(select(net, self.frozen, "frozen")) if self.frozen else set()
+            kept = still if self.frozen == "*" else still | said
+            bayesian = [name for name in bayesian if name not in kept]
+        elif self.frozen != "*" and (both := said.intersection(bayesian)):
+            raise UserError(f"'{min(both)}' is in where={self.where!r:.40} and in frozen={self.frozen!r:.40}: leave it "
+                            "out of one of them")  # fmt: skip
+        still |= said
         still = [name for name, _ in net.named_parameters() if name in still and name not in bayesian]
         freeze(net, still)
         points = [name for name, _ in net.named_parameters() if name not in bayesian]
         if not bayesian:
-            raise UserError("no parameter is Bayesian: those that require no gradient are frozen; name some in where")
+            raise UserError("no parameter is Bayesian: those in frozen, and those that require no gradient, are not")
         if self.inputs == "raw":
             net.register_forward_pre_hook(partial(_unstandardise, schema))
         if schema.input_parts:
@@ -206,7 +211,7 @@ class Bayesian(Settings):
         widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
         if self.likelihood is None and count == 2:
             widths[2] = "two logits"
-        with in_mode(net, training=False):
+        with in_mode(net, training=False), WholeGradients(net):
             shapes = {part.name: (2, *part.shape) for part in schema.input_parts}
             width = check_outputs(net, row[[0, 0]], widths, shapes)
         return own if width == own.outputs else Categorical(2)
