@@ -100,6 +100,8 @@ def predict(args: Namespace) -> None:
     output = Path(args.output)
     if output.exists() and not args.overwrite:
         raise UserError(f"--output {output} exists; choose another name or add --overwrite")
+    if output.exists() and Path(args.input).exists() and output.samefile(args.input):
+        raise UserError(f"--output {output} is the input itself, which predictions would replace; choose another name")
     table, notes = predict_file(*_opened(args), args)
     write_whole(output, table.to_csv(index=False, float_format="%.9g").encode())
     print("\n".join([*notes, f"{len(table):,} predictions: {output}"]))

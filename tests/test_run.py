@@ -95,7 +95,8 @@ def test_evaluate_on_other_data(runs, tmp_path, command):
     assert "40 rows" in said and "trained this run" not in said
     assert (run / "metrics.json").read_bytes() == before
     rows = bp.load(run).provenance["rows"]["train"]
-    assert f"{rows} of these rows trained" in command("evaluate", run, "--data", runs / "houses.csv")
+    told = command("evaluate", run, "--data", runs / "houses.csv")
+    assert f"{rows} of these rows trained" in told and "calibrated it" not in told
 
 
 def test_labels_of_other_data_are_matched_by_name(tmp_path):

@@ -80,6 +80,10 @@ OTHERS = {
     "levels that are none": ([*PREDICT, "--levels", "0.5,high"], "--levels: invalid numbers value: '0.5,high'"),
     "a threshold of no classes": ([*PREDICT, "--threshold", "0.3"], "--threshold 0.3: give a probability between 0"),
     "comparing other rows": (["compare", "RUNS/digits", "RUNS/houses"], "other test rows"),
+    "predictions over their inputs": (
+        ["predict", "RUNS/houses", "--input", "RUNS/houses.csv", "--output", "RUNS/houses.csv", "--overwrite"],
+        "houses.csv is the input itself",
+    ),
     "a diagnosis that exists": (["diagnose", "RUNS/houses", "--out", "DIR/other"], "exists; choose another name"),
     "an unknown budget": ([*CHECK, "--budget", "large"], "unknown budget 'large'. Valid: full, quick"),
     "an unknown check": ([*CHECK, "--only", "predictiv"], "did you mean 'predictive'"),

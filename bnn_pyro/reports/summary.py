@@ -167,7 +167,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
                else f"{first}the inputs may say little: {rest}")  # fmt: skip
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
-    if off and not run.guarantees and run.task not in ("survival", "targets"):
+    if off and rows >= TOO_FEW and not run.guarantees and run.task not in ("survival", "targets"):
         yield f"`{run.way_to_calibrate}` corrects that by rows that did not train"
     if run.is_unbalanced and len(classes := run.metrics["class_rows"]) == 2:
         rare, more = min(classes, key=classes.get), "finds more of the rare class; a figure says how many"

@@ -102,7 +102,8 @@ class RunFacts:
     @property
     def way_to_calibrate(self) -> str:
         """The command that makes a calibrated posterior of it."""
-        return "train … --conformal 0.9" if self.halves_test_rows else f"calibrate {self.folder}"
+        rows = "" if self.provenance["rows"]["val"] else "--validation ROWS "
+        return f"train … {rows}--conformal 0.9" if self.halves_test_rows else f"calibrate {self.folder}"
 
     @property
     def unit(self) -> str:
@@ -295,6 +296,5 @@ def verdict_lines(verdicts: Sequence[Mapping[str, str]], named: bool = False) ->
 
 
 def _number(name: str, value: float, sign: str = "") -> str:
-    if name in SHARES:
-        return f"{100 * value:{sign}.2f} {'pp' if sign else '%'}"
-    return f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"
+    share = f"{100 * value:{sign}.2f} {'pp' if sign else '%'}"
+    return share if name in SHARES else f"{value:{sign}.3g}" if abs(value) < 1000 else f"{value:{sign},.0f}"

@@ -248,7 +248,8 @@ def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, nu
     path = folder.write(f"metrics-{what}.json", scores | content)
     if used := _known_rows(posterior, x, y):
         table += f"\n\n{used:,} of these rows trained this run, or equal such: they fit better than new ones"
-    if used := int(torch.isin(row_digests(x, y), getattr(calibrated, "rows", row_digests(x[:0], y[:0]))).sum()):
+    theirs = None if calibrated is posterior else getattr(calibrated, "rows", None)
+    if theirs is not None and (used := int(torch.isin(row_digests(x, y), theirs).sum())):
         table += f"\n\n{used:,} of these rows calibrated it: what is said of new ones does not hold of them"
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
