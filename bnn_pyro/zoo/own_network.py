@@ -105,6 +105,8 @@ class Bayesian(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(kind := self.likelihood, type):
+            raise UserError(f"likelihood={kind.__name__} is a class; give an instance, {kind.__name__}(...)")
         module = self.module
         if isinstance(module, nn.Module) or (callable(module) and not isinstance(module, str)):
             module = ModuleSource(module)
