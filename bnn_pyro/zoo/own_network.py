@@ -107,6 +107,8 @@ class Bayesian(Settings):
         super().__post_init__()
         if isinstance(kind := self.likelihood, type):
             raise UserError(f"likelihood={kind.__name__} is a class; give an instance, {kind.__name__}(...)")
+        if isinstance(kind, Likelihood) and self.noise != "learned":
+            raise UserError(f"noise={self.noise} is not of a likelihood of your own; leave it out")
         module = self.module
         if isinstance(module, nn.Module) or (callable(module) and not isinstance(module, str)):
             module = ModuleSource(module)
