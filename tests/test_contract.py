@@ -139,7 +139,7 @@ def test_what_is_no_variant_method_or_setting_is_refused_and_classes_are_made(tm
         (lambda: bp.MeanField(noise=net.forward), "noise takes .* such as .learned., got <bound method"),
         (lambda: bp.load(tmp_path, "mlp"), "entry is a variant"),
         (lambda: bp.checks.run(net), "data is missing"),
-        (lambda: bp.checks.run("mlp", only=["bogus"]), "unknown check 'bogus'"),
+        (lambda: bp.checks.run("mlp", only="bogus"), "unknown check 'bogus'"),
     ):
         refuses(words, call)
 
