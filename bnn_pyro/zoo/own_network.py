@@ -50,7 +50,8 @@ class ModuleSource:
         if isinstance(self.origin, nn.Module):
             return own_copy(self.origin)
         name = self.description["name"]
-        with users_code(f"{name} gave no module"):
+        way = f" and is a class; give an instance, {name}(...)" if isinstance(self.origin, type) else ""
+        with users_code(f"{name} gave no module{way}"):
             takes = [p for p in inspect.signature(self.origin).parameters.values() if p.default is p.empty]
             made = self.origin(*[schema] * min(1, len(takes)))
         if not isinstance(made, nn.Module):
