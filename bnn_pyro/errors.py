@@ -19,6 +19,9 @@ class FitFailed(UserError):
 
 def diverged(what: str, step: int, lr: float) -> FitFailed:
     """The error that says so, with what to do."""
+    if step == 1 and what.startswith("loss"):
+        return FitFailed(f"the {what} step 1, before the learning rate was used: look at the values of the inputs and "
+                         "the targets, and at the parameters that the likelihood is given")  # fmt: skip
     return FitFailed(f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: try a smaller "
                      f"--lr, such as {lr / 10:g}")  # fmt: skip
 

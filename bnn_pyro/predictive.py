@@ -65,6 +65,8 @@ def predict(
         made.schema, made.index = posterior.schema, index
         return made
     num_draws, shape = NUM_DRAWS if num_draws is None else num_draws, posterior.schema.input_shape
+    if tuple(x.shape) == tuple(shape):
+        raise UserError(f"x of shape {tuple(shape)} is one row without its first axis; give x[None]")
     if tuple(x.shape[1:]) != tuple(shape):
         raise UserError(f"inputs have shape {tuple(x.shape[1:])}, but this posterior was trained on {tuple(shape)} "
                         f"({posterior.provenance.get('data', 'its data')}); load the data with "

@@ -1,6 +1,7 @@
 """The command `check`: what it asks of whom, that finished checks are never lost; modules of the user's own."""
 
 import json
+import warnings
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -13,7 +14,7 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro import checks as registry
-from bnn_pyro.checks import Finding, Outcome, Subject
+from bnn_pyro.checks import Check, Finding, Outcome, Subject
 from bnn_pyro.checks.estimators import Estimators
 from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.known_answers import ClosedForm
@@ -221,6 +222,8 @@ def test_planted_faults_are_named():
 def test_python_and_the_command_line_take_a_module(tmp_path, monkeypatch, check):
     outcomes = bp.checks.run(nn.Linear(2, 1), DATA, "nuts", ["estimator", "quadrature"], draws=20)
     assert outcomes["estimator"].level == "good" and "it is a module" in outcomes["quadrature"]
+    told = "chain 1 of 4: every transition was rejected, and tells of its start alone; try start=map"
+    assert type("Idle", (Check,), {"_run": lambda *_: warnings.warn(told, stacklevel=2)})().run(None) is None
     own = type("Own", (bp.SVI,), {})(epochs=5)
     assert bp.checks.run("mean-field", method=own, only=["estimator"])["estimator"].level == "good"
     monkeypatch.syspath_prepend(tmp_path)

@@ -24,7 +24,7 @@ from bnn_pyro.checkpoint import Checkpoint, Run
 from bnn_pyro.files import write_whole
 from bnn_pyro.inference import cost, log_joint, optimise, svi
 from bnn_pyro.inference.log_joint import elbo_of
-from bnn_pyro.inference.training_loop import settled
+from bnn_pyro.inference.training_loop import check_finite, settled
 from bnn_pyro.progress import progress_bar
 
 METHODS = {
@@ -135,6 +135,7 @@ def test_a_loss_or_its_gradient_that_is_not_finite(tmp_path, monkeypatch, what, 
 
     monkeypatch.setattr(log_joint, "elbo_of", broken)
     refuses(rf"{message} \(lr 0.01\).*such as 0.001", fit, METHODS["svi, mini-batches"], tmp_path)
+    refuses("inf at step 1, before .* that the likelihood is given", check_finite, torch.tensor([[math.inf]]), 1, 9)
     state = torch.load(tmp_path / "checkpoint" / "training.pt", weights_only=True)["state"]
     assert state["step"] == step - 1 and all(torch.isfinite(value).all() for value in state["guide"].values())
 

@@ -133,12 +133,15 @@ def test_what_is_no_variant_method_or_setting_is_refused_and_classes_are_made(tm
     for call, words in (
         (lambda: bp.fit("mlp", data, "bogus"), "unknown .* 'bogus'"),
         (lambda: bp.fit(object(), data, "map"), "neither a name nor a dataclass"),
+        (lambda: bp.fit(torch.nn.Sequential, data), "of a class give an instance"),
+        (lambda: bp.fit(bp.Bayesian(torch.nn.Sequential), data), r"is a class; give an instance, Sequential\("),
         (lambda: bp.fit(data.schema, data, "map"), "no class attribute 'has'"),
         (lambda: bp.MeanField(net), r"hidden must be at least 1, got Identity.*bp\.Bayesian\(module\)"),
+        (lambda: bp.Bayesian(net, likelihood=type(net)), "likelihood=Identity is a class; give an instance"),
         (lambda: bp.MeanField(noise=net.forward), "noise takes .* such as .learned., got <bound method"),
         (lambda: bp.load(tmp_path, "mlp"), "entry is a variant"),
         (lambda: bp.checks.run(net), "data is missing"),
-        (lambda: bp.checks.run("mlp", only=["bogus"]), "unknown check 'bogus'"),
+        (lambda: bp.checks.run("mlp", only="bogus"), "unknown check 'bogus'"),
     ):
         refuses(words, call)
 

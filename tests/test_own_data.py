@@ -222,6 +222,7 @@ ZERO, GAP = (FRAME.assign(area=FRAME["area"].where(FRAME.index != row, cell)) fo
 MASKED = np.ma.array(ARRAY, mask=np.arange(ARRAY.size).reshape(ARRAY.shape) == 7 * ARRAY.shape[1])
 BAD = {
     "lengths": (dict(y=PRICE[:9]), "X has 60 rows and y 9"),
+    "a column in a tuple": (dict(x=(PRICES,)), r"X has 1 rows and y 60.*such as column.reshape\(-1, 1\)"),
     "no target": (dict(y=None), "y is missing"),
     "no such column": (dict(y="prize"), r"unknown column of X \(y=\) 'prize'"),
     "mixed": (dict(x=FRAME.assign(a=[1, "a"] * 30)), r"'a' holds mixed-integer values \(row 0: int, row 1: str\)"),

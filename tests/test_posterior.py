@@ -223,7 +223,8 @@ def test_mistakes_are_told(monkeypatch):
     regression, classes = bp.predict(posterior, x, num_draws=2), bp.predict(*wide("binary"), num_draws=2)
     for call, words in (
         (lambda: bp.predict(posterior, torch.zeros(2, 4)), r"inputs have shape \(4,\).*trained on \(3,\)"),
-        (lambda: bp.predict(posterior, torch.zeros(3)), r"inputs have shape \(\)"),
+        (lambda: bp.predict(posterior, torch.zeros(3)), r"x of shape \(3,\) is one row .* give x\[None\]"),
+        (lambda: bp.predict(posterior, np.zeros((0, 3))), "X: x has 0 rows"),
         (lambda: bp.predict(posterior, x[:0]), "0 rows"),
         (lambda: bp.predict(posterior, x, num_draws=0), "at least 1"),
         (lambda: regression.probs, "'probs' belongs to classification"),

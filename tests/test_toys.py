@@ -53,6 +53,9 @@ def test_a_likelihood_that_forgets_the_axis_of_outputs_is_refused():
     likelihood = Poisson()
     likelihood.components = lambda f: dist.Poisson(f.exp())
     refuses(r"batch shape \(5, 1\) of f \(5, 1\), where \(5,\) is right", likelihood, torch.zeros(5, 1), torch.zeros(5))
+    refuses("noise=0.3 is not of a likelihood of your own", bp.Bayesian, likelihood=likelihood, noise=0.3)
+    likelihood.components = torch.exp
+    refuses("Poisson.components must return a torch distribution, and gave Tensor", likelihood, torch.zeros(5, 1))
 
 
 @pytest.mark.filterwarnings("ignore:the gradient was not compiled")

@@ -45,13 +45,13 @@ def run(
     entry: str | Entry | nn.Module,
     data: Dataset | None = None,
     method: str | Method | None = None,
-    only: Collection[str] = (),
+    only: str | Collection[str] = (),
     **settings: Any,
 ) -> dict[str, Outcome | str]:
     """{check: its outcome with the quick budget, or why it is not made} of a variant, or a module of the user's own.
 
     data: whose inputs are taken; a variant of the zoo needs none.   method: by default the first; a key of ``METHODS``,
-    or an object, also of a class of the user's own.   settings: of the method.   only: keys of ``CHECKS``, else all.
+    or an object, also of a class of the user's own.   settings: of the method.   only: key(s) of ``CHECKS``, else all.
 
     Raises UserError for names that there are not, a module without data, and settings that the method does not have.
     """
@@ -62,6 +62,7 @@ def run(
     usual = defaults(setup.method)
     given = {name: value for name, value in vars(setup.method).items() if value != usual[name]} | settings
     subject = Subject(setup.entry, type(setup.method), data, given)
+    only = [only] if isinstance(only, str) else only
     check_known("check", CHECKS, *only)
     checks = {name: build(CHECKS[name], CHECKS[name].quick) for name in only or CHECKS}
     return {name: check.refuses(subject) or check.run(subject) for name, check in checks.items()}

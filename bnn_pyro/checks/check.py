@@ -1,6 +1,7 @@
 """What a check is made of, what it reports, and how averages of draws are compared with what they should be."""
 
 import dataclasses
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -181,7 +182,9 @@ class Check:
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
         """Make the check. Raises UserError for what the user can mend."""
-        return self._run(subject, seed, report or (lambda *_: None))
+        with warnings.catch_warnings():  # of settings that are the check's, not the user's
+            warnings.filterwarnings("ignore", ".* tells of its start alone")
+            return self._run(subject, seed, report or (lambda *_: None))
 
 
 def worst(levels: Iterable[str]) -> str:

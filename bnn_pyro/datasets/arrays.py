@@ -140,6 +140,8 @@ def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> Te
         return x
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == bool) or np.iscomplexobj(x):
         raise UserError(f"{path}: x holds {x.dtype}; it must hold numbers")
+    if x.ndim and not len(x):
+        raise UserError(f"{path}: x has 0 rows; give one or more")
     if x.ndim not in (2, 3, 4) or 0 in x.shape:
         raise UserError(f"{path}: x has shape {x.shape}; it must be (N, features), (N, H, W) or (N, H, W, channels)")
     _refuse(path, x, first=first)

@@ -138,11 +138,11 @@ class Schema:
             raise UserError(f"{what} takes no exposure; leave it out, or take a variant on a fully connected network, "
                             "such as mean-field")  # fmt: skip
 
-    def need_one_target(self, what: str) -> None:
-        """Raise UserError where there are several targets."""
+    def need_one_target(self, what: str, way: str = "") -> None:
+        """Raise UserError where there are several targets.   way: besides a run for each of them."""
         if self.targets:
             raise UserError(f"{what} takes one target a row, and there are {len(self.targets)} ({self.target:.60}); "
-                            "train a run for each of them")  # fmt: skip
+                            f"train a run for each of them{way}")  # fmt: skip
 
     def need_uncensored(self, what: str) -> None:
         """Raise UserError where there are several labels, or times of which some may be censored."""

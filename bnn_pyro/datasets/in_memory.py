@@ -172,7 +172,8 @@ def _raw(x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, *
     target, where = as_target("y", y), "X (rows from 0)"
     num = len(x) if table is None else len(table)
     if len(target) != num:
-        raise UserError(f"X has {num} rows and y {len(target)}; give one target for each row")
+        way = "; an input among several is (N, …), such as column.reshape(-1, 1)" * isinstance(x, tuple)
+        raise UserError(f"X has {num} rows and y {len(target)}; give one target for each row{way}")
     if num == 0 or 0 in getattr(table, "shape", ()):
         raise UserError("X has no columns" if num else "X has no rows")
     if table is None and not isinstance(x, OnDisk):

@@ -108,7 +108,7 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     if tuple(data.schema.input_shape) != tuple(posterior.schema.input_shape):
         raise UserError(f"the data have inputs of shape {tuple(data.schema.input_shape)}, and the posterior was fitted "
                         f"to {tuple(posterior.schema.input_shape)}; give the data of its own run")  # fmt: skip
-    data.schema.need_one_target("diagnose")
+    data.schema.need_one_target("diagnose", ", or take bp.diagnostics.function_space(posterior, x) of all")
     work = _Work(posterior, data, *WHOLE)
     work.findings.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
     steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)

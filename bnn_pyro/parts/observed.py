@@ -80,6 +80,9 @@ class Likelihood(nn.Module):
         """Sample, or observe targets y (B,), or (B, T): labels, or numbers in target units."""
         # The plate's own dimension -2 is removed where Pyro's vectorised particles put a 1 there.
         components = self.components(f := f.squeeze(-3) if f.dim() > 3 else f)
+        if not isinstance(components, torch.distributions.Distribution):
+            raise UserError(f"{type(self).__name__}.components must return a torch distribution, and gave "
+                            f"{type(components).__name__}")  # fmt: skip
         if (shape := components.batch_shape)[-1:] != f.shape[-2:-1]:
             raise UserError(f"{type(self).__name__}.components makes a distribution of batch shape {tuple(shape)} of f "
                             f"{tuple(f.shape)}, where {tuple(f.shape[:-1])} is right: take f.squeeze(-1), or "

@@ -50,7 +50,8 @@ class ModuleSource:
         if isinstance(self.origin, nn.Module):
             return own_copy(self.origin)
         name = self.description["name"]
-        with users_code(f"{name} gave no module"):
+        way = f" and is a class; give an instance, {name}(...)" if isinstance(self.origin, type) else ""
+        with users_code(f"{name} gave no module{way}"):
             takes = [p for p in inspect.signature(self.origin).parameters.values() if p.default is p.empty]
             made = self.origin(*[schema] * min(1, len(takes)))
         if not isinstance(made, nn.Module):
@@ -105,6 +106,10 @@ class Bayesian(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(kind := self.likelihood, type):
+            raise UserError(f"likelihood={kind.__name__} is a class; give an instance, {kind.__name__}(...)")
+        if isinstance(kind, Likelihood) and self.noise != "learned":
+            raise UserError(f"noise={self.noise} is not of a likelihood of your own; leave it out")
         module = self.module
         if isinstance(module, nn.Module) or (callable(module) and not isinstance(module, str)):
             module = ModuleSource(module)
