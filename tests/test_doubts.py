@@ -87,3 +87,10 @@ def test_half_as_many_categories_as_rows_are_taken_where_one_says_so(tmp_path):
     frame.to_csv(tmp_path / "t.csv", index=False)
     assert "200 different texts in 400 rows" in (said := inspect_table(tmp_path / "t.csv", "y").text())
     assert "; --categorical takes them" in said
+
+
+@pytest.mark.filterwarnings("ignore:data. ")
+def test_what_is_doubtful_in_one_of_several_inputs_is_named_by_it():
+    data = bp.dataset((np.stack([NOISE] * 2, 1) ** 3 + 1, np.zeros((len(NOISE), 1), bool)), NOISE)
+    said = ["0[1]: is the same as column '0[0]' in every row: --exclude", "1[0]: is 0 in every row, and tells nothing"]
+    assert [line for line in data.split["doubts"] if line in said] == said

@@ -3,6 +3,7 @@
 Rows are counted from 0. Nothing here is named in the schema: rows of a file may follow those of a frame.
 """
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,7 +139,9 @@ def dataset(
     raw = _raw(x, table, columns["y"], missing, dates, task=task, order=classes, exposure=exposure, event=of_event)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
-        raw = replace(raw, features=tuple(features), columns=tuple(map(Column, features)), input_parts=tuple(parts))
+        doubts = [re.sub(r"\bx(\d+)\b", lambda m: features[int(m[1]) - 1], doubt) for doubt in raw.doubts]
+        raw = replace(raw, doubts=tuple(doubts), features=tuple(features))
+        raw = replace(raw, columns=tuple(map(Column, features)), input_parts=tuple(parts))
     if (x_test is None) != (y_test is None):
         raise UserError("x_test and y_test are the test part together; give both, or none")
     if x_test is not None:
