@@ -23,6 +23,7 @@ from bnn_pyro.parts.backbone import in_words
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import PrunedGuide, weight_sites
 from bnn_pyro.parts.nets import layers_digest
+from bnn_pyro.parts.own_module import select
 from bnn_pyro.posterior import Posterior, model_buffers, read_archive, weight_space
 from bnn_pyro.settings import build, plain
 from bnn_pyro.zoo import ZOO, Bayesian, Entry
@@ -84,6 +85,9 @@ def _restored(
                 if hasattr(part, "padding_row") and f"{path}.padding_row".lstrip(".") not in theirs:
                     part.padding_row = None
             entry = replace(entry, module=net)
+            names = select(net, entry.frozen, "frozen") if entry.frozen not in ("", "*") else []
+            if sites.keys() & names:  # which earlier versions did not freeze
+                entry = replace(entry, frozen="|".join(name for name in names if name not in sites))
         model = entry.model(schema)
         if "module" in provenance:
             shapes = {name: list(p.shape) for name, p in model.net.named_parameters()}
