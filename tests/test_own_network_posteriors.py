@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from own_networks import Wrong
+from own_networks import OUT, Wrong
 from refused import refuses
 from run_folders import reseal
 from test_own_network import fit, rows
@@ -268,6 +268,15 @@ def test_an_archive_says_what_is_frozen_and_which_constants_are_others(tmp_path)
     with pytest.warns(UserWarning, match=r"'1\.table' of the module, a tensor that no archive holds, is not that"):
         again = bp.load(tmp_path, module=made(frozen=3))
     assert torch.equal(again.model.net[0].weight, net[0].weight)
+
+
+def test_names_that_an_earlier_version_did_not_freeze_are_as_they_were_fitted(tmp_path):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(24, OUT))
+    posterior = fit(net, out=tmp_path)
+    settings = posterior.provenance["entry_settings"] | {"frozen": "1.*"}
+    reseal(tmp_path, provenance={**posterior.provenance, "entry_settings": settings})
+    again = bp.load(tmp_path, module=net)
+    assert torch.equal(*(bp.predict(p, rows().x_test).mean for p in (posterior, again)))
 
 
 def test_outputs_that_are_not_numbers_are_told_with_their_row():
