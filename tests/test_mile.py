@@ -200,6 +200,10 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     kernel.step()
     again.restore(kernel.state())
     assert again.lost.tolist() == [False, True]
+    before = kernel.state()
+    del before["own"]["ends"]
+    again.restore(before)
+    assert kernel.ends == [3, 5, 10] and again.ends == [8, 9, 10], "of a version whose windows were others"
     again.step_size, again.halved = np.array([1e4, 1e-4]), np.full(2, mile.HALVINGS)
     refuses(r"chain 1 diverged at transition 13: .* smaller energy_variance", again.step)
 

@@ -46,6 +46,8 @@ from bnn_pyro.settings import setting
 #: of the way between two effective draws. Of the unadjusted sampler, and of the adjusted one. A window shorter than
 #: draws stay correlated finds too small an L.
 WINDOWS = {False: (0.3, 0.5, 1.0), True: (0.15, 0.3, 0.6)}
+#: What chains that were begun before they said it go on with.
+FORMER_WINDOWS = (0.8, 0.9, 1.0)
 LENGTH = {False: 0.4, True: 0.3}
 #: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.
 REACH = 3.0
@@ -272,7 +274,8 @@ class Kernel:
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
         parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
-        parts["own"] = {"step_size": self.step_size, "length": self.length, "lost": self.lost, "halved": self.halved}
+        own = ("step_size", "length", "lost", "halved", "ends")
+        parts["own"] = {name: getattr(self, name) for name in own}
         parts |= {"positions": self.positions, "averages": [vars(average) for average in self.averages]}
         generators = json.dumps([rng.bit_generator.state for rng in self.rngs])
         return tree_map_only(np.ndarray, torch.from_numpy, {**parts, "done": self.done, "rngs": generators})
@@ -282,6 +285,8 @@ class Kernel:
         state = tree_map_only(Tensor, Tensor.numpy, dict(state))
         self.point, self.tuning = State(**state["point"]), EnergyTuning(**state["tuning"])
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
+        if "ends" not in state["own"] and not self.settings.adjusted:
+            self.ends = [int(share * self.settings.warmup) for share in FORMER_WINDOWS]
         vars(self).update(state["own"])  # of an earlier version without ``lost`` and ``halved``
         self.averages = [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):

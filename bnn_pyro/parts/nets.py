@@ -65,7 +65,7 @@ def users_code(what: str) -> Iterator[None]:
     """Whatever a user's own code raises is a UserError, ``what`` and its first line; but for too little memory."""
     try:
         yield
-    except (torch.OutOfMemoryError, UserError):
+    except torch.OutOfMemoryError:
         raise
     except Exception as error:
         raise UserError(f"{what}: {first_line(error)}") from error

@@ -16,7 +16,7 @@ import copy
 import math
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,26 +38,6 @@ BATCH_NORM = ("batch", "frozen")
 NORM_ROWS = 512
 #: Rows, draws of the start; σ as a share of a site's root mean square; factor by which a layer's variance may be off.
 START_ROWS, START_DRAWS, SHARE, FACTOR = 128, 8, 0.1, 2.0
-
-
-class WholeGradients(TorchFunctionMode):
-    """Raises UserError where a network looks rows up so that torch leaves out or alters gradients by the table.
-
-    Layers with a padding row of their own are not meant.
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.padded = {id(part.weight) for part in net.modules() if hasattr(part, "padding_row")}
-
-    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.embedding and args[1].requires_grad and id(args[1]) not in self.padded:
-            name = "padding_idx" if kwargs.get("padding_idx") is not None else "scale_grad_by_freq"
-            if name == "padding_idx" or kwargs.get(name):
-                raise UserError(f"F.embedding is called with {name}, for which torch leaves out or alters gradients; "
-                                "leave it out, or freeze the weight")  # fmt: skip
-        return func(*args, **kwargs)
 
 
 def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float | None) -> dict[str, Any]:
@@ -139,11 +119,33 @@ def _check_training(net: nn.Module, x: Tensor) -> None:
                         "does; leave that out, and let the prior keep weights small")  # fmt: skip
 
 
+class _WholeGradients(TorchFunctionMode):
+    """Raises UserError where a network looks rows up so that torch leaves out or alters gradients by the table.
+
+    padded: ids of the tables of layers with a padding row of their own, which are not meant.
+    """
+
+    def __init__(self, padded: Collection[int]) -> None:
+        super().__init__()
+        self.padded = padded
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.embedding and args[1].requires_grad and id(args[1]) not in self.padded:
+            name = "padding_idx" if kwargs.get("padding_idx") is not None else "scale_grad_by_freq"
+            if name == "padding_idx" or kwargs.get(name):
+                raise UserError(f"F.embedding is called with {name}, for which torch leaves out or alters gradients; "
+                                "leave it out, or freeze the weight")  # fmt: skip
+        return func(*args, **kwargs)
+
+
 def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
     """Parameters along which no output at x has a slope, at weights near the module's, of which none is 0."""
     with isolated(0), torch.enable_grad():
         w = {n: (p + _typical(p) * torch.randn_like(p)).requires_grad_() for n, p in net.named_parameters()}
-        f = with_weights(net, w, x)
+        tables = {id(part.weight) for part in net.modules() if hasattr(part, "padding_row")}
+        with _WholeGradients([id(w[n]) for n, p in net.named_parameters() if id(p) in tables]):
+            f = with_weights(net, w, x)
         total = (f * torch.randn_like(f)).sum()
         slopes: Sequence[Tensor | None] = [None] * len(w)
         try:

@@ -25,7 +25,7 @@ from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
 from bnn_pyro.parts.nets import blank_row, constants, described, in_mode, layers_digest, users_code
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
-from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, START_ROWS, BatchStatistics, WholeGradients, start_guide
+from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, START_ROWS, BatchStatistics, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
 from bnn_pyro.parts.row_noise import ROWS, sampling_of
 from bnn_pyro.settings import Settings, setting
@@ -216,7 +216,7 @@ class Bayesian(Settings):
         widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
         if self.likelihood is None and count == 2:
             widths[2] = "two logits"
-        with in_mode(net, training=False), WholeGradients(net):
+        with in_mode(net, training=False):
             shapes = {part.name: (2, *part.shape) for part in schema.input_parts}
             width = check_outputs(net, row[[0, 0]], widths, shapes)
         return own if width == own.outputs else Categorical(2)
