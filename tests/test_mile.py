@@ -96,6 +96,19 @@ def test_the_step_meets_its_energy_error():
     assert 0.5 < np.median(kernel.length) / np.sqrt(np.logspace(-2, 0, 50).sum()) < 8
 
 
+def test_the_way_of_a_direction_is_that_which_a_long_chain_tells():
+    """Half of it at least, where draws stay correlated for longer than a tenth of the warm-up."""
+    variances, every = np.logspace(-3, 0, 20), 10
+    start = np.random.default_rng(1).standard_normal((8, 20)) * variances**0.5
+    kernel, x = Kernel(MILE(warmup=1000), Density(variances), start, range(8)), []
+    for step in range(6000):
+        kernel.step()
+        if step >= 1000 and step % every == 0:
+            x.append(kernel.point.z)
+    apart = [np.mean(len(one) / microcanonical.effective_draws(one)) for one in np.stack(x, 1)]
+    assert 0.5 < np.median(kernel.length / (0.4 * kernel.step_size * every * apart)) < 1.5
+
+
 VARIANCES = np.logspace(-1.0, 0.5, 5)
 
 

@@ -104,8 +104,7 @@ def test_a_function_of_other_layers_resumes_no_fit(tmp_path):
 def test_a_resumed_fit_is_the_same_and_other_weights_are_another_fit(tmp_path):
     with bp.isolated(7):
         net = convnet()
-    data = bp.load_data("digits", limit=100)
-    how = net, bp.SVI(epochs=3, batch_size=50), data
+    how = net, bp.SVI(epochs=3, batch_size=50), bp.load_data("digits", limit=100)
     whole, again = fit(*how, out=tmp_path), fit(*how, out=tmp_path, resume=True)
     assert torch.equal(whole.guide.loc, again.guide.loc) and again.provenance["module"]["batch_norm"] == "batch"
     with torch.no_grad():

@@ -139,7 +139,8 @@ def dataset(
     raw = _raw(x, table, columns["y"], missing, dates, task=task, order=classes, exposure=exposure, event=of_event)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
-        doubts = [re.sub(r"\bx(\d+)\b", lambda m: features[int(m[1]) - 1], doubt) for doubt in raw.doubts]
+        names = {f"x{k}": feature for k, feature in enumerate(features, 1)}
+        doubts = [re.sub(r"\bx\d+\b", lambda m: names.get(m[0], m[0]), doubt) for doubt in raw.doubts]
         raw = replace(raw, doubts=tuple(doubts), features=tuple(features))
         raw = replace(raw, columns=tuple(map(Column, features)), input_parts=tuple(parts))
     if (x_test is None) != (y_test is None):

@@ -46,7 +46,7 @@ from bnn_pyro.settings import setting
 #: of the way between two effective draws. Of the unadjusted sampler, and of the adjusted one. A window shorter than
 #: draws stay correlated finds too small an L.
 WINDOWS = {False: (0.3, 0.5, 1.0), True: (0.15, 0.3, 0.6)}
-#: What chains that were begun before they said it go on with.
+#: Those of the unadjusted sampler in checkpoints of earlier versions, which do not say theirs.
 FORMER_WINDOWS = (0.8, 0.9, 1.0)
 LENGTH = {False: 0.4, True: 0.3}
 #: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.
@@ -287,7 +287,7 @@ class Kernel:
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
         if "ends" not in state["own"] and not self.settings.adjusted:
             self.ends = [int(share * self.settings.warmup) for share in FORMER_WINDOWS]
-        vars(self).update(state["own"])  # of an earlier version without ``lost`` and ``halved``
+        vars(self).update(state["own"])  # of an earlier version without ``lost``, ``halved`` and ``ends``
         self.averages = [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
             rng.bit_generator.state = saved
