@@ -10,7 +10,7 @@ import torch
 from conjugate import correlated, dataset, model_of
 
 import bnn_pyro as bp
-from bnn_pyro.diagnostics import diagnose, diagnose_chains, function_space
+from bnn_pyro.diagnostics import diagnose, diagnose_briefly, function_space
 from bnn_pyro.diagnostics.verdicts import LEVELS
 from bnn_pyro.parts.correlated_normal import FullNormal
 
@@ -119,7 +119,7 @@ def test_divergences_and_the_other_warnings():
         assert "of 2,000 draws had among their 20 transitions one that diverged, in 4" in sentence and words in sentence
         assert said(found, "divergences").level == "caution" and "diverged" not in found.verdicts[0].sentence
     shifted = exact(lambda u: u + torch.arange(4.0)[:, None, None], stats=stats, method_settings=settings)
-    sentence = diagnose_chains(shifted, DATA).verdicts[0].sentence  # causes come before more draws
+    sentence = diagnose_briefly(shifted, DATA).verdicts[0].sentence  # causes come before more draws
     order = [sentence.index(word) for word in ("diverged", "cut at their longest", "draws=")]
     assert sentence.startswith("Not converged") and order == sorted(order)
 
@@ -140,7 +140,7 @@ def test_a_step_size_that_is_too_large_is_named():
     y = 2 * x[:, 0] + 0.3 * torch.randn(40, generator=g)
     data = dataset(x, y, bp.Schema("regression", (2,), y_scale=2.0), x[:10], y[:10])
     posterior = bp.fit(bp.MeanField(hidden=(), prior="fan-in:1"), data, bp.SGHMC(epochs=600, lr=0.05), progress=False)
-    found = diagnose_chains(posterior, data)
+    found = diagnose_briefly(posterior, data)
     assert found.level == "bad" and found.statistics["kinetic_temperature"] > 1.8
     sentence = found.verdicts[0].sentence
     assert "kinetic temperature" in sentence and "ran away" in sentence and "--set lr=" in sentence
@@ -183,8 +183,13 @@ def test_a_good_and_a_bad_approximation():
     assert said(good, "training").level == "good" and "rhat_max" not in good.statistics
     assert bad.level == "caution" and bad.statistics["khat"] > 0.7 and "--inference nuts" in bad.verdicts[0].sentence
     assert "elpd_loo" not in bad.statistics and "left out" in said(bad, "leave-one-out").sentence
-    found = sound(diagnose(replace(guided(1.0), trace={"elbo": [-500.0 + i for i in range(100)]}), DATA))
+    rising = replace(guided(1.0), trace={"elbo": [-500.0 + i for i in range(100)]})
+    found = sound(diagnose(rising, DATA))
     assert said(found, "training").level == "caution" and found.statistics["elbo_rise"] == pytest.approx(10)
+    assert diagnose_briefly(rising, DATA).verdicts == (said(found, "training"),)  # 10 nats, and sqrt(60) are 7.7
+    slower, stopped = {"elbo": [-500.0 + 0.7 * i for i in range(100)]}, {"early_stopping": {"rows": 20, "epoch": 99}}
+    assert diagnose_briefly(replace(rising, trace=slower), DATA) is None
+    assert diagnose_briefly(replace(rising, provenance=stopped), DATA) is None
     rise = {"elbo": [min(9.0 * i, 600.0) for i in range(100)]}
     found = sound(diagnose(replace(guided(1.0, method_settings={"epochs": 100}), trace=rise), DATA))
     assert said(found, "training").level == "caution" and "at half of" in said(found, "training").sentence

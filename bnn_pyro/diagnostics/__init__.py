@@ -6,7 +6,7 @@ _NAMES = {
     "convergence": "ChainStatistics bfmi chain_statistics nested_rhat",
     "conversion": "save_netcdf to_arviz",
     "failures": "Failure failure",
-    "diagnosis": "Convergence diagnose diagnose_chains function_space",
+    "diagnosis": "Convergence diagnose diagnose_briefly function_space",
     "importance": "leave_one_out",
     "verdicts": "Diagnosis Verdict",
 }

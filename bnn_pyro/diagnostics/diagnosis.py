@@ -4,6 +4,7 @@ Convergence is judged by what the network computes, input by input. Weights are 
 network can be exchanged and signs flipped, so that chains which agree on every prediction sit at different weights.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -111,7 +112,15 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     data.schema.need_one_target("diagnose", ", or take bp.diagnostics.function_space(posterior, x) of all")
     work = _Work(posterior, data, *WHOLE)
     work.findings.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
-    steps = (work.functions, work.weights, work.sampler, work.approximation, work.held_out, work.replication)
+    steps = (
+        work.functions,
+        work.weights,
+        work.sampler,
+        work.training,
+        work.approximation,
+        work.held_out,
+        work.replication,
+    )
     for done, step in enumerate((*steps, lambda: None)):
         if progress is not None:
             progress(done, len(steps))
@@ -119,11 +128,18 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     return Diagnosis(work.statistics, verdicts(work.findings), work.series, work.table)
 
 
-def diagnose_chains(posterior: Posterior, data: Dataset) -> Diagnosis | None:
-    """By the rules of :func:`diagnose`, at fewer points: whether chains have converged; None without chains."""
+def diagnose_briefly(posterior: Posterior, data: Dataset) -> Diagnosis | None:
+    """By the rules of :func:`diagnose`, at fewer points: whether chains have converged; None where all is well else.
+
+    Without chains, that the objective of a training which no held-out rows ended still rose in a tenth of it by more
+    than √N nats, which is one standard error of the log density of N rows.
+    """
     work = _Work(posterior, data, *QUICK)
     if not work.is_chain:
-        return None
+        work.training()
+        found = work.findings
+        rising = not found.has("stopping_rows") and found.get("elbo_rise") > math.sqrt(found.rows)
+        return Diagnosis(work.statistics, (found.say("caution", "training, rising"),)) if rising else None
     for step in (work.functions, work.weights, work.sampler):
         step()
     return Diagnosis(work.statistics, tuple(v for v in verdicts(work.findings) if v.about in CHAINS_ALONE))
@@ -207,8 +223,8 @@ class _Work:
             self.series["stuck"] = draws.stuck_chains(series.get("lp"), self.chosen)
             self.statistics["stuck_chains"] = float(self.series["stuck"].sum())
 
-    def approximation(self) -> None:
-        """Of a guide: k̂ of its importance weights, and by how much its objective still rose in the end."""
+    def training(self) -> None:
+        """Of an optimisation: by how much its objective still rose in the end."""
         trace = self.posterior.trace
         if not self.is_chain and np.isfinite(rise := draws.settled(trace)):
             self.statistics["elbo_rise"] = rise
@@ -223,6 +239,9 @@ class _Work:
                 self.statistics["sd_factor"] = stopping.get("sd_factor", 1.0)
         if trace.get("elbo"):
             self.series["elbo"] = np.asarray(trace["elbo"], dtype=np.float64)
+
+    def approximation(self) -> None:
+        """Of a guide: k̂ of its importance weights."""
         self.own, self.log_weights = self.posterior, None
         if self.findings.kind != "approximation":
             return

@@ -107,6 +107,11 @@ class FlatNormals:
     scale = cached_property(lambda self: F.softplus(self.rho))
     #: By array, of one split: the backward pass of each split fills an array of all weights.
     scales = cached_property(lambda self: cut(self.scale, self.shapes))
+    rhos = cached_property(lambda self: cut(self.rho, self.shapes))
+
+    def scale_of(self, name: str) -> Tensor:
+        """σ of an array (*shape), alone where no other part needed σ of all: few layers of a large network may ask."""
+        return self.scales[name] if "scale" in vars(self) else F.softplus(self.rhos[name])
 
     @cached_property
     def drawn(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -133,7 +138,7 @@ class JointlyDrawn(NormalWeights):
         self.whole, self.name, self.loc, self.was_drawn = whole, name, loc, False
         ArrayDistribution.__init__(self, loc.shape)
 
-    scale = cached_property(lambda self: self.whole.scales[self.name])
+    scale = cached_property(lambda self: self.whole.scale_of(self.name))
 
     def _draw(self, shape: torch.Size) -> Tensor:
         if self.was_drawn or shape != self.event_shape or not torch.is_grad_enabled():

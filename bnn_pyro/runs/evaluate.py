@@ -92,8 +92,8 @@ def evaluate_run(
     scored = _score(posterior, data, inputs, num)
     beside = None if baseline is None else _score(baseline, data, inputs, num)
     (folder.path / CONVERGENCE).unlink(missing_ok=True)
-    if posterior.chains is not None and (chains := diagnostics.diagnose_chains(posterior, data)) is not None:
-        folder.write(CONVERGENCE, chains.to_dict())
+    if (found := diagnostics.diagnose_briefly(posterior, data)) is not None:
+        folder.write(CONVERGENCE, found.to_dict())
     if beside is not None:
         _write_scores(folder.baseline, beside)
         if scored.prediction is not None and beside.prediction is not None:
