@@ -75,7 +75,7 @@ def test_without_validation_rows_some_of_the_training_rows_stop_it():
     y = data.y_train.clone()
     y[[whole.index(row) for row in held]] += 100.0
     assert fit(replace(data, y_train=y), entry, patience=None).trace["log_joint"] == found.trace["log_joint"]
-    assert "early_stopping" not in fit(rows(0, num=40, num_val=0), patience=None).provenance  # too few
+    assert "early_stopping" not in fit(rows(0, num=5, num_val=0), patience=None).provenance  # too few
     with pytest.raises(bp.UserError, match=r"of by-hand's 3 training rows none can be held out: set patience to 0"):
         fit(rows(0, num=3, num_val=0), patience=4)
 
@@ -125,15 +125,41 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
     assert goes_on(whole, (lines // 3, lines // 2), fit, data, own, out=tmp_path, **method)
 
 
-@pytest.mark.parametrize("num_val", [0, 20])
-def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num_val):
+@pytest.mark.parametrize(("num", "num_val", "held"), [(60, 0, 9), (60, 20, 20), (14, 3, 5), (17, 0, 5)])
+def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num, num_val, held):
     """Targets are noise of sd 12, and 50 units learn 51 rows by heart."""
-    data, entry = rows(0, num=60, num_val=num_val), bp.MLP(hidden=(50,), prior="normal:5")
+    data, entry = rows(0, num=num, num_val=num_val), bp.MLP(hidden=(50,), prior="normal:5")
     posterior, apart = fit(data, entry, patience=None, epochs=200), hold_out(data, seed=3)
+    assert len(apart.x_val) == posterior.provenance["early_stopping"]["rows"] == held
+    assert len(apart.x_train) + held == num + num_val and torch.equal(apart.y_val[:num_val], data.y_val)
     residuals = apart.y_val - bp.predict(posterior, apart.x_val).mean
     noise = 8.0 * posterior.draw(1)["log_noise"].exp().item()
-    assert noise == pytest.approx(residuals.square().mean().sqrt().item(), rel=1e-4)
+    assert noise == pytest.approx((residuals.square().sum() / (len(residuals) - 2)).sqrt().item(), rel=1e-4)
     assert validation_nll(posterior, apart) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
+
+
+def test_few_rows_do_not_make_a_point_certain():
+    """Of 17 rows 3 validate: a network that learns the others by heart is wrong by tens of its standard deviations."""
+    data, new = rows(0, num=14, num_val=3), rows(0, num=200, num_val=0, seed=1)
+    entry, nll = bp.MLP(hidden=(50,), prior="normal:5"), {}
+    for patience in (None, 0):
+        found = fit(data, entry, patience=patience, epochs=1000)
+        nll[patience] = -bp.predict(found, new.x_train).log_prob(new.y_train).mean().item()
+    assert nll[None] < 5.0 < 50.0 < nll[0]  # a Normal of their own mean and sd has 4.1
+
+
+# -- trained weights to start from --------------------------------------------------------------------------------
+def test_given_weights_that_no_epoch_improves_are_kept(seeded):
+    """The NLL of the held-out rows by the weights of a network that is given is the first to be beaten."""
+    data = rows(2, num=40, num_val=20)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+    given = bp.Bayesian(net, start="pretrained")
+    first, trained = (fit(data, given, patience=None, epochs=20, lr=lr) for lr in (1e-6, 0.02))
+    assert validation_nll(trained, data) < validation_nll(first, data) - 0.01
+    net.load_state_dict({name: value[0] for name, value in trained.draw(1).items()})
+    again = fit(replace(data, y_train=1 - data.y_train), given, patience=None, epochs=20)  # all labels are wrong
+    assert validation_nll(again, data) == pytest.approx(validation_nll(trained, data), abs=1e-6)
+    assert min(again.trace["validation_nll"]) > validation_nll(again, data) + 0.01
 
 
 # -- ensembles ----------------------------------------------------------------------------------------------------

@@ -283,7 +283,11 @@ def test_bfloat16_is_for_the_passes_of_the_network_in_training_alone(name):
             model.likelihood.register_forward_pre_hook(lambda _, given: seen.add(given[0].dtype))
             guide = MeanFieldNormal(model.initial, 0.05)
             method = bp.SVI(epochs=1, batch_size=0, patience=0, precision=precision)
-            trace = method.minimise(model, guide, data, Run())[0].trace
+            try:
+                trace = method.minimise(model, guide, data, Run())[0].trace
+            except bp.UserError as error:
+                assert precision == "bfloat16" and name == "lstm" and "processor cannot run" in str(error)
+                pytest.skip("no LSTM in bfloat16 on this processor")
             model.eval()(data.x_test)
         found[precision] = trace["kl"], trace["log_likelihood"][0], guide.loc.grad, guide.rho.grad
     assert seen == {(True, torch.bfloat16), (False, torch.float32), torch.float32}

@@ -1,10 +1,12 @@
 """Early stopping: training ends where the NLL of held-out rows no longer falls, at the weights of the best epoch.
 
-    NLL(t) = −1/M Σ_m log p(y_m | x_m, w_t, σ_t),     σ_t² = 1/M Σ_m (y_m − f(x_m, w_t))²
+    NLL(t) = −1/M Σ_m log p(y_m | x_m, w_t, σ_t),     σ_t² = 1/(M − 2) Σ_m (y_m − f(x_m, w_t))²
 
-Of a guide q the NLL is that of an equal mixture of draws of w. The rows held out are the validation rows, or a share of
-the training rows where the data have none (Prechelt 1998, doi:10.1007/3-540-49430-8_3). They choose the epoch, and a
-noise that is learned. Where ``epochs`` is left out the learning rate stays until patience is over for the first time.
+Of all multiples of that sum, 1/(M − 2) gives new rows the highest expected log density. Of a guide q the NLL is that of
+an equal mixture of draws of w. The rows held out are the validation rows, or a share of the training rows where the
+data have none or few (Prechelt 1998, doi:10.1007/3-540-49430-8_3). They choose the epoch, and a noise that is learned:
+that of residuals of rows that train falls to 0 as a network learns them by heart. Where ``epochs`` is left out the
+learning rate stays until patience is over for the first time.
 """
 
 import math
@@ -26,8 +28,8 @@ from bnn_pyro.progress import announce
 
 #: Share of the training rows that are held out where the data have no validation rows.
 HELD_OUT = 0.15
-#: Fewer rows than this stop no training, unless that is asked for.
-MIN_HELD_OUT = 8
+#: Held-out rows, at least, where they are no more than a third of all; fewer than the second number stop no training.
+MIN_HELD_OUT, FEWEST = 8, 2
 #: Patience by rule: steps of a point, of a q (whose σ grows first, with worse predictions for a while); least epochs.
 PATIENT_STEPS, GUIDE_STEPS, PATIENT_EPOCHS = 300, 1000, 10
 #: Draws of a guide, by the same noise every time, on at most this share of the rows that train, or this number.
@@ -40,13 +42,21 @@ LAST_DRAWS, HALVINGS = 32, 6
 
 
 def hold_out(data: Dataset, seed: int) -> Dataset:
-    """The data with validation rows: their own, or else a share of the training rows that the seed chooses."""
-    if len(data.x_val):
+    """The data with validation rows: their own, or else a share of the training rows that the seed chooses.
+
+    Where these are fewer than ``MIN_HELD_OUT`` as many training rows join them, up to a third of all.
+    """
+    x, y, known = data.x_train, data.y_train, len(data.x_val)
+    least = min(MIN_HELD_OUT, (len(x) + known) // 3)
+    more = max(0 if known else round(HELD_OUT * len(x)), least - known if least >= FEWEST else 0)
+    if more == 0 or (known and not isinstance(x, Tensor)):
         return data
-    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed)).to(data.x_train.device)
-    rest, stopping = order.tensor_split([len(order) - round(HELD_OUT * len(order))])
-    x, y = data.x_train, data.y_train
-    return replace(data, x_train=part_of(x, rest), y_train=y[rest], x_val=part_of(x, stopping), y_val=y[stopping])
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
+    rest, stopping = order.tensor_split([len(x) - more])
+    x_val, y_val = part_of(x, stopping), y[stopping]
+    if known:
+        x_val, y_val = torch.cat([data.x_val, x_val]), torch.cat([data.y_val, y_val])
+    return replace(data, x_train=part_of(x, rest), y_train=y[rest], x_val=x_val, y_val=y_val)
 
 
 def chosen_settings(
@@ -65,7 +75,7 @@ def chosen_settings(
 
 def default_patience(data: Dataset, batch_size: int, steps: int = PATIENT_STEPS) -> int:
     """Epochs of patience by rule; 0: too few rows are held out.   data: of :func:`hold_out`.   batch_size: 0: all."""
-    if len(data.x_val) < MIN_HELD_OUT:
+    if len(data.x_val) < FEWEST:
         return 0
     num = len(data.x_train)
     return max(PATIENT_EPOCHS, math.ceil(steps / math.ceil(num / (batch_size or num))))
@@ -93,7 +103,7 @@ class EarlyStopping:
                 squares = [(y_part - p.untransformed.mean).square().sum(0) for p, y_part in parts]
                 squares = torch.stack([self.y.new_zeros(self.y.shape[1:]), *squares])  # of each target
                 total = ranks.total(squares.sum(0, dtype=torch.float64))
-                self.noise = likelihood.fitted_noise((total / num).sqrt().to(self.y.dtype))
+                self.noise = likelihood.fitted_noise((total / max(num - 2, 1)).sqrt().to(self.y.dtype))
                 weights |= {site: value[None] for site, value in self.noise.items()}
             scores = log_likelihood(self.model, weights, x, y).sum(dtype=torch.float64)
         return -ranks.total(scores).item() / num

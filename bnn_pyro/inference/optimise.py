@@ -128,7 +128,9 @@ class Optimisation(Settings):
                   if getattr(self, k, 0) is None and rule.get(k) is not None}  # fmt: skip
         if over:
             warnings.warn(f"{over}: the weights of then are kept", stacklevel=4)
-        of = "validation rows" if len(data.x_val) else f"of {len(data.x_train)} training rows"
+        known, num = len(data.x_val), len(data.x_train)
+        of = f"of {known + num} training and validation rows" if known else f"of {num} training rows"
+        of = "validation rows" if len(apart.x_val) == known else of
         about = {"early_stopping": {"rows": len(apart.x_val), "of": of, "patience": patience}} if patience else {}
         return ({"schedule": chosen} if chosen else {}) | ({"stopped": over} if over else {}) | about
 

@@ -125,6 +125,8 @@ class MAP(Optimisation):
         data, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
+            if given or getattr(model, "is_pretrained", False):  # trained weights, which no epoch may improve
+                how["watch"].seen(0.0, how["watch"].score(here()))
         training, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
         trace = training.trace
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]

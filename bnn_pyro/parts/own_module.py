@@ -232,7 +232,7 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 
 @contextmanager
 def calling(net: nn.Module) -> Iterator[None]:
-    """An index out of range is a UserError; recurrent layers have a gradient out of training mode, unlike cuDNN's."""
+    """Such errors of torch are UserErrors; recurrent layers have a gradient out of training mode, unlike cuDNN's."""
     without = torch.is_grad_enabled() and not net.training and any(isinstance(p, nn.RNNBase) for p in net.modules())
     try:
         with torch.backends.cudnn.flags(enabled=False) if without else nullcontext():
@@ -240,6 +240,11 @@ def calling(net: nn.Module) -> Iterator[None]:
     except IndexError as error:
         raise UserError(f"{type(net).__name__} is given an index that it has not, such as a number beyond its "
                         f"nn.Embedding: {first_line(error)}") from error  # fmt: skip
+    except RuntimeError as error:
+        if "could not create a primitive" not in str(error):
+            raise
+        raise UserError(f"this processor cannot run {type(net).__name__} ({first_line(error)}): without AVX-512 it has "
+                        "no recurrent layers in bfloat16; leave precision out") from error  # fmt: skip
 
 
 @contextmanager
