@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from bnn_pyro.datasets.frames import as_table, check_order
 from bnn_pyro.datasets.in_memory import dataset
-from bnn_pyro.errors import UserError, check_known, unknown
+from bnn_pyro.errors import UserError, check_known, refusing, unknown
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.loading import load
@@ -162,10 +162,8 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
     def _codes(self, y: Any) -> np.ndarray:
         y = column_or_1d(y, warn=True)
-        try:
+        with refusing(f"y holds text ({y.dtype}); a regressor needs numbers", TypeError, ValueError):
             return y.astype(np.float64)
-        except (TypeError, ValueError):
-            raise UserError(f"y holds text ({y.dtype}); a regressor needs numbers") from None
 
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):
