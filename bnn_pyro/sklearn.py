@@ -57,7 +57,6 @@ class _Bayesian(BaseEstimator):
     device: str = "auto"
     random_state: int | np.random.RandomState | None = None
 
-    # -- training ------------------------------------------------------------------------------------------------------
     def _fit(self, x: Any, y: np.ndarray, classes: np.ndarray | None = None) -> None:
         state = self.random_state or 0
         seed = int(state.randint(2**31) if isinstance(state, np.random.RandomState) else state)
@@ -90,7 +89,6 @@ class _Bayesian(BaseEstimator):
         tags.input_tags.allow_nan = self.missing != "refuse"
         return tags
 
-    # -- prediction ----------------------------------------------------------------------------------------------------
     def _prediction(self, x: Any) -> Prediction:
         check_is_fitted(self)
         return predict(self.posterior_, self._checked(x), num_draws=self.num_draws)

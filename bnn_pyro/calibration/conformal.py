@@ -48,7 +48,6 @@ def rows_needed(level: float) -> int:
     return math.ceil(level / (1 - level) * (1 - ROUNDING))
 
 
-# -- scores ------------------------------------------------------------------------------------------------------------
 class Score(NamedTuple):
     """How badly y fits.
 
@@ -136,7 +135,6 @@ SCORES: Mapping[str, Score] = {
 }
 
 
-# -- what calibration rows give ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Conformal:
     """Scores of calibration rows, and with ``at``, the guarantee of a prediction.

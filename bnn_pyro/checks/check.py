@@ -215,7 +215,6 @@ def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0)
     return settings
 
 
-# -- averages beside what they should be ------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Estimate:
     """Means of M quantities, their standard errors, and the degrees of freedom of the errors; each (M,)."""

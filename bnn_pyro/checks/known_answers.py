@@ -199,7 +199,6 @@ def _sentence(problems: list[Problem], claim: str, findings: list[Finding], amou
     return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))
 
 
-# -- what is right of the draws ----------------------------------------------------------------------------------------
 class Claim(NamedTuple):
     """What is right of the quantities of a problem, in words and numbers.
 

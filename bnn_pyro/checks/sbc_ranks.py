@@ -86,7 +86,6 @@ def covered(ranks: np.ndarray, num: int, level: float) -> np.ndarray:
     return np.clip(inside, 0.0, 1.0)
 
 
-# -- sums of scores --------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=32)
 def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
     """(scores of ranks 0 … ``num`` as whole numbers, distribution function of the sum of ``total`` of them)."""
@@ -127,7 +126,6 @@ def seen(total: int, num: int, chance: float) -> tuple[float, float]:
     return noticed[noticed < 1].max(initial=0.0), noticed[noticed > 1].min(initial=np.inf)
 
 
-# -- binomial paths --------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=32)
 def _tails(total: int, num: int) -> np.ndarray:
     """2 min(P(N ≤ n), P(N ≥ n)) of N ~ Binomial(total, i/(num + 1)), (num, total + 1)."""

@@ -62,7 +62,6 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
     What is compared: class probabilities, on the scale of their log-odds (ranks, which is all that R-hat and the bulk
     look at, are the same), K = 2 for two classes; in regression the mean of every draw's likelihood. Where the
     sampler's ``stats`` name a superchain for every chain, R-hat is nested.
-
     Raises UserError for a guide, for fewer than two chains, or (but for nested R-hat) fewer than four draws a chain.
     """
     if posterior.chains is None:
@@ -102,7 +101,6 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     :class:`Diagnosis` lists. Costs seconds: of large networks and data sets, fewer draws, rows and points are taken.
 
     progress: called as progress(steps done, of how many).
-
     Raises UserError for data of other inputs than the posterior's.
     """
     if tuple(data.schema.input_shape) != tuple(posterior.schema.input_shape):

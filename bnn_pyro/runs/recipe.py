@@ -130,7 +130,6 @@ class Recipe(Setup, Settings):
         return dataclasses.replace(self, entry=setup.entry, method=setup.method, **alone)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
 def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
     """(the text of a "TOML" or "JSON" file, its content). Raises UserError where it is absent or is no such table."""
     if not path.is_file():
@@ -170,7 +169,6 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
             raise UserError(f"{place}: '{key}' must be {name}, got {value!r:.80}")
 
 
-# -- layers ------------------------------------------------------------------------------------------------------------
 def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Recipe:
     """Defaults < config < flags. Raises UserError for unknown names, or values of the wrong kind.
 
