@@ -81,9 +81,7 @@ class Problem:
         if self.classes > 2:
             log_p = self.log_probs(w, x, torch.arange(len(x)) % self.classes)
             return log_p - (-log_p.expm1()).log()
-        if self.unit:
-            return w[:, 1:] * torch.tanh(w[:, :1] * x[:, 0])
-        return w[:, :-1] @ x.mT + w[:, -1:]
+        return w[:, 1:] * torch.tanh(w[:, :1] * x[:, 0]) if self.unit else w[:, :-1] @ x.mT + w[:, -1:]
 
     def log_probs(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p(y_b | x_b, w) (S, B), nats, of targets y (B,)."""
@@ -213,8 +211,7 @@ class Problem:
     def elbo(self, mean: Tensor, covariance: Tensor) -> float:
         """log p(y) − KL(q ‖ posterior) of q = Normal(mean, covariance), nats."""
         q = self.normal(mean, covariance)
-        entropy = 0.5 * torch.logdet(2 * math.pi * math.e * covariance)
-        return (q.mass @ self.log_joint(q.w) + entropy).item()
+        return (q.mass @ self.log_joint(q.w) + 0.5 * torch.logdet(2 * math.pi * math.e * covariance)).item()
 
 
 def linear_regression(rows: int, inputs: int, points: int) -> Problem:
