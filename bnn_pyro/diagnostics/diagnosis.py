@@ -153,10 +153,8 @@ class _Work:
         """What the network computes at test points: R-hat and its kin, and the series that figures show."""
         schema, num = self.posterior.schema, self.shape[0] * self.shape[1]
         names = [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
-        names = names or [
-            f"{'log-odds' if schema.task == 'labels' else 'mean'} of {'log ' * (schema.task == 'survival')}{name}"
-            for name in schema.targets or (schema.target,)
-        ]
+        what = {"labels": "log-odds of", "survival": "mean of log"}.get(schema.task, "mean of")
+        names = names or [f"{what} {name}" for name in schema.targets or (schema.target,)]
         points = even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
         self.statistics["points"] = float(len(points))
         outputs, spread = np.empty((len(points), len(names), *self.shape), dtype=np.float32), 0.0
