@@ -196,8 +196,7 @@ class CdfMap(Map):
 
     def slope(self, level: Tensor) -> Tensor:
         """R′."""
-        slopes = np.diff(self.values) / np.diff(self.edges)
-        return torch.from_numpy(slopes[_bins(self.edges, level.numpy())])
+        return torch.from_numpy((np.diff(self.values) / np.diff(self.edges))[_bins(self.edges, level.numpy())])
 
 
 class ConformalCdf(CdfMap):
