@@ -36,7 +36,6 @@ SKEWED = 1.0
 Targets = tuple[str, np.ndarray, tuple[str, ...]]
 
 
-# -- columns -----------------------------------------------------------------------------------------------------------
 def max_categories(rows: int) -> int:
     """How many texts a column of categories may have; one with more of them is a name or a comment."""
     return max(MAX_CATEGORIES, rows // 5)
@@ -99,7 +98,6 @@ def positions(
     return places
 
 
-# -- the target -------------------------------------------------------------------------------------------------------
 def infer_task(cells: pd.Series) -> str:
     """Classification for text, for two different whole numbers, and for up to 20 that come often enough to be classes.
 

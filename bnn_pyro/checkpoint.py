@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.distributed import here
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import write_whole
 from bnn_pyro.progress import Figures, Report, should_stop
 
@@ -87,14 +87,12 @@ class Checkpoint:
         def read() -> dict[str, Any] | None:
             if not self.path.is_file():
                 return None
-            try:
+            with refusing(f"the checkpoint {self.path} is damaged; {AGAIN}"):
                 blob = self.path.read_bytes()
                 if hashlib.sha256(blob[:-CHECKSUM]).digest() != blob[-CHECKSUM:]:
                     raise ValueError
                 saved = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
                 key, state = saved["key"], saved["state"]
-            except Exception:
-                raise UserError(f"the checkpoint {self.path} is damaged; {AGAIN}") from None
             if not same_fit(key, self.key):
                 raise UserError(f"the checkpoint {self.path} was made with other settings, seed or data, or another "
                                 f"module; resume with the same ones, or {AGAIN}")  # fmt: skip
@@ -179,7 +177,6 @@ class Run:
         """Take the steps that a job lacks, after those that the checkpoint holds, and save it now and then.
 
         job: ``steps()`` yields what to show, or None; ``step`` of ``total`` done; ``state_dict``, ``load_state_dict``.
-
         Returns "" after the last step, or after the first one when its time is over, and says so. Raises Interrupted
         where it is to stop. In both cases its state is saved, if it has a checkpoint.
         Where a fit has several processes they save and stop after one step: by rank 0's clock, for any signal.

@@ -59,8 +59,7 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     stored = read_config(Path(args.out) / "config.json") if begun else {}
     example = {} if args.data or config else {"data": EXAMPLE}
     recipe = resolve(args, {**example, **stored, **config})
-    name = f"{recipe.variant}-{recipe.data_name}-{recipe.seed}"
-    out = args.out or RunFolder.default_path(name, resume=args.resume)
+    out = args.out or RunFolder.default_path(f"{recipe.variant}-{recipe.data_name}-{recipe.seed}", resume=args.resume)
     folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)
     changed = recipe.difference(folder.recipe) if args.resume else None
     if changed is not None:

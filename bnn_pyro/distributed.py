@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.errors import UserError, check_known, refusing
 
 if TYPE_CHECKING:
     import torch
@@ -182,11 +182,10 @@ def joined() -> Iterator[Ranks]:
                         'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")')  # fmt: skip
     starts = not started and size > 1 and dist.is_available()
     if starts:
-        try:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        lost = f"process {rank} of {size} found no connection to the others by {where}:"
+        with refusing(lost, RuntimeError, ValueError):
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-        except (RuntimeError, ValueError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise UserError(f"process {rank} of {size} found no connection to the others by {where}: {error}") from None
     ranks = here()
     try:
         yield ranks

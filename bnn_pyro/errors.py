@@ -5,7 +5,8 @@ exits with code 2; a library user sees an ordinary ``ValueError``. And what a no
 """
 
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from html import escape
 
 
@@ -48,6 +49,20 @@ def check_known(what: str, valid: Collection[str], *names: object) -> None:
 def first_line(error: BaseException) -> str:
     """What an error says, in its first line; its type's name where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+
+
+@contextmanager
+def refusing(message: str, *kinds: type[Exception]) -> Iterator[None]:
+    """A block whose errors of these kinds, all where none is named, become a UserError of this message.
+
+    Where that ends in a colon, the first line of the error follows. UserErrors stay as they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, UserError) or not isinstance(error, kinds or Exception):
+            raise
+        raise UserError(f"{message} {first_line(error)}" if message.endswith(":") else message) from None
 
 
 class Introduced:

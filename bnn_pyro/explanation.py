@@ -84,7 +84,6 @@ def explain(
 
     posterior: also one that was calibrated.   data: whose test rows are taken, 200 at most; training rows where there
         are fewer than 20. Censored times are left out.   num_draws: S, as of ``predict``.   seed: of the permutations.
-
     Raises UserError for images without classes, other inputs than the posterior's, and more than 200 columns.
     """
     schema, columns = data.schema, inputs_of(data.schema)

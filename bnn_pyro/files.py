@@ -26,7 +26,6 @@ TABLES = (".csv", ".tsv", ".parquet")
 SUFFIXES = (*TABLES, *ARRAYS)
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
 def data_root() -> Path:
     """The folder that downloads go to and are read from: ``BNN_PYRO_DATA``, or ``data`` in the working directory."""
     return Path(os.environ.get("BNN_PYRO_DATA") or "data")
@@ -56,7 +55,6 @@ def existing(path: str | Path) -> Path:
     return path
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
 def read_archive(path: str | Path) -> dict[str, np.ndarray]:
     """The arrays of an NPZ file; nothing in it is executed."""
     import numpy as np
@@ -130,7 +128,6 @@ def _has_shape(value: Any, shape: Any) -> bool:
     return isinstance(value, shape) and not isinstance(value, bool)
 
 
-# -- folders -----------------------------------------------------------------------------------------------------------
 @contextlib.contextmanager
 def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
     """The sole right to write to a folder while the block lasts; the folder is made, and removed again if left empty.

@@ -18,7 +18,7 @@ from bnn_pyro.checkpoint import AGAIN, LAYERS, Checkpoint, same_fit
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.rows import is_large, row_digests
 from bnn_pyro.distributed import Agreed, choose_device, here, joined
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.features import check_split, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method
@@ -86,8 +86,7 @@ def fit(
     setup = check_setup(setup, data, max_minutes)
     options = dict(seed=seed, resume=resume, device=device, progress=progress)
     if (first := setup.backbone_variant(data.schema)) is not None:
-        folder = None if out is None else Path(out) / "baseline"
-        backbone = fit_setup(make_setup(first), data, out=folder, **options)
+        backbone = fit_setup(make_setup(first), data, out=None if out is None else Path(out) / "baseline", **options)
         setup = replace(setup, entry=replace(setup.entry, backbone=backbone))
     if start is not None:
         options["start"] = Start.of(setup, start, data.schema)
@@ -118,15 +117,13 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
 
 def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
     """{site: (num, *shape)} of a model's prior, at x (1, *input_shape). Raises UserError for a prior without draws."""
-    try:
-        with torch.no_grad(), in_mode(model, training=False):
-            head, x = split_frozen(model, x)
-            traces = [poutine.trace(head).get_trace(x).nodes for _ in range(num)]
-    except NotImplementedError:
-        way = "take another, such as fan-in:1"
-        if points := getattr(model, "points", ()):
-            way = f"points that are trained, such as '{points[0]}', have no prior: frozen='*' lets them stay"
-        raise UserError(f"the prior is improper and has no samples; {way}") from None
+    way = "take another, such as fan-in:1"
+    if points := getattr(model, "points", ()):
+        way = f"points that are trained, such as '{points[0]}', have no prior: frozen='*' lets them stay"
+    what = f"the prior is improper and has no samples; {way}"
+    with refusing(what, NotImplementedError), torch.no_grad(), in_mode(model, training=False):
+        head, x = split_frozen(model, x)
+        traces = [poutine.trace(head).get_trace(x).nodes for _ in range(num)]
     return {site: torch.stack([nodes[site]["value"] for nodes in traces]) for site in model.initial}
 
 

@@ -133,8 +133,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     whole = frame if labelled.empty else labelled
     for name in frame:
         cells = (frame if name in (*targets, *beside) else whole)[name]
-        present = frame[name][~gaps[name]]
-        columns[name] = _kind(present, int(gaps[name].sum()), commas.get(name, ""))
+        columns[name] = _kind(frame[name][~gaps[name]], int(gaps[name].sum()), commas.get(name, ""))
         columns[name] += f"  ← {beside[name]}" if name in beside else ""
         found = _column(cells, gaps.loc[cells.index, name], name in targets)
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]

@@ -114,11 +114,8 @@ def _read_table(folder: str) -> dict[str, dict[str, Any]]:
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((PACKAGE / folder).rglob("*.py"))}
     nodes = [node for tree in trees.values() for node in tree.body]
     defined = {node.name: node for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-    (table,) = (
-        node.value
-        for node in trees[PACKAGE / folder / "__init__.py"].body
-        if isinstance(node, ast.AnnAssign) and node.target.id == TABLES[folder]
-    )
+    assigned = [n for n in trees[PACKAGE / folder / "__init__.py"].body if isinstance(n, ast.AnnAssign)]
+    table = next(node.value for node in assigned if node.target.id == TABLES[folder])
     return {key.value: _read(defined[value.id], defined) for key, value in zip(table.keys, table.values, strict=True)}
 
 

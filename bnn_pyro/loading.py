@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, unknown
+from bnn_pyro.errors import UserError, refusing, unknown
 from bnn_pyro.inference import METHODS
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import in_words
@@ -114,7 +114,7 @@ def _restored(
         masks = {site: torch.ones_like(model.initial[site], dtype=torch.bool) for site in weight_sites(model)}
         guide = PrunedGuide(guide, masks)
     chains = tensors["chains"]
-    try:
+    with refusing(f"the posterior in {folder} does not fit its own settings; train again", RuntimeError):
         if tensors.get("backbone") is not None:
             model.backbone.load_state_dict(tensors["backbone"])
         if guide is not None:
@@ -125,8 +125,6 @@ def _restored(
             if tensors["buffers"].keys() != model_buffers(model).keys():
                 raise RuntimeError
             model.load_state_dict(tensors["buffers"], strict=False)
-    except RuntimeError:
-        raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from None
     return Posterior(model, schema, guide, chains, tensors["stats"], meta["trace"], provenance, tensors.get("rows"))
 
 
@@ -156,7 +154,6 @@ def _differences(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]])
     return "; ".join(f"{kind}: {names}" for kind, names in short.items())
 
 
-# -- where a fit starts -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Start:
     """Where a fit starts: ``how`` "guide" at the posterior's q or "point" at its weights, and facts for provenance."""
@@ -195,10 +192,8 @@ class Start:
         posterior = self.posterior
         weight_space(model).load_state_dict(model_buffers(posterior.model), strict=False)
         if self.how == "guide":
-            try:
+            with refusing("start= takes a q of the same family and network; this has other parameters", RuntimeError):
                 weight_space(guide).load_state_dict(posterior.guide.state_dict())
-            except RuntimeError:
-                raise UserError("start= takes a q of the same family and network; this has other parameters") from None
             return {}
         chains = posterior.chains or posterior.at_mean_weights().chains
         device = next(iter(model.initial.values())).device

@@ -24,7 +24,7 @@ from torch.distributions import kl_divergence
 from torch.utils._pytree import tree_map_only
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import Introduced, UserError
+from bnn_pyro.errors import Introduced, UserError, refusing
 from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
@@ -42,8 +42,7 @@ def weight_space(module: nn.Module | None) -> nn.Module | None:
 def model_buffers(model: nn.Module) -> dict[str, Tensor]:
     """{name: value}: persistent buffers of a model, such as running statistics, but not of a frozen backbone."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    state = model.state_dict()
-    return {k: v for k, v in state.items() if k not in parameters and not k.startswith("backbone.")}
+    return {k: v for k, v in model.state_dict().items() if k not in parameters and not k.startswith("backbone.")}
 
 
 def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
@@ -172,12 +171,10 @@ class Posterior(Introduced):
             raise UserError("stored draws have no mean weights: the mean of likely networks is in general not likely")
         with isolated(0):
             sites = drawn_sites(self.guide)
-        try:
+        with refusing(f"{type(self.guide).__name__} has no mean of every weight; use its draws", NotImplementedError):
             if sites.keys() != self.model.initial.keys():
                 raise NotImplementedError
             chains = {name: node["fn"].mean.detach().clone()[None, None] for name, node in sites.items()}
-        except NotImplementedError:
-            raise UserError(f"{type(self.guide).__name__} has no mean of every weight; use its draws") from None
         return self.derived({"draws": "mean weights"}, guide=None, chains=chains, stats={})
 
     def derived(self, about: Mapping[str, Any], **changes: Any) -> Self:
@@ -228,20 +225,16 @@ def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, A
     """(tensors, meta) of a saved posterior. Raises UserError where a file is absent, altered or of another format."""
     folder = Path(folder)
     path = folder / "posterior.pt"
-    for name in ("posterior.json", "posterior.pt"):
-        if not (folder / name).is_file():
-            raise UserError(f"no {name} in {folder}: not a finished run, or not a run at all")
-    try:
+    if absent := [name for name in ("posterior.json", "posterior.pt") if not (folder / name).is_file()]:
+        raise UserError(f"no {absent[0]} in {folder}: not a finished run, or not a run at all")
+    damaged = f"{folder / 'posterior.json'} is damaged; train again or restore the file"
+    with refusing(damaged, ValueError, KeyError, TypeError, RecursionError):
         meta = json.loads((folder / "posterior.json").read_text(encoding="utf-8"))
         expected, version = meta["sha256"], meta["format"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise UserError(f"{folder / 'posterior.json'} is damaged; train again or restore the file") from None
     if version != FORMAT:
         raise UserError(f"{folder / 'posterior.json'} has format {version}; this version reads format {FORMAT}")
     blob = path.read_bytes()
     if archive_digest(blob, meta) != expected:
         raise UserError(f"{path} (or posterior.json) is truncated or was altered (checksum); train again or restore it")
-    try:
+    with refusing(f"{path} holds something else than tensors and was not loaded; train again"):
         return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True), meta
-    except Exception:
-        raise UserError(f"{path} holds something else than tensors and was not loaded; train again") from None

@@ -97,7 +97,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt("stopped by a signal")
 
 
-# -- options -----------------------------------------------------------------------------------------------------------
 def positive(text: str) -> int:
     """A whole number from 1 on."""
     number = int(text) if text.strip().lstrip("+-").isdecimal() else 0
@@ -111,25 +110,8 @@ def numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-#: What is special of options: all others take a text, or nothing and are there or not.
-KINDS: dict[tuple[str, ...], dict[str, Any]] = {
-    ("--limit", "--num-draws"): {"type": positive},
-    ("--cores", "--data-seed", "--seed", "--split", "--validation"): {"type": int},
-    ("--conformal", "--level", "--max-minutes", "--minutes", "--threshold"): {"type": float},
-    ("--fractions",): {"type": numbers},
-    ("--categorical", "--exclude", "--ood", "--only", "--set"): {"action": "append", "default": []},
-    ("--baseline",): {"nargs": "?", "const": "all", "choices": ("all", "network", "boosting")},
-    ("--no-baseline",): {"action": "store_const", "const": "none", "dest": "baseline"},
-    ("--bias",): {"action": BooleanOptionalAction},
-    ("--input", "--output"): {"required": True},
-    ("--keep",): {"default": ""},
-    ("--levels",): {"type": numbers, "default": ()},
-    ("--on-bad-row",): {"default": "refuse", "choices": ("refuse", "skip", "flag")},
-    ("--budget",): {"default": "quick"},
-    ("--latex",): {"action": "store_const", "const": "latex", "dest": "form", "default": "text"},
-    ("--markdown",): {"action": "store_const", "const": "markdown", "dest": "form", "default": "text"},
-    ("--drop-missing",): {"action": "store_true", "default": None},
-}
+#: What kinds of options in ``help.toml`` call by name.
+CALLED = {"int": int, "float": float, "positive": positive, "numbers": numbers, "yes-or-no": BooleanOptionalAction}
 
 
 class Parser(argparse.ArgumentParser):
@@ -142,14 +124,15 @@ class Parser(argparse.ArgumentParser):
         """Raise UserError."""
         raise UserError(f"{message}; see {self.prog} --help")
 
-    def add_group(self, options: dict[str, str]) -> None:
+    def add_group(self, options: dict[str, str], kinds: dict[str, dict[str, Any]]) -> None:
         """Add options of ``help.toml``: {name and what stands for its value: help}, and the group's title, if any."""
         options = dict(options)
         title = options.pop("title", None)
         group = self if title is None else self.add_argument_group(title)
         for text, help in options.items():
             name, *value = text.split()
-            kind = next((kind for names, kind in KINDS.items() if name in names), {})
+            special = next((kind for names, kind in kinds.items() if name in names.split()), {})
+            kind = {key: CALLED.get(str(value), value) for key, value in special.items()}
             if value and value[-1] in "?+":
                 kind = {"nargs": value.pop()}
             if value:
@@ -181,7 +164,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         sentence = f"{summary[0].upper()}{summary[1:]}."
         parser = commands.add_parser(name, help=summary, description=sentence, epilog=epilog)
         for group in command["groups"]:
-            parser.add_group(words["groups"][group])
+            parser.add_group(words["groups"][group], words["kinds"])
     args, left = top.parse_known_args(argv)
     if left:
         option = left[0].split("=")[0]

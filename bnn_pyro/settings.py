@@ -17,7 +17,7 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
-from bnn_pyro.errors import UserError, check_known, unknown
+from bnn_pyro.errors import UserError, check_known, refusing, unknown
 
 T = TypeVar("T")
 #: Bounds of numbers: how a value compares with one, and how that is said.
@@ -160,21 +160,17 @@ def parse_value(name: str, value: Any, default: Any) -> Any:
     if isinstance(default, int):
         return whole_number(name, value)
     if isinstance(default, float):
-        try:
+        with refusing(f"{name} is a number, got '{value}'", TypeError, ValueError, OverflowError):
             return float(value)
-        except (TypeError, ValueError, OverflowError):
-            raise UserError(f"{name} is a number, got '{value}'") from None
     return tuple(value) if isinstance(value, list) else value
 
 
 def whole_number(name: str, value: Any) -> int:
     """An int, also of a text or of a float without a fraction. Raises UserError for any other value."""
-    try:
+    with refusing(f"{name} takes whole numbers, got '{value}'", TypeError, ValueError, OverflowError):
         if isinstance(value, bool) or int(value) != float(value):
             raise ValueError
         return int(value)
-    except (TypeError, ValueError, OverflowError):
-        raise UserError(f"{name} takes whole numbers, got '{value}'") from None
 
 
 def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:

@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from bnn_pyro.datasets.frames import as_table, check_order
 from bnn_pyro.datasets.in_memory import dataset
-from bnn_pyro.errors import UserError, check_known, unknown
+from bnn_pyro.errors import UserError, check_known, refusing, unknown
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference import Method
 from bnn_pyro.loading import load
@@ -57,7 +57,6 @@ class _Bayesian(BaseEstimator):
     device: str = "auto"
     random_state: int | np.random.RandomState | None = None
 
-    # -- training ------------------------------------------------------------------------------------------------------
     def _fit(self, x: Any, y: np.ndarray, classes: np.ndarray | None = None) -> None:
         state = self.random_state or 0
         seed = int(state.randint(2**31) if isinstance(state, np.random.RandomState) else state)
@@ -90,7 +89,6 @@ class _Bayesian(BaseEstimator):
         tags.input_tags.allow_nan = self.missing != "refuse"
         return tags
 
-    # -- prediction ----------------------------------------------------------------------------------------------------
     def _prediction(self, x: Any) -> Prediction:
         check_is_fitted(self)
         return predict(self.posterior_, self._checked(x), num_draws=self.num_draws)
@@ -162,10 +160,8 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
     def _codes(self, y: Any) -> np.ndarray:
         y = column_or_1d(y, warn=True)
-        try:
+        with refusing(f"y holds text ({y.dtype}); a regressor needs numbers", TypeError, ValueError):
             return y.astype(np.float64)
-        except (TypeError, ValueError):
-            raise UserError(f"y holds text ({y.dtype}); a regressor needs numbers") from None
 
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):

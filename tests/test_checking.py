@@ -22,7 +22,7 @@ from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.sbc import Calibration
 from bnn_pyro.checks.user_module import linear_module
 from bnn_pyro.parts import own_module
-from bnn_pyro.reports.page import read_texts
+from bnn_pyro.reports import read_texts
 from bnn_pyro.runs import check as bench
 
 pytestmark = pytest.mark.usefixtures("seeded")

@@ -19,7 +19,7 @@ from zoo_problems import problem, quick
 import bnn_pyro as bp
 from bnn_pyro.diagnostics import conversion, diagnose, leave_one_out, save_netcdf, to_arviz
 from bnn_pyro.diagnostics.importance import Loo
-from bnn_pyro.reports.page import read_texts
+from bnn_pyro.reports import read_texts
 from bnn_pyro.reports.ranking import ranked
 from bnn_pyro.run import main
 from bnn_pyro.runs import compare as comparison

@@ -19,7 +19,7 @@ from bnn_pyro.calibration.recalibration import RECALIBRATIONS
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows, row_digests
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.errors import UserError, check_known, refusing
 from bnn_pyro.files import write_whole
 from bnn_pyro.loading import load as load_posterior
 from bnn_pyro.metrics.metric import targets
@@ -225,15 +225,13 @@ def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posteri
     path = Path(folder) / FILE
     if not path.is_file():
         return posterior
-    try:
+    with refusing(f"{path} is damaged; remove it and calibrate again", ValueError, KeyError, TypeError):
         saved = {"borders": ()} | json.loads(path.read_text("utf-8"))  # which old ones lack
         maps = tuple((name, RECALIBRATIONS[name][0](**values)) for name, values in saved["maps"])
         conformal = saved["conformal"] and Conformal(**saved["conformal"])
         rows = torch.from_numpy(np.frombuffer(base64.b64decode(saved["digests"]), np.int64).copy())
         others = {name: saved[name] for name in AS_THEY_ARE}
         checksum, known = saved["posterior"], saved["format"] == FORMAT
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} is damaged; remove it and calibrate again") from None
     if not known or checksum != _checksum(folder):
         raise UserError(f"{path} is of another posterior or version; remove it and calibrate again")
     return Calibrated(posterior, maps, conformal or None, rows=rows, **others)
@@ -243,7 +241,6 @@ def _checksum(folder: str | os.PathLike) -> str:
     return json.loads((Path(folder) / "posterior.json").read_text("utf-8"))["sha256"]
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
 def as_inputs(x: Any, schema: Schema) -> Tensor | Rows:
     """Inputs as of ``predict``, standardised. Raises UserError for a tensor with a row that is not finite."""
     x = x if isinstance(x, Tensor | Rows) else inputs(x, schema)

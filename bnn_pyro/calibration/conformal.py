@@ -48,7 +48,6 @@ def rows_needed(level: float) -> int:
     return math.ceil(level / (1 - level) * (1 - ROUNDING))
 
 
-# -- scores ------------------------------------------------------------------------------------------------------------
 class Score(NamedTuple):
     """How badly y fits.
 
@@ -100,8 +99,7 @@ def _cumulative(prediction: Mixture, penalty: float = 0.0) -> Tensor:
     """
     probs, order = prediction.probs.mean(0, dtype=torch.float64).sort(dim=-1, descending=True, stable=True)
     share = (probs @ (1e6 * torch.arange(2, probs.shape[-1] + 2, dtype=torch.float64).sqrt()))[:, None] % 1
-    rank = torch.arange(1, probs.shape[-1] + 1)
-    scores = probs.cumsum(-1) - share * probs + penalty * (rank - FREE).clamp_min(0)
+    scores = probs.cumsum(-1) - share * probs + penalty * (torch.arange(probs.shape[-1]) + 1 - FREE).clamp_min(0)
     return torch.empty_like(probs).scatter_(-1, order, scores)
 
 
@@ -136,7 +134,6 @@ SCORES: Mapping[str, Score] = {
 }
 
 
-# -- what calibration rows give ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Conformal:
     """Scores of calibration rows, and with ``at``, the guarantee of a prediction.

@@ -42,7 +42,6 @@ class Map:
         return (RecalibratedClasses if prediction.has_classes else RecalibratedNumbers)(prediction, self)
 
 
-# -- classes -----------------------------------------------------------------------------------------------------------
 class LogitMap(Map):
     """p ∝ exp(W log p̄ + b).
 
@@ -141,7 +140,6 @@ class RecalibratedClasses(Recalibrated, ClassMixture):
     one = staticmethod(lambda base, map: make(Categorical, {"logits": map(log_mean_probs(base))[None].float()}))
 
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
 class Affine:
     """Variance scaling, y ↦ mean + factor · (y − mean) of every component, on a log scale of log y."""
 
@@ -198,8 +196,7 @@ class CdfMap(Map):
 
     def slope(self, level: Tensor) -> Tensor:
         """R′."""
-        slopes = np.diff(self.values) / np.diff(self.edges)
-        return torch.from_numpy(slopes[_bins(self.edges, level.numpy())])
+        return torch.from_numpy((np.diff(self.values) / np.diff(self.edges))[_bins(self.edges, level.numpy())])
 
 
 class ConformalCdf(CdfMap):

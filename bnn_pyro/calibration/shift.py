@@ -142,7 +142,6 @@ def _classifier(old: np.ndarray, new: np.ndarray) -> Callable[[np.ndarray], np.n
     return lambda some: fitted.decision_function(np.hstack([some, some**2]))
 
 
-# -- levels that follow what was covered -------------------------------------------------------------------------------
 class Adaptive:
     """Adaptive conformal inference: β ← β + rate · (missed − (1 − level)) after every row (Gibbs & Candès 2021).
 

@@ -52,7 +52,6 @@ def run(
 
     data: whose inputs are taken; a variant of the zoo needs none.   method: by default the first; a key of ``METHODS``,
     or an object, also of a class of the user's own.   settings: of the method.   only: key(s) of ``CHECKS``, else all.
-
     Raises UserError for names that there are not, a module without data, and settings that the method does not have.
     """
     setup = make_setup(entry, method)

@@ -96,9 +96,7 @@ class Subject:
             return f"its q has σ in proportion to the mean (scale={entry.scale}), and the best of these is not known"
         if hidden and "hidden" not in names:
             return "a last layer has no hidden units to be made small"
-        if hidden and "linear model" in self.kind.needs:
-            return "the method is for linear models"
-        return ""
+        return "the method is for linear models" if hidden and "linear model" in self.kind.needs else ""
 
     def reduced(self, **settings: Any) -> Entry:
         """The variant with those of the settings that it has, without dropout, on features that are the inputs."""
@@ -215,7 +213,6 @@ def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0)
     return settings
 
 
-# -- averages beside what they should be ------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Estimate:
     """Means of M quantities, their standard errors, and the degrees of freedom of the errors; each (M,)."""

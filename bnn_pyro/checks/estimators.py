@@ -68,9 +68,7 @@ class Estimators(Check):
     def _refuses(self, subject: Subject) -> str:
         if subject.converges_to == "normal at the mode":
             return "it takes all rows at once and estimates nothing"
-        if subject.improper and subject.exact:
-            return "its prior is improper: there is no posterior to sample"
-        return ""
+        return "its prior is improper: there is no posterior to sample" if subject.improper and subject.exact else ""
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         method, data = subject.method({}), subject.data

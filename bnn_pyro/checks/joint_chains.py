@@ -110,7 +110,6 @@ def transitions_of(kind: type[Method]) -> Callable[..., Transition] | None:
     return next((make for name, make in _KINDS.items() if hasattr(kind, name)), None)
 
 
-# -- beside the joint distribution -------------------------------------------------------------------------------------
 class JointChains:
     """The joint distribution p(w, y | x) of a variant made small, and chains beside it, by M numbers of each (w, y).
 

@@ -78,8 +78,7 @@ class KnownAnswers(Check):
             findings += [amount for some in amounts for amount in some]
         sentence = _sentence(problems, claims[-1], findings, () if subject.exact else amounts)
         figures = {self.name.replace("-", "_"): amounts[0][0].estimate}
-        level = worst(f.level for f in findings)
-        return Outcome(self.name, level, sentence, settings[0], findings, figures=figures)
+        return Outcome(self.name, worst(f.level for f in findings), sentence, settings[0], findings, figures=figures)
 
 
 @dataclass(frozen=True)
@@ -199,7 +198,6 @@ def _sentence(problems: list[Problem], claim: str, findings: list[Finding], amou
     return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))
 
 
-# -- what is right of the draws ----------------------------------------------------------------------------------------
 class Claim(NamedTuple):
     """What is right of the quantities of a problem, in words and numbers.
 
@@ -241,8 +239,7 @@ def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Pos
     rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank
     if not (independent or rank >= problem.size - 1):  # of the best of these, linear regression alone knows the mean
         means = np.arange(len(problem.exact)) < problem.size + len(problem.x)
-        level = np.where(means & problem.is_linear, "bad", "caution")
-        return exact._replace(tolerance=problem.stops, level=level)
+        return exact._replace(tolerance=problem.stops, level=np.where(means & problem.is_linear, "bad", "caution"))
     name = "the best mean-field Normal" if independent else "the best Normal of any covariance"
     return _normal(problem, name, *problem.best_normal(mode, not independent), problem.stops)
 

@@ -9,7 +9,6 @@ between them. The exact posterior predictive is known in closed form, or by nume
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -82,8 +81,7 @@ class PredictiveCheck(Check):
                 w, bias = (sites[f"layers.0.{name}"].double().numpy() for name in ("weight", "bias"))
                 f = np.einsum("skd,bd->sbk", w, x.double().numpy()) + bias[:, None]
             prediction = predict(posterior, x, num_draws=self.draws, seed=seed)
-            by_task = _classes if data.schema.has_classes else partial(_regression, noise=noise)
-            rows, terms = by_task(prediction, f, y)
+            rows, terms = _classes(prediction, f, y) if noise is None else _regression(prediction, f, y, noise)
             density, by_hand = prediction.log_prob(y), logsumexp(terms, 0) - math.log(len(f))
             rows["log predictive density (nats)"] = density, by_hand
             findings += [_largest(f"{what} ({problem.title})", *pair) for what, pair in rows.items()]
@@ -108,8 +106,7 @@ class PredictiveCheck(Check):
             words += f" In logistic regression they lose {lost:.3f} nats a label against the exact predictive."
         if off := most_off(findings):
             words = f"Predictions are wrong: {off}"
-        level = worst(f.level for f in findings)
-        return Outcome("predictive", level, words, subject.settings(method, entry), findings)
+        return Outcome("predictive", worst(f.level for f in findings), words, subject.settings(method, entry), findings)
 
 
 def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:

@@ -76,15 +76,12 @@ class Problem:
         x, y = self.inputs.float(), self.targets.float() if self.noise else self.targets.long()
         return Dataset("by-hand", schema, x, y, x[:0], y[:0], x[:0], y[:0])
 
-    # -- the posterior ---------------------------------------------------------------------------------------------
     def output(self, w: Tensor, x: Tensor) -> Tensor:
         """f (S, B) of w (S, P) at x (B, D): means; log-odds of the second class, or of class b mod K > 2 at input b."""
         if self.classes > 2:
             log_p = self.log_probs(w, x, torch.arange(len(x)) % self.classes)
             return log_p - (-log_p.expm1()).log()
-        if self.unit:
-            return w[:, 1:] * torch.tanh(w[:, :1] * x[:, 0])
-        return w[:, :-1] @ x.mT + w[:, -1:]
+        return w[:, 1:] * torch.tanh(w[:, :1] * x[:, 0]) if self.unit else w[:, :-1] @ x.mT + w[:, -1:]
 
     def log_probs(self, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """log p(y_b | x_b, w) (S, B), nats, of targets y (B,)."""
@@ -137,7 +134,6 @@ class Problem:
             start = start * torch.sign(start[1])
         return integration.climb(lambda w: self.log_joint(w, prior_weight), start)
 
-    # -- what is compared ------------------------------------------------------------------------------------------
     @property
     def new(self) -> Tensor:
         """The new inputs as the variant takes them."""
@@ -195,7 +191,6 @@ class Problem:
         """Of Normal(mean, covariance), or of a point, whose covariance is 0."""
         return integration.normal(mean, covariance, self.standard)
 
-    # -- what methods tend to --------------------------------------------------------------------------------------
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
         """Mean (P,) and covariance (P, P) of the closest Normal, of independent weights or of any covariance."""
         if self.is_linear:
@@ -216,11 +211,9 @@ class Problem:
     def elbo(self, mean: Tensor, covariance: Tensor) -> float:
         """log p(y) − KL(q ‖ posterior) of q = Normal(mean, covariance), nats."""
         q = self.normal(mean, covariance)
-        entropy = 0.5 * torch.logdet(2 * math.pi * math.e * covariance)
-        return (q.mass @ self.log_joint(q.w) + entropy).item()
+        return (q.mass @ self.log_joint(q.w) + 0.5 * torch.logdet(2 * math.pi * math.e * covariance)).item()
 
 
-# -- the problems ------------------------------------------------------------------------------------------------------
 def linear_regression(rows: int, inputs: int, points: int) -> Problem:
     """Everything in closed form; neighbouring inputs correlate at 0.7, and there is a bias."""
     x, y, new = _correlated(rows, inputs, points)

@@ -63,7 +63,10 @@ class Reference(Check):
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         reference, entry, data = self.pose(subject)
-        method = subject.method(self._settings(subject, reference))
+        tiny, known = subject.kind.tiny, reference.about.get("settings", {}).get(subject.inference, {})
+        suffices = {"chains": 4, "max_draws": self.draws} if subject.exact else lengthened(tiny, epochs=EPOCHS)
+        suffices = {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))} if "warmup" in tiny else suffices
+        method = subject.method({**suffices, **known})
         report(0, 1, {"fitting": reference.name})
         posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
         settings = subject.settings(method, entry) | {"reference": reference.name}
@@ -101,8 +104,7 @@ class Reference(Check):
         else:
             words += " there are too few draws to tell" if few else " it cannot be told from the posterior"
             words += f": a mean off by {visible:.2g} posterior standard deviations would have been seen."
-        level = worst(f.level for f in findings)
-        return Outcome("reference", level, words, settings, findings, figures=figures)
+        return Outcome("reference", worst(f.level for f in findings), words, settings, findings, figures=figures)
 
     def pose(self, subject: Subject) -> tuple[ReferencePosterior, Entry, Dataset]:
         """A reference, the variant made to have its posterior, and its data. Raises UserError where there is none."""
@@ -118,17 +120,6 @@ class Reference(Check):
         if reason := reference.unlike(entry, data):
             raise UserError(reason)
         return reference, entry, data
-
-    def _settings(self, subject: Subject, reference: ReferencePosterior) -> dict[str, Any]:
-        """What suffices on a small problem; what the reference says, above."""
-        tiny = subject.kind.tiny
-        if "warmup" in tiny:
-            settings = {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))}
-        elif subject.exact:
-            settings = {"chains": 4, "max_draws": self.draws}
-        else:
-            settings = lengthened(tiny, epochs=EPOCHS)
-        return {**settings, **reference.about.get("settings", {}).get(subject.inference, {})}
 
 
 def compared(outputs: np.ndarray, reference: ReferencePosterior) -> tuple[float, float, float]:

@@ -21,7 +21,7 @@ from bnn_pyro.datasets import load_data
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
 from bnn_pyro.diagnostics.draws import sized
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.errors import UserError, check_known, refusing
 from bnn_pyro.features import on_features
 from bnn_pyro.files import read_archive
 from bnn_pyro.inference.potential import Potential
@@ -110,12 +110,11 @@ def load_reference(name: str) -> ReferencePosterior:
     """The reference of that name. Raises UserError where there is none, or its files are damaged."""
     check_known("reference", references(), name)
     path = REFERENCES / f"{name}.npz"
-    try:
+    damaged = f"{path} or the .json beside it is damaged; install the package again"
+    with refusing(damaged, ValueError, KeyError, TypeError):
         about = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         if about["format"] != FORMAT or archive_digest(path.read_bytes(), about) != about["sha256"]:
             raise ValueError
-    except (ValueError, KeyError, TypeError):
-        raise UserError(f"{path} or the .json beside it is damaged; install the package again") from None
     arrays = read_archive(path)
     backbone = {k.removeprefix("backbone."): arrays.pop(k) for k in list(arrays) if k.startswith("backbone.")}
     return ReferencePosterior(name, about, **arrays, backbone=backbone)

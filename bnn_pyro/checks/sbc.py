@@ -92,7 +92,6 @@ class Calibration(Check, Settings):
         return replace(judged, settings=subject.settings(method, entry))
 
 
-# -- the verdict -----------------------------------------------------------------------------------------------------
 def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], draws: int, seed: int) -> Outcome:
     """The outcome, without settings.   draws: of each posterior, at most."""
     done = [r for r in results if isinstance(r, Replication)]

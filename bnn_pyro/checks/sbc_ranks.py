@@ -53,8 +53,7 @@ def band(total: int, num: int, chance: float) -> tuple[np.ndarray, np.ndarray, n
         fits = 1.0 - _inside(*_limits(middle, total, num), total) <= chance
         below, above = (middle, above) if fits else (below, middle)
     low, high = _limits(below, total, num)
-    ends = np.r_[0, low, total] / total, np.r_[0, high, total] / total
-    return np.arange(num + 2) / (num + 1), *ends
+    return np.arange(num + 2) / (num + 1), np.r_[0, low, total] / total, np.r_[0, high, total] / total
 
 
 def ecdf_difference(ranks: np.ndarray, num: int) -> np.ndarray:
@@ -82,11 +81,9 @@ def covered(ranks: np.ndarray, num: int, level: float) -> np.ndarray:
     Rank r is [r, r+1]/(num + 1), and counts by its share inside: of uniform ranks, exactly ``level`` are covered.
     """
     low = 0.5 * (1 - level) * (num + 1)
-    inside = np.minimum(ranks + 1, num + 1 - low) - np.maximum(ranks, low)
-    return np.clip(inside, 0.0, 1.0)
+    return np.clip(np.minimum(ranks + 1, num + 1 - low) - np.maximum(ranks, low), 0.0, 1.0)
 
 
-# -- sums of scores --------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=32)
 def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
     """(scores of ranks 0 … ``num`` as whole numbers, distribution function of the sum of ``total`` of them)."""
@@ -127,7 +124,6 @@ def seen(total: int, num: int, chance: float) -> tuple[float, float]:
     return noticed[noticed < 1].max(initial=0.0), noticed[noticed > 1].min(initial=np.inf)
 
 
-# -- binomial paths --------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=32)
 def _tails(total: int, num: int) -> np.ndarray:
     """2 min(P(N ≤ n), P(N ≥ n)) of N ~ Binomial(total, i/(num + 1)), (num, total + 1)."""
@@ -148,8 +144,7 @@ def _inside(low: np.ndarray, high: np.ndarray, total: int) -> float:
     """P(low_i ≤ N_i ≤ high_i for all i)."""
     if (low > high).any():
         return 0.0
-    rate = total / (len(low) + 1)
-    increment = poisson.pmf(np.arange(total + 1), rate)
+    increment = poisson.pmf(np.arange(total + 1), total / (len(low) + 1))
     path, first = np.ones(1), 0  # P(N = first, first + 1, … and inside so far)
     for least, most in zip(np.r_[low, total], np.r_[high, total], strict=True):
         path = np.convolve(path, increment[: most - first + 1])[: most - first + 1]

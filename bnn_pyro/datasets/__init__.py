@@ -23,7 +23,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-# -- the sets ----------------------------------------------------------------------------------------------------------
 def curve(x: Tensor) -> Tensor:
     """The truth behind toy-curve: y = −x⁴ + 3x² + 1."""
     return -(x**4) + 3 * x**2 + 1
@@ -96,7 +95,6 @@ def _image_set(name: str, classes: Iterable[str], source: str) -> Raw:
     return Raw(name=name, x=x, y=y, **of_target, source=source, test=test)
 
 
-# -- named sets, and files ---------------------------------------------------------------------------------------------
 #: Name -> loader; the first line of the loader's docstring says what the set is.
 DATASETS: dict[str, Callable[[], Raw]] = {
     "toy-curve": toy_curve,

@@ -16,7 +16,7 @@ from bnn_pyro.cells import gaps_in, numbered
 from bnn_pyro.datasets.dataset import InputPart, Raw, Schema
 from bnn_pyro.datasets.frames import WAY_OF_TARGET, as_array, as_table, as_target, named, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, OnDisk, for_torch, is_large
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import existing, read_archive
 
 #: Of files of one picture each, see ``images``.
@@ -79,10 +79,9 @@ def on_disk(where: str | Path, x: Any) -> Any:
 
 def read_array(path: Path) -> np.memmap:
     """A mapped NPY file of numbers; nothing in it is executed."""
-    try:
+    damaged = f"{path}: is no NPY file of plain numbers, or damaged; save it with numpy.save"
+    with refusing(damaged, ValueError, OSError, EOFError):
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError):
-        raise UserError(f"{path}: is no NPY file of plain numbers, or damaged; save it with numpy.save") from None
 
 
 def raw_arrays(
@@ -166,7 +165,6 @@ def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int
         raise UserError(f"{path}: x{[row, *rest]} is {value}; correct or remove row {row} (from 0){way}")
 
 
-# -- several inputs a row, packed to one row of numbers ---------------------------------------------------------------
 def parts_of(x: Any, axes: int = 2) -> dict[str, Any]:
     """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of so many axes or more; else {}."""
     parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}

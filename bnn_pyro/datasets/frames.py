@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bnn_pyro.cells import DECIMAL_COMMA, as_known, max_categories, numbers, parsed, positions, read_targets, read_times
 from bnn_pyro.datasets.dataset import Column
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.errors import UserError, check_known, refusing
 
 #: Kinds of an array's type that may hold text.
 TEXT = ("O", "U", "S")
@@ -58,9 +58,8 @@ def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFr
             return None
     frame = x.reset_index(drop=True)
     names = [" ".join(str(name).split()) for name in frame.columns]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{what} has {names.count(name)} columns called '{name}'; rename or remove all but one")
+    if same := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{what} has {names.count(same[0])} columns called '{same[0]}'; rename or remove all but one")
     return frame.set_axis(names, axis=1)
 
 
@@ -93,10 +92,8 @@ def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
     """Numbers (N, …), or with ``text`` cells of any type; what is masked is missing."""
     if np.ma.is_masked(x):
         x = np.where(np.ma.getmaskarray(x), math.nan if x.dtype.kind in "biuf" else None, x.data)
-    try:
+    with refusing(f"{what}: rows of unequal length; give every row the same number of values", TypeError, ValueError):
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    except (TypeError, ValueError):
-        raise UserError(f"{what}: rows of unequal length; give every row the same number of values") from None
     if array.dtype.kind == "U" and not array.ndim:
         raise UserError(f"{what} is the text '{array}'; of a file, give bp.load_inputs(path, posterior.schema)")
     if array.ndim < 2 and not text:
@@ -152,7 +149,6 @@ def as_target(what: str, y: Any) -> pd.DataFrame:
     return as_cells(frame.reset_index(drop=True), f"{what} (rows from 0)")
 
 
-# -- targets -----------------------------------------------------------------------------------------------------------
 def target_fields(
     where: str | Path, cells: pd.DataFrame, task: str | None, order: Sequence[str] | None = None,
     event: Sequence[str] = (),
@@ -178,7 +174,6 @@ def event_column(what: str, event: str, names: Sequence[str]) -> tuple[str, ...]
     return (name, value) if value else (name,)
 
 
-# -- missing values ----------------------------------------------------------------------------------------------------
 def refuse_gaps(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, way: str = "") -> None:
     """Raise UserError with the place of the first missing value."""
     if not gaps.to_numpy().any():
@@ -189,7 +184,6 @@ def refuse_gaps(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, way:
                     f"{f', and {more} more rows have one' if more else ''}; fill it in{way}")  # fmt: skip
 
 
-# -- columns and the features that they become -------------------------------------------------------------------------
 def takes_no_gaps(column: Column) -> bool:
     """Whether a missing value of it is an error."""
     return column.fill is None and MISSING_CATEGORY not in (column.categories or ())

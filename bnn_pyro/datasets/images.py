@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Raw, Schema
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import data_root, existing, read_archive
 
 #: Image sets that torchvision downloads -> its class, which names their folder under the data root.
@@ -57,9 +57,8 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _class_files(roots: Sequence[Path], classes: Sequence[str]) -> list[tuple[Path, int]]:
-    for place in (place for root in roots for place in _folders(root)):
-        if place.name not in classes:
-            raise UserError(f"{place}: class '{place.name}' has no training pictures; known: {', '.join(classes):.60}")
+    if odd := [place for root in roots for place in _folders(root) if place.name not in classes]:
+        raise UserError(f"{odd[0]}: class '{odd[0].name}' has no training pictures; known: {', '.join(classes):.60}")
     named = [(root / name, label) for root in roots for label, name in enumerate(classes)]
     return [(file, label) for place, label in named for file in pictures_in(place)]
 
@@ -105,25 +104,22 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     from PIL import Image, ImageOps
 
     channels, height, width = shape
-    try:
-        with Image.open(path) as opened:
-            picture = ImageOps.exif_transpose(opened)
-            if picture.mode[0] in "IF":  # whole numbers of 16 bits; or floats, of 0 to 1 or 0 to 255
-                values = np.asarray(picture, dtype=np.float64)
-                low, high = values.min(), values.max()
-                scale = 1 / 256 if picture.mode[0] == "I" else 255 if high <= 1 else 1
-                if low < 0 or not (high == 0 or 1 <= scale * high < 256):
-                    raise UserError(f"{path}: pixels of mode {picture.mode} from {low:g} to {high:g}, of which 8 bits "
-                                    "would keep next to nothing; save it as 8 bits, of 0 to 255")  # fmt: skip
-                picture = Image.fromarray((scale * values).astype(np.uint8))
-            if picture.has_transparency_data:
-                picture = picture.convert("RGBA")
-                picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
-            picture = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
-    except UserError:
-        raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        raise UserError(f"{path}: is no image that can be read; give a whole PNG or JPG file") from None
+    unreadable = OSError, ValueError, SyntaxError, Image.DecompressionBombError
+    what = f"{path}: is no image that can be read; give a whole PNG or JPG file"
+    with refusing(what, *unreadable), Image.open(path) as opened:
+        picture = ImageOps.exif_transpose(opened)
+        if picture.mode[0] in "IF":  # whole numbers of 16 bits; or floats, of 0 to 1 or 0 to 255
+            values = np.asarray(picture, dtype=np.float64)
+            low, high = values.min(), values.max()
+            scale = 1 / 256 if picture.mode[0] == "I" else 255 if high <= 1 else 1
+            if low < 0 or not (high == 0 or 1 <= scale * high < 256):
+                raise UserError(f"{path}: pixels of mode {picture.mode} from {low:g} to {high:g}, of which 8 bits "
+                                "would keep next to nothing; save it as 8 bits, of 0 to 255")  # fmt: skip
+            picture = Image.fromarray((scale * values).astype(np.uint8))
+        if picture.has_transparency_data:
+            picture = picture.convert("RGBA")
+            picture = Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
+        picture = picture.convert("L" if channels == 1 else "RGB").resize((width, height))
     return torch.from_numpy(np.array(picture)).reshape(height, width, channels).movedim(2, 0)
 
 

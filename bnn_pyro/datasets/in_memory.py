@@ -161,7 +161,6 @@ def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
     return standardised(_encoded(what, x, schema), schema)
 
 
-# -- rows to features --------------------------------------------------------------------------------------------------
 def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
     y, event = as_target("y", y), as_target("event", event).set_axis([name], axis=1)
     if len(y) != len(event) or name in y:
@@ -233,7 +232,6 @@ def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
     return values
 
 
-# -- the split ---------------------------------------------------------------------------------------------------------
 def _division(raw: Raw, split: Any, by: dict[str, Any], validation: float | None) -> dict[str, Any]:
     """Arguments of ``divide``, of {"groups" or "time": (N,)}, a share or rows of ``split``."""
     num, is_share = len(raw.y), np.isscalar(split) and not isinstance(split, bool | str)

@@ -46,9 +46,8 @@ def check_choice(features: Sequence[str], names: Sequence[str], where: str) -> N
     if not features:
         raise UserError(f"{where}: features=[] chooses no column; leave it out to take all")
     check_known(f"feature of {where}", names, *features)
-    for name in features:
-        if features.count(name) > 1:
-            raise UserError(f"{where}: feature '{name}' is chosen twice")
+    if twice := [name for name in features if features.count(name) > 1]:
+        raise UserError(f"{where}: feature '{twice[0]}' is chosen twice")
 
 
 def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclude: Sequence[str] = ()) -> Raw:
@@ -60,8 +59,7 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
         if raw.is_image:
             raise UserError(f"{where} holds images, which have no columns to choose: leave features={features} out")
         check_choice(features, raw.features, where)
-        columns = [raw.features.index(name) for name in features]
-        raw = replace(raw, x=raw.x[:, columns], features=tuple(features))
+        raw = replace(raw, x=raw.x[:, [raw.features.index(name) for name in features]], features=tuple(features))
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, first_line
+from bnn_pyro.errors import UserError, first_line, refusing
 from bnn_pyro.files import cache_root, telling
 from bnn_pyro.isolation import isolated
 
@@ -33,10 +33,8 @@ CPU = torch.device("cpu")
 def is_large(shape: Sequence[int]) -> bool:
     """Whether inputs (N, …) would take more GiB in 32 bits than ``BNN_PYRO_MEMORY`` says, or than 1."""
     text = os.environ.get("BNN_PYRO_MEMORY") or "1"
-    try:
+    with refusing(f"BNN_PYRO_MEMORY is a number of GiB, got '{text}'", ValueError, OverflowError):
         return 4 * math.prod(shape) > int(float(text) * 2**30)
-    except (ValueError, OverflowError):
-        raise UserError(f"BNN_PYRO_MEMORY is a number of GiB, got '{text}'") from None
 
 
 def for_torch(x: np.ndarray) -> Tensor:
@@ -198,7 +196,6 @@ def row_digests(x: Tensor, y: Tensor) -> Tensor:
     return torch.from_numpy(np.concatenate(sums).view(np.int64))
 
 
-# -- torch data sets and loaders of (input, target) --------------------------------------------------------------------
 def read_items(
     what: str, items: Any, rows: int | None = None, alone: bool = False
 ) -> tuple[np.ndarray | OnDisk, np.ndarray, Any]:

@@ -125,7 +125,6 @@ def _cut(raw: Raw, rows: np.ndarray, num: int, seed: int) -> tuple[np.ndarray, n
     return rest, cut
 
 
-# -- rows of the user's choice ----------------------------------------------------------------------------------------
 def _lists(rows: Any, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     parts = [_numbers("split=", part, num) for part in (rows if isinstance(rows, tuple) else (rows,))]
     if len(parts) == 1:

@@ -148,8 +148,7 @@ def raw_table(
     if dates != "refuse":
         from bnn_pyro.dates import find_dates
 
-        inputs = frame.drop(columns=target)
-        found = (find_dates(where, cells[~gaps[name]], dates) for name, cells in inputs.items())
+        found = (find_dates(where, cells[~gaps[name]], dates) for name, cells in frame.drop(columns=target).items())
         for date in (read := tuple(filter(None, found))):
             frame = date.replaced(where, frame, gaps)
         gaps = gaps_in(frame, words)
@@ -269,8 +268,7 @@ def _texts_of(like: Schema) -> dict[str, Sequence[str]]:
 
 
 def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema) -> pd.DataFrame:
-    for name in like.table_columns:
-        if name not in frame.columns:
-            raise UserError(f"{where}: no column '{name}', which this model needs; it has "
-                            f"{', '.join(frame) or 'none of them':.200}")  # fmt: skip
+    if absent := [name for name in like.table_columns if name not in frame.columns]:
+        raise UserError(f"{where}: no column '{absent[0]}', which this model needs; it has "
+                        f"{', '.join(frame) or 'none of them':.200}")  # fmt: skip
     return frame

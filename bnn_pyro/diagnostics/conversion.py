@@ -47,7 +47,6 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
 
     Attributes say what the draws are (``approximate`` is "yes" where they are not those of Markov chains), the
     temperature and what was left out, as the prior is where it is improper or was left out of the fit.
-
     Raises UserError for a number of draws below 1.
     """
     if num_draws is not None and num_draws < 1:

@@ -63,7 +63,6 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
     What is compared: class probabilities, on the scale of their log-odds (ranks, which is all that R-hat and the bulk
     look at, are the same), K = 2 for two classes; in regression the mean of every draw's likelihood. Where the
     sampler's ``stats`` name a superchain for every chain, R-hat is nested.
-
     Raises UserError for a guide, for fewer than two chains, or (but for nested R-hat) fewer than four draws a chain.
     """
     if posterior.chains is None:
@@ -103,7 +102,6 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     :class:`Diagnosis` lists. Costs seconds: of large networks and data sets, fewer draws, rows and points are taken.
 
     progress: called as progress(steps done, of how many).
-
     Raises UserError for data of other inputs than the posterior's.
     """
     if tuple(data.schema.input_shape) != tuple(posterior.schema.input_shape):
@@ -171,10 +169,8 @@ class _Work:
         """What the network computes at test points: R-hat and its kin, and the series that figures show."""
         schema, num = self.posterior.schema, self.shape[0] * self.shape[1]
         names = [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
-        names = names or [
-            f"{'log-odds' if schema.task == 'labels' else 'mean'} of {'log ' * (schema.task == 'survival')}{name}"
-            for name in schema.targets or (schema.target,)
-        ]
+        what = {"labels": "log-odds of", "survival": "mean of log"}.get(schema.task, "mean of")
+        names = names or [f"{what} {name}" for name in schema.targets or (schema.target,)]
         points = even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
         self.statistics["points"] = float(len(points))
         outputs, spread = np.empty((len(points), len(names), *self.shape), dtype=np.float32), 0.0

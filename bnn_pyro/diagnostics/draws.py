@@ -122,7 +122,6 @@ def even_weights(posterior: Posterior, most: int, num_draws: int) -> tuple[list[
     return names, torch.stack(values).detach().cpu().double().numpy()
 
 
-# -- the sampler -------------------------------------------------------------------------------------------------------
 def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
     """{name: (C, D)} of what the sampler kept, by ArviZ's names; "lp" is the log joint density."""
     if posterior.chains is None:

@@ -271,8 +271,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     if checkpoint is not None and checkpoint.stop:
         raise Interrupted(f"stopped after step {sum(record.done for record in records):,} of {total:,}")
     if died and not stopped:
-        who = ", ".join(plan.name(c) for c in sorted(died))
-        stopped = f"{who} died in its process (killed, or out of memory?)"
+        stopped = f"{', '.join(map(plan.name, sorted(died)))} died in its process (killed, or out of memory?)"
         if checkpoint is not None:
             raise UserError(f"{stopped}; the draws so far of every chain are kept: go on with --resume (resume=True)")
         if not any(record.kept for record in records):

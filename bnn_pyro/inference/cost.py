@@ -109,8 +109,7 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
     together = math.ceil(chains / processes)
     transition = TRANSITION + together * GRADIENTS * gradient_seconds(rows, macs)
-    steps = TYPICAL if s.get("adjusted") else 1
-    sampled = (s["warmup"] + s["draws"] * s["thin"]) * steps * transition
+    sampled = (s["warmup"] + s["draws"] * s["thin"]) * (TYPICAL if s.get("adjusted") else 1) * transition
     return PROCESS + COMPILATION + members + sampled
 
 

@@ -158,8 +158,7 @@ class HMC(SeparateChains):
     max_steps: int = setting(1024, low=1)
 
     def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict]:
-        length = self.length * (0.5 + rng.random())
-        steps = min(self.max_steps, max(1, int(length / step)))
+        steps = min(self.max_steps, max(1, int(self.length * (0.5 + rng.random()) / step)))
         return hmc(rng, point, dynamics, step, steps), {"trajectory_length": steps * step}
 
     def typical(self, whitened: bool) -> int:

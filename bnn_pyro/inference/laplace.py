@@ -61,7 +61,6 @@ class Laplace(Settings):
 
         ``stats["log_evidence"]`` (1, 1) is log p(y | x) in nats as q has it: log p(y, ŵ) + ½ P log 2π − ½ log det Λ.
         Nothing is random, and what takes seconds is not saved half-way: after an interruption it starts again.
-
         Raises UserError for a model that is not linear, a prior that is not Normal, more weights than ``MAX_WEIGHTS``,
         or a mode that is not found; FitFailed for a curvature that is numerically singular.
         """

@@ -108,7 +108,6 @@ def prior_pull(prior: CentredNormal | GammaNormal, w: Tensor) -> Tensor:
     return prior.precision_given(w) if isinstance(prior, GammaNormal) else prior.scale**-2
 
 
-# -- the curvature -----------------------------------------------------------------------------------------------------
 class Curvature:
     """Of a linear model, in float64, over the flat vector of ``LogJoint``; call inside ``isolated``.
 
@@ -193,7 +192,6 @@ def trace(information: Tensor) -> Tensor:
     return information.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
-# -- coordinates ----------------------------------------------------------------------------------------------------
 class Rounded(Space):
     """z = Rᵀ u, R Rᵀ = Λ at u (P,)."""
 

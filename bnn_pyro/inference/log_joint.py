@@ -18,7 +18,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions import Transform, biject_to, kl_divergence
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.observed import OBSERVED
@@ -105,7 +105,6 @@ class LogJoint:
     size         P
     initial      (P,) u where the model starts, float64
     constrained  whether a site does not have all of ℝ for its support, so that u is not w
-
     Raises UserError for a latent site that is discrete or has no initial value.
     """
 
@@ -167,11 +166,9 @@ class LogJoint:
 
     def sample_prior(self, *numbers: int) -> list[dict[str, Tensor]]:
         """For each number as many draws, {site: (number, *shape)}. Raises UserError for a prior without draws."""
-        try:
+        improper = "samplers need a proper prior, and this variant's has no samples; take another, such as fan-in:1"
+        with refusing(improper, NotImplementedError):
             drawn = {site: [prior.sample((num,)) for num in numbers] for site, prior in self.priors.items()}
-        except NotImplementedError:
-            raise UserError("samplers need a proper prior, and this variant's has no samples; take another, such as "
-                            "fan-in:1") from None  # fmt: skip
         return [{site: draws[i] for site, draws in drawn.items()} for i in range(len(numbers))]
 
 
@@ -225,7 +222,6 @@ class _Terms(Recorder):
         self.totals[msg["is_observed"]] = self.totals[msg["is_observed"]] + term
 
 
-# -- the ELBO ----------------------------------------------------------------------------------------------------------
 def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1) -> tuple[Tensor, Tensor]:
     """(ELBO with its gradient, its likelihood part detached), scalars in nats, means over the particles.
 

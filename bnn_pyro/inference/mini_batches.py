@@ -148,7 +148,5 @@ def stable_step(
 
     x, y: all rows (per_epoch 1), or a mini-batch of per_epoch = N/B.   share: of SGLD a half, of SGHMC 1.
     """
-    most = EXCESS * (4 - 2 * friction)
-    if per_epoch > 1:
-        most = min(most, 4 * friction * share / per_epoch)
-    return most / stiffest(log_joint, w, x, y).max().item()
+    least = 4 * friction * share / per_epoch if per_epoch > 1 else math.inf
+    return min(EXCESS * (4 - 2 * friction), least) / stiffest(log_joint, w, x, y).max().item()

@@ -105,7 +105,6 @@ class Sampler(Settings):
         trajectory_length of HMC and ChEES; superchain of ChEES. Where thinned they speak for all transitions.
 
         Ctrl-C, without a checkpoint, returns the draws so far with a warning; ``max_minutes`` as many of every chain.
-
         Raises UserError where a step size falls to nothing, or a chain is still in its warm-up after ``max_minutes``.
         """
         model, run = weight_space(model), Run(**how)
@@ -193,7 +192,6 @@ def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.
     """z (num, P), float64, each of finite density; that of a chain does not depend on how many there are.
 
     how: "jitter", "prior" or "map".
-
     Raises UserError where no start of finite density is found, with the chain's number.
     """
     z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])

@@ -35,7 +35,6 @@ def _right(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return (mean_probs(prediction).argmax(1) == y).astype(np.float64)
 
 
-# -- calibration -------------------------------------------------------------------------------------------------------
 def _in_bins(confidence: np.ndarray, value: np.ndarray, bins: int = BINS) -> np.ndarray:
     """(…, bins): each value in the column of its confidence's equal-width bin, 0 in the others."""
     edges = np.linspace(0.0, 1.0, bins + 1)
@@ -111,7 +110,6 @@ def ece_floor(prediction: Prediction) -> Floor:
     return Floor(float(values.mean()), float(np.quantile(values, 0.95)))
 
 
-# -- ranking -----------------------------------------------------------------------------------------------------------
 def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """points (B, 2) = (key, value): values of each replicate in ascending order of key, (R, B); ties share the mean."""
     key, value = points.T
@@ -174,7 +172,6 @@ _AURC = "error of the rows kept as the most uncertain are set aside, mean over h
 aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda w, n: _risks(w, n).mean(1), _AURC)
 
 
-# -- out-of-distribution points ---------------------------------------------------------------------------------------
 def _mutual_information(prediction: Prediction) -> np.ndarray:
     if prediction.num_draws == 1:
         raise Undefined("mutual information needs more than one draw: a single one has none to disagree with")

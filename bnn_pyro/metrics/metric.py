@@ -13,7 +13,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.parts.decisions import BLOCK
 from bnn_pyro.predictive import Prediction
 
@@ -100,10 +100,8 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
 
     Raises UserError: not numbers, not one per point, NaN or infinite, or a label that is none of 0 … K−1, or 0 and 1.
     """
-    try:
+    with refusing("y must hold numbers, one per predicted point (of classes their places):", TypeError, ValueError):
         y = np.array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"y must hold numbers, one per predicted point (of classes their places): {error}") from None
     num = len(prediction)
     if y.shape != (shape := tuple(prediction.components.batch_shape[1:])):
         each = "one value" if len(shape) == 1 else f"{shape[1]} values"
@@ -146,7 +144,6 @@ def share_of(points: np.ndarray, confidence: float = 0.95) -> Estimate:
     return Estimate(float(points.mean()), float(exact.low), float(exact.high))
 
 
-# -- several targets a row ---------------------------------------------------------------------------------------------
 def _means(prediction: Prediction) -> np.ndarray:
     """(B, T) float64, of labels the probabilities of 1."""
     return prediction.components.mean.double().mean(0).numpy()
@@ -203,7 +200,6 @@ _AP = "average precision: of two classes of the rarer one, whose share chance wo
 average_precision = Metric(_ranked, mean_average_precision, _AP, "higher")
 
 
-# -- times, of which some are censored: negative targets --------------------------------------------------------------
 def _ranked_times(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     """(B, 3): the time's rank, a censored one behind an event's; whether it happened; the rank of the median."""
     time, score = (np.unique(v, return_inverse=True)[1] for v in (np.abs(y), prediction.quantile(0.5)[0].numpy()))
@@ -245,7 +241,6 @@ _C = "Harrell's concordance: of comparable pairs of rows, the share whose median
 concordance = Metric(_ranked_times, _concordance, _C, "higher")
 
 
-# -- bootstrap ---------------------------------------------------------------------------------------------------------
 def intervals(
     reductions: Mapping[str, Reduction],
     sizes: Sequence[int],

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 
 #: Seconds in which a scheduler must answer.
 ANSWER = 10.0
@@ -55,7 +55,6 @@ def executor(where: Any) -> Iterator[None]:
     where: ``"here"``: one after the other in this process. ``"processes"`` or ``"processes:4"``: on this machine, by
         loky. ``"dask://host:port"``: a Dask scheduler that is running, with its workers (``dask worker host:port
         --nthreads 1``). A ``distributed.Client``, or a cluster, ``LocalCluster`` or dask-jobqueue's. None: as it was.
-
     Raises UserError for others, where ``distributed`` is missing, no scheduler answers, or a worker has no bnn_pyro.
     """
     with contextlib.ExitStack() as stack:
@@ -80,10 +79,8 @@ def usable_cores() -> int:
 
 def connect(client: Any, stack: contextlib.ExitStack) -> Any:
     """A ``distributed.Client`` of an address or a cluster. Raises UserError where it, or bnn_pyro there, is absent."""
-    try:
+    with refusing('this executor needs the package distributed: pip install "bnn-pyro[cluster]"', ImportError):
         import distributed
-    except ImportError:
-        raise UserError('this executor needs the package distributed: pip install "bnn-pyro[cluster]"') from None
     if isinstance(client, str) or hasattr(client, "scheduler_address"):
         logger = logging.getLogger("distributed.client")
         stack.callback(logger.setLevel, logger.level)

@@ -58,7 +58,6 @@ def map_tasks(
     failed: what stands for a task that raised UserError, or whose process died each time that it was run again, the
         last time alone (``WorkerDied``); without it that error is raised.
     watch: called in this process several times a second; it may raise.
-
     Raises what a task raised, with the task named in it: the message of a UserError, a note of any other. That, what
     ``watch`` and the other callbacks raise, and Ctrl-C stop the run: no task is begun, those at work can see it by
     ``should_stop``, and it is raised once they have ended, or after ``grace`` seconds (on a cluster: at once). A second

@@ -45,7 +45,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SPARE.clear)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
 class ProcessPool:
     """One loky executor a worker, so that a process that dies takes one task with it.
 
@@ -133,7 +132,6 @@ def _file_channel(folder: Path, number: int, parent: int) -> Channel:
     return Channel(send, lambda: not wanted.exists(), EVERY)
 
 
-# -- a Dask cluster ----------------------------------------------------------------------------------------------------
 class DaskPool:
     """All tasks as futures, which Dask keeps in a queue until a worker is free; see ``ProcessPool``."""
 
@@ -201,7 +199,6 @@ def _event_channel(topic: str, number: int) -> Channel:
     return Channel(lambda share, figures: worker.log_event(topic, [number, share, dict(figures)]), unwanted, EVENT)
 
 
-# -- a task in another process -----------------------------------------------------------------------------------------
 #: Held by the task that this process is at: parameter store, random generators and threads are a process's own.
 _ALONE = threading.Lock()
 #: {call: the function of its tasks}, of one call: large ones, with data in them, travel once a process.

@@ -26,7 +26,7 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.errors import UserError, check_known, first_line
+from bnn_pyro.errors import UserError, check_known, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, users_code, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
@@ -176,18 +176,14 @@ def _off(net: nn.Module, x: Tensor) -> float:
 
 def _frozen_copy(net: nn.Module) -> nn.Module:
     """Frozen as a copy: neither the user's module nor another model's is changed, moved or overwritten."""
-    try:
-        with torch.no_grad():  # TorchScript copies by operations
-            own = copy.deepcopy(net).cpu()
-    except Exception as error:
-        reason = f"the backbone {type(net).__name__} cannot be copied ({first_line(error)})"
-        raise UserError(f"{reason}; give it as a TorchScript or torch.export file") from error
+    what = f"the backbone {type(net).__name__} cannot be copied; give it as a TorchScript or torch.export file:"
+    with refusing(what), torch.no_grad():  # TorchScript copies by operations
+        own = copy.deepcopy(net).cpu()
     for parameter in own.parameters():  # TorchScript has no requires_grad_ of a whole module
         parameter.requires_grad_(False)
     return own
 
 
-# -- a user's own network ----------------------------------------------------------------------------------------
 def from_text(text: str) -> Pretrained:
     """The network that ``text`` names. Raises UserError for no such file or architecture, or weights of another one."""
     name, colon, file = text.partition(":")
@@ -221,17 +217,12 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
         raise UserError(f"the backbone file {path} is not the one that this posterior was made with (SHA-256 "
                         f"{digest[:16]}, then {expected[:16]}); restore the file or train again")  # fmt: skip
     exported = path.suffix == ".pt2"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
-            if exported:
-                _refuse_pickles(path)
-            net = torch.export.load(path).module() if exported else torch.jit.load(path, map_location="cpu").eval()
-    except UserError:
-        raise
-    except Exception as error:
-        kind, writer = ("torch.export", "export.save") if exported else ("TorchScript", "jit.script(module).save")
-        raise UserError(f"{path} is no whole {kind} file ({first_line(error)}); write it by torch.{writer}") from None
+    kind, writer = ("torch.export", "export.save") if exported else ("TorchScript", "jit.script(module).save")
+    with refusing(f"{path} is no whole {kind} file; write it by torch.{writer}:"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
+        if exported:
+            _refuse_pickles(path)
+        net = torch.export.load(path).module() if exported else torch.jit.load(path, map_location="cpu").eval()
     return Pretrained(net, {"kind": "file", "path": str(path.resolve()), "sha256": digest})
 
 
@@ -274,11 +265,9 @@ def _torchvision(name: str, file: Path) -> Pretrained:
     file = file.expanduser()
     if not file.is_file():
         raise UserError(f"no weights file {file} for torchvision's {name}; save one with torch.save(net.state_dict())")
-    try:
+    with refusing(f"{file} holds no weights of torchvision's {name}:"):
         state = torch.load(file, map_location="cpu", weights_only=True)
         if missing := whole.net.load_state_dict(state, strict=False).missing_keys:
             raise ValueError(f"it lacks {missing[0]}")
-    except Exception as error:
-        raise UserError(f"{file} holds no weights of torchvision's {name}: {first_line(error)}") from None
     weights = weights_digest(whole.net)
     return Pretrained(whole, {"kind": "torchvision", "name": name, "path": str(file.resolve()), "weights": weights})

@@ -104,7 +104,6 @@ def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
     return total.expand(q.batch_shape)
 
 
-# -- all weights jointly -----------------------------------------------------------------------------------------
 class _CorrelatedGuide(NormalGuide):
     """distribution: q of the flat vector, in the order of the sites."""
 
@@ -158,7 +157,6 @@ class LowRankNormal(_CorrelatedGuide):
         return dist.LowRankMultivariateNormal(self.loc, directions, own, validate_args=False)
 
 
-# -- by name -----------------------------------------------------------------------------------------------------
 Maker = Callable[[Mapping[str, Tensor], float], nn.Module]  # (initial, init_scale) -> guide
 
 

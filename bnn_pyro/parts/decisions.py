@@ -88,7 +88,6 @@ class Decisions(Introduced):
         """A line a point, with the columns of a file that `predict` writes; see docs/command-line.md.
 
         index: of the frame, (B,); by default that of the inputs where they were a frame.
-
         Raises UserError for a prediction that ``predict`` did not make.
         """
         from pandas import DataFrame
@@ -133,7 +132,6 @@ class Decisions(Introduced):
         loss: of classes (A, K), of action a where class k is true. Of numbers a function of targets (G, B), to (G, B)
             or, of several actions, (G, B, A); the integral is the sum over G values, see :meth:`cells`. That takes
             0.1 MB a point: of very many ask for some at a time, ``prediction[rows]``.
-
         Raises UserError for a loss of another shape or that is not finite.
         """
         if callable(loss) == self.has_classes:
@@ -187,7 +185,6 @@ class Decisions(Introduced):
 
         cost: the loss of :meth:`risk`, of several actions; None: 0 for the right class and 1 for any other.
         abstain_cost: what it costs to leave a point to somebody else, which is ``ABSTAIN`` (−1); None: never.
-
         Raises UserError as :meth:`risk`, for a regression without a cost, or a loss of one action.
         """
         if abstain_cost is not None and not abstain_cost >= 0:
@@ -221,7 +218,6 @@ def check_level(level: float) -> None:
         raise UserError(f"level must lie strictly between 0 and 1, got {level!r}; 0.9 is usual")
 
 
-# -- columns, a value a row: what `predict` writes and ``to_frame`` has ----------------------------------------------
 def columns_of(prediction: Any, schema: Schema, threshold: float | None = None) -> dict[str, Any]:
     """What is said of each row, by names of columns; of several targets of each by itself, with its name before."""
     if schema.task == "labels":

@@ -112,7 +112,6 @@ class WithPoints(nn.Module):
         self.points(x, y)
 
 
-# -- dropout -----------------------------------------------------------------------------------------------------
 class DroppedColumns(ArrayDistribution):
     """W · diag(z / (1 − p)), zⱼ ~ Bernoulli(1 − p): a whole column of W (out, in) is 0, or divided by 1 − p.
 
@@ -158,7 +157,6 @@ class DroppedInputs(PointMass):
         return DroppedColumns(loc, rate) if rate else super()._site(name, loc)
 
 
-# -- without some of the weights --------------------------------------------------------------------------------------
 def weight_sites(model: nn.Module) -> list[str]:
     """The sites that can be pruned: matrices and kernels of the network; not biases, nor what the likelihood learns."""
     likelihood = getattr(getattr(model, "likelihood", None), "initial", {})

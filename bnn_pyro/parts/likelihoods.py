@@ -92,7 +92,6 @@ class Heteroscedastic(Likelihood):
         return torch.diag_embed(torch.stack([s.pow(-2), 2 * (raw.sigmoid() / s).square()], -1))
 
 
-# -- numbers with outliers --------------------------------------------------------------------------------------------
 class HeavyTails:
     """Before a likelihood whose components are Normal: Student's t, ν = 2 + exp(log_df), log_df ~ Normal(2, 1).
 
@@ -129,7 +128,6 @@ class LaplaceNoise(LearnedNoise):
     information = LearnedNoise.relative_precision
 
 
-# -- log y -------------------------------------------------------------------------------------------------------------
 class OnLogScale:
     """Before a likelihood whose components are Normal: log y has that distribution, and y > 0 a log-normal one.
 
@@ -152,7 +150,6 @@ class LogHeteroscedastic(OnLogScale, Heteroscedastic):
     """log y as y of ``Heteroscedastic``: errors in per cent that depend on the input."""
 
 
-# -- counts 0, 1, 2, … -------------------------------------------------------------------------------------------------
 #: Where f is cut off: e¹⁵ times the mean. Beyond it 32-bit numbers would soon end.
 MAX_LOG = 15.0
 
@@ -199,7 +196,6 @@ class NegativeBinomial(Poisson):
         return dist.NegativeBinomial(log_r.exp(), logits=self.log_mean(f) + math.log(self.shift) - log_r)
 
 
-# -- times until an event, some of them censored ----------------------------------------------------------------------
 class Weibull(LearnedNoise):
     """t ~ Weibull of scale exp(shift + scale·f) and shape 1/σ, f (…, B, 1); σ as in ``LearnedNoise``, of log t."""
 
@@ -212,7 +208,6 @@ class LogNormalTime(Weibull):
     family = LogNormalTimes
 
 
-# -- which of them -----------------------------------------------------------------------------------------------------
 #: Name -> (class, its task), of the setting ``likelihood``; by default the task's first: counts are seldom Poisson's.
 LIKELIHOODS: dict[str, tuple[type[Likelihood], str]] = {
     "normal": (Normal, "regression"),
@@ -233,7 +228,6 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
         network; "normal" and "student-t" only), ``"correlated"`` (of several targets; "normal" only) or a fixed scale
         in target units, on a log scale of log y. Ignored where targets are classes or counts.
     likelihood: a key of ``LIKELIHOODS``; by default that of the task.
-
     Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
     """
     name = likelihood or next((name for name, (_, task) in LIKELIHOODS.items() if task == schema.task), "normal")

@@ -14,7 +14,7 @@ import torch
 from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch import Tensor
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.parts.components import CDFS, dtype_of, make, parameters, select
 from bnn_pyro.parts.decisions import BLOCK, COUNTS, GRID, Decisions, growing
 
@@ -93,11 +93,9 @@ class Mixture(Decisions):
             values = {name: value.double().numpy() for name, (value, _) in parameters(self.components).items()}
             return torch.from_numpy(CDFS[family](y.double().numpy(), **values))
         y = y.clamp_min(getattr(self.components.support, "lower_bound", -math.inf))  # below it some are not a number
-        try:
+        absent = f"{family.__name__} has no cdf; give its likelihood a mixture with 'component_cdf'"
+        with refusing(absent, NotImplementedError):
             return self.components.cdf(y.to(dtype_of(self.components))).double()
-        except NotImplementedError:
-            family = family.__name__
-            raise UserError(f"{family} has no cdf; give its likelihood a mixture with 'component_cdf'") from None
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """(P_s(Y < y), P_s(Y = y)), float64, the second 0 of shape (1, 1) where Y is continuous. y: (B,)."""

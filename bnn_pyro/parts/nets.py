@@ -203,7 +203,6 @@ class MLP(_Net):
     input_shape: shape of one input.   hidden: widths of the hidden layers; () is a linear model.
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
     dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).   exposure: see :class:`_Net`.
-
     Raises UserError for an unknown activation.
     """
 
@@ -232,7 +231,6 @@ class ConvNet(_Net):
     input_shape: (channels, height, width).   channels: of each convolution, one or more.
     hidden: widths of the layers after them.   kernel, padding: of every convolution, in pixels.
     dropout: share of the inputs of every fully connected layer that is removed.   The others are as in :class:`MLP`.
-
     Raises UserError for inputs that are no images, or too small images, or an unknown activation.
     """
 

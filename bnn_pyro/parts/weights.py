@@ -77,12 +77,10 @@ class _NormalArray(ArrayDistribution):
     log_variance = cached_property(lambda self: self.variance.log())
 
     def _draw(self, shape: torch.Size) -> Tensor:
-        noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-        return torch.addcmul(self.loc, self.scale, noise)
+        return torch.addcmul(self.loc, self.scale, torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        each = Normal(self.loc, self.scale, validate_args=False).log_prob(value)
-        return self._flat(each).sum(-1)
+        return self._flat(Normal(self.loc, self.scale, validate_args=False).log_prob(value)).sum(-1)
 
 
 class NormalWeights(_NormalArray):

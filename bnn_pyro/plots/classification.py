@@ -34,8 +34,7 @@ def confusion_matrix(prediction: Prediction, y: Targets, schema: Schema | None =
     names = class_names(prediction, schema)
     size = 2.2 + 0.36 * len(names) if len(names) <= 20 else 7.5
     ax = panel(ax, size + 1.2, size)
-    rows = counts.sum(1, keepdims=True)
-    right = np.where(np.eye(len(names)), counts, -counts) / np.maximum(rows, 1)
+    right = np.where(np.eye(len(names)), counts, -counts) / np.maximum(counts.sum(1, keepdims=True), 1)
     annotations = np.array([[f"{n:,}" if n else "" for n in row] for row in counts]) if len(names) <= 20 else False
     seaborn.heatmap(
         right, ax=ax, vmin=-1, vmax=1, cmap="RdBu", annot=annotations, fmt="", square=True, linewidths=0.5,
@@ -97,8 +96,7 @@ def reliability(
     axes[0].bar(left, accuracy, width, align="edge", color=colours, edgecolor="white")
     gap = dict(facecolor="none", edgecolor=WRONG, hatch=HATCH, linewidth=0.8, label="gap to the mean prediction")
     axes[0].bar(left, confidence - accuracy, width, bottom=accuracy, align="edge", **gap)
-    floor = metrics.ece_floor(prediction).mean
-    ece = f"ECE {metrics.ece(prediction, y):.4f}, noise floor {floor:.4f}"
+    ece = f"ECE {metrics.ece(prediction, y):.4f}, noise floor {metrics.ece_floor(prediction).mean:.4f}"
     off = f"mean gap {np.average(np.abs(accuracy - confidence), weights=count):.4f}\nof the class named: "
     axes[0].set_title(off + ece if two else ece)
     axes[0].set(xlim=(0, 1), ylim=(0, 1.02), ylabel=f"share of {two}" if two else "accuracy (share right)")

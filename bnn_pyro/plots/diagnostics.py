@@ -190,7 +190,6 @@ def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequenc
     return layout.legend_below(axes, 3, below=60 if long else 34)
 
 
-# -- chains, draw by draw ----------------------------------------------------------------------------------------------
 @drawn
 def trace_ranks(
     values: ArrayLike, labels: Sequence[str], *, diverging: ArrayLike | None = None, unit: str = "value"

@@ -15,6 +15,8 @@ from bnn_pyro.predictive import Prediction
 
 #: What a picture of one panel draws on; None makes a new figure.
 Panel = Axes | None
+#: A width and a height.
+Inches = tuple[float, float]
 #: Whether pyplot is not to know of figures, as in reports: no window shows them, and nobody has to close them.
 OUTSIDE: ContextVar[bool] = ContextVar("outside", default=False)
 
@@ -38,13 +40,7 @@ def panel(ax: Panel, width: float = 5.2, height: float = 3.6) -> Axes:
 
 
 def panels(
-    num: int,
-    most: int,
-    cell: tuple[float, float],
-    margin: tuple[float, float] = (0.0, 0.0),
-    *,
-    least: float = 0.0,
-    **grid: Any,
+    num: int, most: int, cell: Inches, margin: Inches = (0.0, 0.0), *, least: float = 0.0, **grid: Any
 ) -> np.ndarray:
     """(num,) axes of a new figure, in lines of equal length, at most ``most``.
 

@@ -1,1 +1,12 @@
 """HTML pages and tables of results."""
+
+import functools
+import tomllib
+from pathlib import Path
+from typing import Any
+
+
+@functools.cache
+def read_texts(name: str) -> dict[str, Any]:
+    """templates/NAME.toml: the words of figures, of tables or of a summary."""
+    return tomllib.loads((Path(__file__).parent / f"templates/{name}.toml").read_text(encoding="utf-8"))

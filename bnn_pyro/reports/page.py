@@ -7,11 +7,9 @@ not show: intervals are over test rows, a comparison is paired, a temperature ot
 import functools
 import io
 import re
-import tomllib
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any, Self
 
 import numpy as np
@@ -22,7 +20,7 @@ from markupsafe import Markup
 from bnn_pyro import __version__
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.progress import within
-from bnn_pyro.reports import tables
+from bnn_pyro.reports import read_texts, tables
 from bnn_pyro.reports.summary import guarantees_section, summary
 
 DOTS_PER_INCH = 144
@@ -65,12 +63,6 @@ class Picture:
     def width(self) -> int:
         """Pixels of a page."""
         return int.from_bytes(self.png[16:20]) * SHOWN // DOTS_PER_INCH
-
-
-@functools.cache
-def read_texts(name: str) -> dict[str, Any]:
-    """templates/NAME.toml: the words of figures or tables."""
-    return tomllib.loads(resources.files("bnn_pyro.reports").joinpath(f"templates/{name}.toml").read_text("utf-8"))
 
 
 def draw_figures(

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bnn_pyro.metrics import interval_verdict
-from bnn_pyro.reports import tables
+from bnn_pyro.reports import read_texts, tables
 
 #: Test rows below which the box says what so few can show, and below which no difference is clear; too few of a class.
 FEW_ROWS, TOO_FEW, FEW_OF_CLASS = 30, 10, 5
@@ -24,7 +24,7 @@ MAX_NAMED, MAX_REPEATED = 5, 0.05
 def summary(run: tables.RunFacts) -> list[str]:
     """The sentences of the first box."""
     names, rows = [name for name in run.headline if name in run.metrics], run.provenance["rows"]["test"]
-    data = []
+    data, said = [], read_texts("summary")
     if doubts := run.provenance["split"].get("doubts"):
         more = f" {len(doubts) - MAX_NAMED} more are named by `inspect`." if len(doubts) > MAX_NAMED else ""
         data = [f"To look at in the data: {'; '.join(doubts[:MAX_NAMED])}.{more}"]
@@ -34,22 +34,15 @@ def summary(run: tables.RunFacts) -> list[str]:
     scores = ", ".join(f"{words.get(n, n.replace('_', ' '))} {tables.estimate(run.metrics, n)}" for n in names)
     sentences = [*_classes(run), f"On {rows:,} test rows: {scores}."]
     if rows < FEW_ROWS:
-        sentences.append(
-            f"{rows} test rows are few: one more or less that is wrong, or outside its interval, is {100 / rows:.0f} % "
-            "of them. These numbers may be far off; a sweep with splits = [0, 1, 2] tests on other rows in turn."
-        )
+        sentences.append(said["few"].format(rows=rows, share=100 / rows))
     if (same := run.metrics.get("rows_that_trained", 0)) > MAX_REPEATED * rows:
         way = "" if run.provenance["split"].get("kind") == "groups" else "keep copies together with --groups, or "
-        sentences.append(f"{same:,} of the test rows equal a training row, target and all: if they are copies, these "
-                         f"scores are too good; {way}leave them out.")  # fmt: skip
+        sentences.append(said["repeated"].format(same=same, way=way))
     few = RIGHT[1] if rows < TOO_FEW else ""
     for other, differences in _rivals(run):
         sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
     if censored := run.metrics.get("censored_rows"):
-        sentences.append(
-            f"{censored:,} of the test rows are censored: where in its interval such a row lies is drawn from what is "
-            "predicted beyond its time, so that the more of them there are, the less coverage can show."
-        )
+        sentences.append(said["censored"].format(censored=censored))
     if coverage := list(_coverage(run)):
         sentences.append(("; before calibration " if run.guarantees else "; ").join(coverage) + ".")
     classes, change = run.metrics.get("class_rows"), run.metrics.get("if_calibrated")
@@ -69,18 +62,12 @@ def summary(run: tables.RunFacts) -> list[str]:
         numbers = ", ".join(row["row"] for row in unsure[:3])
         sentences.append(f"The report shows the rows that it is least sure of: {numbers}, …")
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
-        floor, ece = run.metrics["ece_floor_95"], run.metrics["ece"]
-        verdict = ("off by more than chance", "above") if ece > floor else ("not off by more than chance", "within")
-        sentences.append(
-            f"Its probabilities are {verdict[0]}: ECE {ece:.4f} is {verdict[1]} what a calibrated model shows "
-            f"on so many rows (mean {run.metrics['ece_floor']:.4f}, below {floor:.4f} in 95 % of test sets)."
-        )
+        above = run.metrics["ece"] > run.metrics["ece_floor_95"]
+        verdict, place = ("off", "above") if above else ("not off", "within")
+        sentences.append(said["probabilities"].format(verdict=verdict, place=place, **run.metrics))
     if outside := run.metrics.get("means_outside"):
         infinite = ", which are infinite" * ("rmse" not in run.metrics)
-        sentences.append(
-            f"The predicted mean of {outside:,} test rows is outside its own 95 % interval: a few draws carry it, and "
-            f"with it rmse and sd{infinite}. Take the median (q50 of predict), and judge by crps and nll."
-        )
+        sentences.append(said["outside"].format(outside=outside, infinite=infinite))
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
     return sentences + data + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]

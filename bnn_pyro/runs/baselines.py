@@ -21,7 +21,7 @@ from torch import Tensor
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import existing
 from bnn_pyro.parts.components import spread_counts
 from bnn_pyro.posterior import Posterior
@@ -100,9 +100,8 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     start, schema = time.perf_counter(), data.schema
     rows = even(len(data.x_train), MAX_ROWS)
     is_table = isinstance(data.x_test, Tensor) and len(schema.input_shape) == 1
-    if not is_table or schema.targets or schema.task == "survival" or len(rows) < MIN_ROWS:
-        return None
-    if len(data.y_train[rows].unique()) < 2:
+    few = len(rows) < MIN_ROWS or len(data.y_train[rows].unique()) < 2
+    if not is_table or schema.targets or schema.task == "survival" or few:
         return None
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.model_selection import KFold, cross_val_predict
@@ -146,10 +145,8 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     if not (schema.has_classes or schema.task == "regression"):
         raise UserError(f"{path}: a file has predictions of classes or of one number, and these data are {schema.task}")
     names = [f"p({name})" for name in schema.classes] if schema.has_classes else ["mean", "sd"]
-    try:
+    with refusing(f"{path}: not a CSV file:", ValueError):  # pandas' own are of this kind
         frame = pd.read_csv(path)
-    except ValueError as error:  # pandas' own are of this kind
-        raise UserError(f"{path}: not a CSV file ({error})") from None
     if absent := [name for name in names if name not in frame]:
         raise UserError(f"{path}: no column '{absent[0]}'; it needs {', '.join(names)}")
     if "row" in frame and frame["row"].duplicated().any():

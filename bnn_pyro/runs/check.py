@@ -21,7 +21,8 @@ from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.inference import CONVERGES_TO, methods_for
 from bnn_pyro.isolation import one_thread
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.reports.page import Picture, draw_figures, read_texts, render
+from bnn_pyro.reports import read_texts
+from bnn_pyro.reports.page import Picture, draw_figures, render
 from bnn_pyro.reports.tables import WORDS, as_text, verdict_lines
 from bnn_pyro.runs.folder import CheckFolder
 from bnn_pyro.runs.recipe import Recipe, flag_settings, resolve
@@ -156,7 +157,6 @@ def _check(spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFo
     }
 
 
-# -- the report --------------------------------------------------------------------------------------------------------
 def level_of(subject: Mapping[str, Any]) -> str:
     """The worst level of a subject's checks; one that ended in an error counts as bad."""
     return worst([*(o["level"] for o in subject["outcomes"].values()), *("bad" for _ in subject["failed"])])

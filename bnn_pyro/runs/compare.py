@@ -18,8 +18,8 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
-from bnn_pyro.reports import tables
-from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
+from bnn_pyro.reports import read_texts, tables
+from bnn_pyro.reports.page import Picture, draw_figures, facts_of, render
 from bnn_pyro.reports.ranking import ranked, ranking_table
 from bnn_pyro.runs.baselines import paired_differences, read_predictions
 from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress

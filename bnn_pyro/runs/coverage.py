@@ -42,8 +42,7 @@ def coverage_table(
             covered, sizes, nll = scores[kind]
             size = sizes[index].mean().item()
             scored = {"size": size if math.isfinite(size) else None, "nll": nll[index].mean().item()}
-            held = share_of(covered[index].numpy()).flat("covered")
-            rows.append({"rows": part, "prediction": kind} | held | scored)
+            rows.append({"rows": part, "prediction": kind} | share_of(covered[index].numpy()).flat("covered") | scored)
     return rows
 
 

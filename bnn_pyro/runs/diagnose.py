@@ -16,7 +16,8 @@ from bnn_pyro.diagnostics import Diagnosis
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import progress_bar
-from bnn_pyro.reports.page import Picture, draw_figures, facts_of, read_texts, render
+from bnn_pyro.reports import read_texts
+from bnn_pyro.reports.page import Picture, draw_figures, facts_of, render
 from bnn_pyro.reports.tables import MEANING, Section, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
@@ -92,9 +93,9 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "convergence": lambda e: plots.convergence(
         e["rhat"], e["ess_bulk"], e["ess_tail"], draws=e["outputs"][..., 0].size, nested=bool(e.get("nested"))
     ),
-    "outputs": lambda e: plots.trace_ranks(e["outputs"], e["labels"], diverging=e.get("diverging"), unit=e["unit"]),
+    "outputs": lambda e: plots.trace_ranks(e["outputs"], e["labels"], diverging=e["diverging"], unit=e["unit"]),
     "log-joint": lambda e: plots.trace_ranks(
-        e["lp"][..., None], ["log joint density"], diverging=e.get("diverging"), unit="nats"
+        e["lp"][..., None], ["log joint density"], diverging=e["diverging"], unit="nats"
     ),
     "elbo": lambda e: plots.training_curves({"elbo": e["elbo"]}),
     "pareto-k": lambda e: plots.pareto_k(e["pareto_k"], rows=e.get("loo_row_numbers")),
@@ -102,9 +103,7 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "replicated": lambda e: plots.posterior_predictive(
         e["replicated"], e["observed"], classes=e["classes"], label=e["target"]
     ),
-    "weights": lambda e: plots.trace_ranks(
-        e["weights"], e["weight_labels"], diverging=e.get("diverging"), unit="weight"
-    ),
+    "weights": lambda e: plots.trace_ranks(e["weights"], e["weight_labels"], diverging=e["diverging"], unit="weight"),
 }
 
 
@@ -115,4 +114,5 @@ def draw_diagnosis(diagnosis: Diagnosis, schema: Schema) -> list[Picture]:
     word = "class " if schema.classes and all(name.isdigit() for name in schema.classes) else ""
     labels = [word + label.removeprefix(start) for label in diagnosis.series.get("output_labels", ())]
     about = {"unit": unit, "labels": labels, "classes": schema.classes, "target": schema.target or "target"}
-    return draw_figures("diagnose", FIGURES, {**diagnosis.statistics, **diagnosis.series, **about}, PREFIX)
+    evidence = {"diverging": None, **diagnosis.statistics, **diagnosis.series, **about}
+    return draw_figures("diagnose", FIGURES, evidence, PREFIX)

@@ -25,7 +25,8 @@ from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.pruning import PrunedScore
-from bnn_pyro.reports.page import Picture, draw_figures, read_texts
+from bnn_pyro.reports import read_texts
+from bnn_pyro.reports.page import Picture, draw_figures
 from bnn_pyro.runs.folder import RunFolder
 
 #: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
@@ -119,15 +120,14 @@ def figures_of(
     for name in run.outside if schema.is_image and baseline is not None else ():
         both = run.outside[name], baseline.outside[name]
         figures[f"outside-{name}"] = lambda both=both, x=run.inputs[name]: plots.ood_bars(*both, x, schema)
-    sampled = any(trace.get(name) for name in ("kinetic_temperature", "step_size"))
-    if not sampled and any(trace.get(name) for name in ("elbo", "log_joint")):
+    if any(trace.get(name) for name in ("kinetic_temperature", "step_size")):
+        figures["sampler-trace"] = lambda: plots.training_curves(trace)
+    elif any(trace.get(name) for name in ("elbo", "log_joint")):
         figures["training-curves"] = lambda: plots.training_curves(trace)
     if "lp" in posterior.stats:
         series = sampler_series(posterior)
         how = dict(diverging=series.get("diverging"), unit="nats")
         figures["transitions"] = lambda: plots.trace_ranks(series["lp"][..., None], ["log joint density"], **how)
-    if sampled:
-        figures["sampler-trace"] = lambda: plots.training_curves(trace)
     return figures
 
 

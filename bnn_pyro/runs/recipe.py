@@ -15,7 +15,7 @@ from typing import Any, Self, get_args
 
 from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data
 from bnn_pyro.distributed import choose_device
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.errors import UserError, check_known, refusing
 from bnn_pyro.files import resolve as locate
 from bnn_pyro.progress import quiet
 from bnn_pyro.settings import Settings, setting
@@ -130,16 +130,13 @@ class Recipe(Setup, Settings):
         return dataclasses.replace(self, entry=setup.entry, method=setup.method, **alone)
 
 
-# -- files -------------------------------------------------------------------------------------------------------------
 def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
     """(the text of a "TOML" or "JSON" file, its content). Raises UserError where it is absent or is no such table."""
     if not path.is_file():
         raise UserError(f"no {what} {path}")
-    try:
+    with refusing(f"{path} is not valid {form}:", ValueError, RecursionError):
         text = path.read_bytes().decode()
         content = tomllib.loads(text) if form == "TOML" else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid {form}: {error}") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} holds a {type(content).__name__}, not the settings of a run")
     return text, content
@@ -172,7 +169,6 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
             raise UserError(f"{place}: '{key}' must be {name}, got {value!r:.80}")
 
 
-# -- layers ------------------------------------------------------------------------------------------------------------
 def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Recipe:
     """Defaults < config < flags. Raises UserError for unknown names, or values of the wrong kind.
 

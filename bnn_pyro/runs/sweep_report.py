@@ -12,7 +12,8 @@ import pandas as pd
 from bnn_pyro import plots
 from bnn_pyro.metrics import METRICS
 from bnn_pyro.plots.sweep import LABELS
-from bnn_pyro.reports.page import Picture, read_texts, render
+from bnn_pyro.reports import read_texts
+from bnn_pyro.reports.page import Picture, render
 from bnn_pyro.reports.tables import SHARES, WIDTH, Section, as_text
 from bnn_pyro.runs.folder import OutputFolder
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED, SEED_STEP

@@ -146,7 +146,6 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
     """Names with their default settings; an object stays as it is.
 
     variant: a module of the user's own is ``Bayesian(module)``.   method: by default the variant's first.
-
     Raises UserError for an unknown variant, or a method that does not suit it.
     """
     entry = Bayesian(variant) if isinstance(variant, nn.Module) else variant
@@ -175,7 +174,6 @@ def name_of(settings: object, table: Mapping[str, type]) -> str:
     return next((name for name, kind in table.items() if type(settings) is kind), type(settings).__name__)
 
 
-# -- by size -----------------------------------------------------------------------------------------------------------
 def say(setup: Setup) -> None:
     """Say a choice, new or of before, on standard error."""
     time = duration(setup.auto.get("expected_seconds", 0.0))
@@ -191,7 +189,6 @@ def set_up(
 
     load: the data; called where a choice depends on them.   of_variant, of_method: settings over the defaults, or over
     those of a rule.   settings: of either, over these.   minutes: where not given ``MINUTES``, and no clock ends it.
-
     Raises UserError for names and settings that there are not, or values of the wrong kind.
     """
     if isinstance(variant, str) and variant == AUTO:
@@ -249,7 +246,6 @@ def choose(
     """The first rule that applies.
 
     rows: that train.   method: of this one alone.   settings: over the rule's, of either.   linear: :func:`is_linear`.
-
     Raises UserError for minutes that are not above 0 and below a million, or a method that no rule for such inputs has.
     """
     if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):

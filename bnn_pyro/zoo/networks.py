@@ -187,7 +187,6 @@ class ConvNet(Convolutions, Network):
     has: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
 
 
-# -- by local reparametrization ----------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class HiddenLayerNet(MeanField):
     """Settings of a network of hidden layers: those of ``MeanField``, and how σ depends on the mean.
