@@ -16,6 +16,8 @@ from bnn_pyro.errors import UserError
 RARE, MANY = 5, 20
 #: Standard deviations from the mean beyond which a value is an outlier.
 FAR = 8.0
+#: Share of the rows from which on a value of a target that has many is a peak.
+PEAK = 0.2
 #: Share of the rows of rarer classes for which it may be wrong, and the log of how likely it is by chance.
 WRONG, CHANCE = 0.01, -9.0
 #: Numbers that are often written where there is no answer.
@@ -125,11 +127,16 @@ def of_numbers(
         return
     if whole and zeros:
         yield Doubt(zeros, way="categorical")
+    numbers, counts = np.unique(values, return_counts=True)
+    if is_target and len(numbers) > MAX_CATEGORIES and (share := counts.max() / len(values)) >= PEAK:
+        yield Doubt(f"is {numbers[counts.argmax()]:.7g} in {share:.0%} of the rows, and no noise here has such a peak: "
+                    "means and intervals may be far off; better predict whether it is so, and how much where it is "
+                    "not, by two models")  # fmt: skip
     at = int(np.abs(values - np.median(values)).argmax())
     same = values == values[at]
     stands_for_none = same.sum() < (0.5 if values[at] in CODES else 0.1) * len(values)
     others = values[~same] if stands_for_none else np.delete(values, at)
-    distance = abs(values[at] - others.mean()) / (others.std() or np.inf)
+    distance = abs(values[at] - others.mean()) / (others.std() if np.ptp(others) else np.inf)
     if len(others) >= 10 and distance > FAR:
         again = int(same.sum()) - 1
         more = f", and {again:,} more of it: a missing value?" if again and len(others) + again < len(values) else ""

@@ -14,7 +14,7 @@ import pandas as pd
 
 from bnn_pyro.cells import MISSING, RAREST, TASKS, gaps_in, infer_task, parsed, read_targets, read_times, skewed
 from bnn_pyro.csv_files import read_cells
-from bnn_pyro.doubts import Doubt, between, of_numbers, of_texts
+from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, of_numbers, of_texts
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.files import SUFFIXES
 
@@ -185,9 +185,10 @@ def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doub
     elif bad.mean() > 0.5:
         yield from of_texts(cells, is_target)
     elif bad.any():
-        first = int(bad.argmax())
+        first, few = int(bad.argmax()), not is_target and distinct <= MAX_CATEGORIES
         yield Doubt(f"is a number in {np.sum(~bad):,} rows and text in {np.sum(bad):,}, the first "
-                    f"'{cells.iloc[first]}' in row {cells.index[first]}: correct it", True)  # fmt: skip
+                    f"'{cells.iloc[first]}' in row {cells.index[first]}: correct it{', or --categorical' * few}",
+                    True, "categorical" * few)  # fmt: skip
     else:
         yield from of_numbers(values, str(cells.name), cells.index, cells, is_target)
 

@@ -94,3 +94,19 @@ def test_what_is_doubtful_in_one_of_several_inputs_is_named_by_it():
     data = bp.dataset((np.stack([NOISE] * 2, 1) ** 3 + 1, np.zeros((len(NOISE), 1), bool)), NOISE)
     said = ["0[1]: is the same as column '0[0]' in every row: --exclude", "1[0]: is 0 in every row, and tells nothing"]
     assert [line for line in data.split["doubts"] if line in said] == said
+
+
+def test_a_peak_of_the_target_and_categories_among_numbers(tmp_path):
+    """Each is named with what helps, and the command that `inspect` prints then trains."""
+    zeros = np.where(K % 2 == 0, 0.0, 3 + NOISE)
+    doors, two = np.array(["2", "3", "4", "5more"])[MANY % 4], np.where(K % 9 == 0, 4.375, -0.228)
+    pd.DataFrame({"doors": doors, "two": two, "y": zeros}).to_csv(tmp_path / "t.csv", index=False)
+    found = inspect_table(tmp_path / "t.csv", "y")
+    said = {finding.column: finding.sentence for finding in found.findings}
+    assert said.keys() == {"doors", "y"} and "text in 100" in said["doors"] and "is 0 in 50% of the rows" in said["y"]
+    refuses("or take the column for categories .--categorical doors.", bp.load_data, tmp_path / "t.csv", target="y")
+    data = bp.load_data(tmp_path / "t.csv", target="y", categorical=["doors"])
+    assert "is 0 in 50% of the rows" in data.split["doubts"][0] and "--categorical doors" in found.command
+    smooth = pd.DataFrame({"a": NOISE, "y": np.where(K % 6 == 0, 0.0, 3 + NOISE)})  # a sixth
+    smooth.to_csv(tmp_path / "t.csv", index=False)
+    assert not [f for f in inspect_table(tmp_path / "t.csv", "y").findings if "peak" in f.sentence]

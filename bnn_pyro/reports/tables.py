@@ -132,20 +132,20 @@ class RunFacts:
             return "nll", "auroc", "average_precision"
         return ("crps", "nll") if self.recipe["data"].get("target_scale") == "log" else HEADLINE[self.task]
 
-    @property
-    def failed(self) -> str:
-        """Why the fit failed, and the way out; "" where it did not."""
-        return self.metrics.get("failed", "")
+    #: Why the fit failed, and the way out; "" where it did not.
+    failed = property(lambda self: self.metrics.get("failed", ""))
 
     @property
     def worries(self) -> list[Mapping[str, str]]:
         """{level, about, sentence} of each: why the fit failed; that it is worse than knowing nothing; chains that have
         not converged; inputs of another kind that look familiar; a q too wide.
         """
-        kinds = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}
-        words = ((*kind, self.metrics[key]) for key, kind in kinds.items() if self.metrics.get(key))
+        kinds = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}.items()
+        words = ((*kind, self.metrics[key]) for key, kind in kinds if self.metrics.get(key))
         failed = [dict(zip(("level", "about", "sentence"), some, strict=True)) for some in words]
-        failed += [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
+        cut = f" The fit {why}." if "limit" in (why := self.provenance.get("stopped", "")) else ""
+        chains = [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
+        failed += [{**one, "sentence": one["sentence"] + cut} for one in chains[:1]] + chains[1:]
         for key in (key for key in self.metrics if re.fullmatch("ood_.+_total_entropy", key)):
             if self.metrics.get(f"{key}_high", 1.0) < 0.5:
                 name = key.removeprefix("ood_").removesuffix("_total_entropy")
@@ -170,8 +170,8 @@ class RunFacts:
     @property
     def converged(self) -> str:
         """The sentence that says so; "" where they have not, or there are no chains."""
-        verdicts = self.convergence.get("verdicts", [])
-        return verdicts[0]["sentence"] if verdicts and verdicts[0]["level"] == "good" and not self.failed else ""
+        first = next(iter(self.convergence.get("verdicts", [])), {"level": ""})
+        return first["sentence"] if first["level"] == "good" and not self.failed else ""
 
     @property
     def title(self) -> str:

@@ -17,8 +17,8 @@ from bnn_pyro.datasets.arrays import load_archive
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
 from bnn_pyro.datasets.rows import row_digests
-from bnn_pyro.diagnostics import failure
-from bnn_pyro.diagnostics.failures import way_out
+from bnn_pyro.diagnostics.draws import settled
+from bnn_pyro.diagnostics.failures import failure, way_out
 from bnn_pyro.distributed import choose_device
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import TABLES, resolve
@@ -66,15 +66,9 @@ def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, what:
 
 
 def evaluate_run(
-    folder: RunFolder,
-    recipe: Recipe,
-    data: Dataset,
-    posterior: Posterior,
-    baseline: Posterior | None = None,
-    *,
-    outside: Mapping[str, Tensor] | None = None,
-    report: bool = True,
-) -> RunFacts:
+    folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, baseline: Posterior | None = None, *,
+    outside: Mapping[str, Tensor] | None = None, report: bool = True,
+) -> RunFacts:  # fmt: skip
     """Score a run on its test rows and on out-of-distribution inputs; write metrics, figures, report and model card.
 
     outside: {name: standardised inputs}, classification only; None takes noise for a classifier of images.
@@ -92,7 +86,8 @@ def evaluate_run(
     scored = _score(posterior, data, inputs, num)
     beside = None if baseline is None else _score(baseline, data, inputs, num)
     (folder.path / CONVERGENCE).unlink(missing_ok=True)
-    if (found := diagnostics.diagnose_briefly(posterior, data)) is not None:
+    asked = posterior.chains is not None or settled(posterior.trace) > 0  # most fits need not load a diagnosis
+    if asked and (found := diagnostics.diagnose_briefly(posterior, data)) is not None:
         folder.write(CONVERGENCE, found.to_dict())
     if beside is not None:
         _write_scores(folder.baseline, beside)
