@@ -155,17 +155,9 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
 
 
 def fit_setup(
-    setup: Setup,
-    data: Dataset,
-    *,
-    seed: int = 0,
-    out: str | Path | None = None,
-    resume: bool = False,
-    device: str = "auto",
-    progress: bool = True,
-    max_minutes: float | None = None,
-    start: Start | None = None,
-) -> Posterior:
+    setup: Setup, data: Dataset, *, seed: int = 0, out: str | Path | None = None, resume: bool = False,
+    device: str = "auto", progress: bool = True, max_minutes: float | None = None, start: Start | None = None,
+) -> Posterior:  # fmt: skip
     """The posterior of what :func:`check_setup` returned; see :func:`fit`.   start: a ``loading.Start``."""
     ranks, entry = here(), setup.entry
     show = progress and ranks.first

@@ -91,15 +91,9 @@ def prune(posterior: Posterior, share: float) -> Posterior:
 
 
 def pruning_curve(
-    posterior: Posterior,
-    x: Tensor,
-    y: Targets,
-    shares: Sequence[float] = SHARES,
-    *,
-    num_draws: int = 100,
-    seed: int | None = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[PrunedScore]:
+    posterior: Posterior, x: Tensor, y: Targets, shares: Sequence[float] = SHARES, *, num_draws: int = 100,
+    seed: int | None = 0, progress: Callable[[int, int], None] | None = None,
+) -> list[PrunedScore]:  # fmt: skip
     """Loss and NLL on (x, y) after removing each share of the weights, lowest signal-to-noise ratio first.
 
     x: (B, *input_shape), standardised.   y: (B,) labels, or targets in their own units.

@@ -29,16 +29,10 @@ PLAIN = {"str", "int", "float", "bool", "None"}
 
 
 def setting(
-    default: Any,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: Iterable[str] = (),
-    parse: Callable[[Any], Any] | None = None,
+    default: Any, *, low: float | None = None, high: float | None = None, above: float | None = None,
+    below: float | None = None, choices: Iterable[str] = (), parse: Callable[[Any], Any] | None = None,
     optional: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """A field of :class:`Settings` and the values it takes; of a tuple, each of its elements.
 
     low, high: bounds that it may reach.   above, below: bounds that it may not.   choices: the texts that it may be.

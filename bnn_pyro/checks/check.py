@@ -238,15 +238,9 @@ class Estimate:
 
 
 def judge(
-    abouts: Sequence[str],
-    estimate: Estimate,
-    expected: np.ndarray,
-    *,
-    high: np.ndarray | None = None,
-    tolerance: np.ndarray | float = 0.0,
-    level: str | np.ndarray = "bad",
-    tests: int = 1,
-) -> list[Finding]:
+    abouts: Sequence[str], estimate: Estimate, expected: np.ndarray, *, high: np.ndarray | None = None,
+    tolerance: np.ndarray | float = 0.0, level: str | np.ndarray = "bad", tests: int = 1,
+) -> list[Finding]:  # fmt: skip
     """A finding for each quantity, of ``level`` where it is off; p is corrected for ``tests`` times as many as here.
 
     level: (M,) or one for all.   high: of an interval that starts at ``expected``.

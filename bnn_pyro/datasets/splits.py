@@ -24,15 +24,10 @@ Division = tuple[Tensor, Tensor, Tensor, dict[str, Any]]
 
 
 def divide(
-    raw: Raw,
-    *,
-    seed: int = 0,
-    rows: Any = None,
-    file: tuple[Path, int] | None = None,
-    by: Mapping[str, Any] = MappingProxyType({}),
-    fractions: Sequence[float] | None = None,
+    raw: Raw, *, seed: int = 0, rows: Any = None, file: tuple[Path, int] | None = None,
+    by: Mapping[str, Any] = MappingProxyType({}), fractions: Sequence[float] | None = None,
     validation: int | None = None,
-) -> Division:
+) -> Division:  # fmt: skip
     """The rows of each part; without rows, file, by and an own test part at random, stratified for classification.
 
     rows        a mask (N,) of test rows, their numbers, or a tuple of row numbers: (train, test) or (train, validation,

@@ -25,20 +25,11 @@ from bnn_pyro.files import cache_root, existing, telling
 
 
 def load_table(
-    path: Path,
-    *,
-    target: str | Sequence[str] | None = None,
-    features: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    task: str | None = None,
-    missing: str = "refuse",
-    aside: Sequence[str] = (),
-    classes: Sequence[str] | None = None,
-    exposure: str | None = None,
-    event: str | None = None,
-    dates: str = "refuse",
-) -> tuple[Raw, dict[str, np.ndarray]]:
+    path: Path, *, target: str | Sequence[str] | None = None, features: Sequence[str] | None = None,
+    exclude: Sequence[str] = (), categorical: Sequence[str] = (), task: str | None = None, missing: str = "refuse",
+    aside: Sequence[str] = (), classes: Sequence[str] | None = None, exposure: str | None = None,
+    event: str | None = None, dates: str = "refuse",
+) -> tuple[Raw, dict[str, np.ndarray]]:  # fmt: skip
     """Read a CSV, TSV or Parquet file: numeric columns as they are, text columns one-hot, one column as the target.
 
     Options are as of ``load_data``.   aside: columns that are no inputs, whose values (N,) are returned by their names.
@@ -127,16 +118,9 @@ def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) ->
 
 
 def raw_table(
-    where: str | Path,
-    frame: pd.DataFrame,
-    target: Sequence[str],
-    *,
-    missing: str,
-    dates: str,
-    words: Sequence[str] = ("",),
-    exposure: str | None = None,
-    **of_target: Any,
-) -> Raw:
+    where: str | Path, frame: pd.DataFrame, target: Sequence[str], *, missing: str, dates: str,
+    words: Sequence[str] = ("",), exposure: str | None = None, **of_target: Any,
+) -> Raw:  # fmt: skip
     """Columns of numbers or of text to features and the target, or several.
 
     missing, dates  as of ``dataset``   words  texts that stand for a missing value

@@ -242,14 +242,9 @@ concordance = Metric(_ranked_times, _concordance, _C, "higher")
 
 
 def intervals(
-    reductions: Mapping[str, Reduction],
-    sizes: Sequence[int],
-    *,
-    biased: Collection[str] = (),
-    bootstrap: int = 1000,
-    seed: int = 0,
-    confidence: float = 0.95,
-) -> Evaluation:
+    reductions: Mapping[str, Reduction], sizes: Sequence[int], *, biased: Collection[str] = (), bootstrap: int = 1000,
+    seed: int = 0, confidence: float = 0.95,
+) -> Evaluation:  # fmt: skip
     """Values on all points with percentile intervals of several reductions, from the same resampled points.
 
     sizes: how many points; more than one number where groups are resampled each by itself (inside and outside).

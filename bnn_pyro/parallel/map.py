@@ -33,19 +33,11 @@ class WorkerDied(UserError):
 
 
 def map_tasks(
-    function: Callable[[Task], Result],
-    tasks: Sequence[Task],
-    *,
-    cores: int = 0,
-    names: Sequence[str] | None = None,
-    all_threads: bool = False,
-    grace: float = 5.0,
-    report: Report | None = None,
-    progress: Callable[[int, float, Figures], None] | None = None,
-    done: Callable[[int, Result], None] | None = None,
-    failed: Callable[[Task, UserError], Result] | None = None,
-    watch: Callable[[], None] | None = None,
-) -> list[Result]:
+    function: Callable[[Task], Result], tasks: Sequence[Task], *, cores: int = 0, names: Sequence[str] | None = None,
+    all_threads: bool = False, grace: float = 5.0, report: Report | None = None,
+    progress: Callable[[int, float, Figures], None] | None = None, done: Callable[[int, Result], None] | None = None,
+    failed: Callable[[Task, UserError], Result] | None = None, watch: Callable[[], None] | None = None,
+) -> list[Result]:  # fmt: skip
     """``[function(task) for task in tasks]``, several at once; results in the order of the tasks.
 
     function: travels to other processes, as tasks and results do, by value where it is not importable, once a process.

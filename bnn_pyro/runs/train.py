@@ -45,14 +45,9 @@ def prepare_run(recipe: Recipe, data: Dataset, max_minutes: float | None = None)
 
 
 def fit_run(
-    folder: RunFolder,
-    recipe: Recipe,
-    data: Dataset,
-    baseline: Recipe | None,
-    *,
-    resume: bool = False,
+    folder: RunFolder, recipe: Recipe, data: Dataset, baseline: Recipe | None, *, resume: bool = False,
     max_minutes: float | None = None,
-) -> tuple[Posterior, Posterior | None]:
+) -> tuple[Posterior, Posterior | None]:  # fmt: skip
     """(posterior, that of the baseline or None), in a folder that was begun; recipe, baseline: see :func:`prepare_run`.
 
     resume: go on from checkpoints, to the same result; what is finished is loaded.   max_minutes: of the posterior.
