@@ -239,7 +239,7 @@ def test_members_of_an_ensemble_share_what_is_frozen_and_nothing_else_may_move()
     assert all(value.allclose(again.get_buffer(n), 0, 0, equal_nan=True) for n, value in model.named_buffers())
     assert not torch.equal(again.net[4].weight, net[4].weight)
     assert torch.equal(restarted(trained).net[4].weight, net[4].weight)
-    with pytest.warns(UserWarning, match="all members are equal, .*take batch_size below 32"):
+    with pytest.warns(UserWarning, match="all members are equal, .*take batch_size below 38"):
         fit(bp.Bayesian(net, start="pretrained"), bp.Ensemble(members=2, epochs=3, cores=1))
     assert not torch.equal(restarted(one := nn.MultiheadAttention(4, 2)).in_proj_weight, one.in_proj_weight)
     improper = {"4.weight": "log-uniform", "*": "normal:1"}
