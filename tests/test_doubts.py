@@ -91,9 +91,15 @@ def test_half_as_many_categories_as_rows_are_taken_where_one_says_so(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:data. ")
 def test_what_is_doubtful_in_one_of_several_inputs_is_named_by_it():
-    data = bp.dataset((np.stack([NOISE] * 2, 1) ** 3 + 1, np.zeros((len(NOISE), 1), bool)), NOISE)
-    said = ["0[1]: is the same as column '0[0]' in every row: --exclude", "1[0]: is 0 in every row, and tells nothing"]
-    assert [line for line in data.split["doubts"] if line in said] == said
+    both, one = np.stack([NOISE] * 2, 1), np.ones(len(NOISE))
+    data = bp.dataset((both, one), NOISE)
+    said = ["0[1]: is the same as column '0[0]' in every row: --exclude", "1[0]: is 1 in every row, and tells nothing"]
+    assert list(data.split["doubts"]) == said
+    series, mask = both[:, :, None], np.zeros((len(NOISE), 2), bool)  # are no columns that one may leave out
+    assert "doubts" not in bp.dataset((series, mask), NOISE).split
+    assert list(bp.dataset((series, mask, both, one), NOISE).split["doubts"]) == [
+        line.replace("1[0]", "3[0]").replace("0[1]", "2[1]").replace("0[0]", "2[0]") for line in said
+    ]
 
 
 def test_a_peak_of_the_target_and_categories_among_numbers(tmp_path):

@@ -284,6 +284,9 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: "own_networks", "package.module:function, got"),
     ):
         refuses(sentence, lambda make: fit(bp.Bayesian(make())), module)
+    whole = torch.arange(960).reshape(40, 4, 6)
+    words = r"shape {'0': \(2, 4, 6\)} \(whole numbers, in '0', stay .* nn.Embedding; .*X.astype\(float\)\): mat1"
+    refuses(words, lambda: fit(bp.Bayesian(made("linear")), data=bp.dataset((whole,), rows().y_train)))
 
 
 @pytest.mark.parametrize("classes", [2, OUT])

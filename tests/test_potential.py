@@ -202,6 +202,12 @@ def test_where_nothing_can_be_compiled_a_warning_says_why(monkeypatch):
     target.model.net.activation = lambda f: torch.special.i0(plain(f))
     with pytest.warns(UserWarning, match=r"not compiled.*has no C form"):
         assert not target.compile(1)
+    data = problem("mean-field", "binary")[1]
+    with bp.isolated(0):
+        norm = nn.utils.parametrizations.weight_norm(nn.Linear(data.x_train.shape[1], 1))
+        own = Potential(bp.Bayesian(norm).model(data.schema), data.x_train, data.y_train)
+    with pytest.warns(UserWarning, match=r"slower: the operator aten._weight_norm.* gives several tensors"):
+        assert not own.compile(1)
     monkeypatch.setattr(c_code.shutil, "which", lambda name: None)
     with pytest.warns(UserWarning, match=r"not compiled.*no C compiler"):
         assert not target.compile(1)

@@ -126,6 +126,10 @@ def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp
         settings = {"backbone": backbone, "inputs": inputs} if inputs else {"backbone": backbone}
         refuses(words, lambda settings: fit(bp.LastLayer(**settings)), settings)
     assert not (tmp_path / "executed").exists()
+    series = bp.dataset((torch.arange(160.0).view(20, 4, 2),), torch.arange(20.0))
+    words = r"shape \(2, 8\); inputs in a tuple or dict are for bp.Bayesian, .*'LAST_LAYER.\*', frozen='\*'\) .*: input"
+    with bp.isolated(0):
+        refuses(words, fit, nn.GRU(2, 3), data=series)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pt2"])

@@ -85,9 +85,13 @@ def read_array(path: Path) -> np.memmap:
 
 
 def raw_arrays(
-    path: str | Path, x: np.ndarray | OnDisk, y: pd.DataFrame, drop_missing: bool = False, **of_target: Any
-) -> Raw:
-    """Arrays as in :func:`load_archive`, y as of ``as_target``; of_target as of ``target_fields``; errors name path."""
+    path: str | Path, x: np.ndarray | OnDisk, y: pd.DataFrame, drop_missing: bool = False,
+    columns: np.ndarray | None = None, **of_target: Any,
+) -> Raw:  # fmt: skip
+    """Arrays as in :func:`load_archive`, y as of ``as_target``; of_target as of ``target_fields``; errors name path.
+
+    columns: numbers of those that are asked what is doubtful; where not given, all of a table.
+    """
     if 0 in (x.shape or [0]) or len(y) != len(x):
         raise UserError(f"{path}: x has shape {x.shape}, and y {len(y)} rows; x needs rows, and y one for each")
     rows, num = None, len(x)
@@ -112,7 +116,7 @@ def raw_arrays(
 
     looked_at = isinstance(x, Tensor) and x.ndim == 2
     table = named(x[: LOOKED_AT // max(1, x.shape[1])].numpy()) if looked_at else pd.DataFrame()
-    doubts = tuple(of_table(table, None, y.iloc[:, :0]))
+    doubts = tuple(of_table(table if columns is None else table.iloc[:, columns], None, y.iloc[:, :0]))
     features = () if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
     about = dict(name=str(path), source=str(path), features=features, doubts=doubts)
     return Raw(**fields, **about, x=x, rows=rows, dropped=num - len(x))
@@ -168,7 +172,21 @@ def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int
 def parts_of(x: Any, axes: int = 2) -> dict[str, Any]:
     """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of so many axes or more; else {}."""
     parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}
-    return {str(k): v for k, v in parts.items()} if any(np.ndim(v) >= axes for v in parts.values()) else {}
+    parts = {str(k): _as_list(v) for k, v in parts.items()}
+    return parts if any(_axes(part) >= axes for part in parts.values()) else {}
+
+
+def _as_list(part: Any) -> Any:
+    """An array of arrays as a list of them; anything else as it is."""
+    of_objects = getattr(getattr(part, "dtype", None), "kind", "") == "O" and np.ndim(part) == 1
+    return list(part) if of_objects and _axes(next(iter(part), 0)) else part
+
+
+def _axes(part: Any) -> int:
+    try:
+        return np.ndim(part)
+    except ValueError:  # rows of unequal length, which ``as_array`` refuses
+        return 2
 
 
 def pack(
@@ -187,7 +205,8 @@ def pack(
         elif any(not text.isdigit() for text in names):
             raise UserError(f"{what}['{name}'] has the columns {', '.join(table.columns)}; this model was trained on "
                             f"{', '.join(names)}"[:300])  # fmt: skip
-    arrays = {name: as_array(f"{what}['{name}']", part, text=True) for name, part in {**parts, **tables}.items()}
+    way = "pad series to one length, and give a mask as another input"
+    arrays = {name: as_array(f"{what}['{name}']", part, True, way) for name, part in {**parts, **tables}.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or not array.ndim:
             raise UserError(f"{what}['{name}'] is no array of numbers; number categories 0, 1, … for an nn.Embedding")

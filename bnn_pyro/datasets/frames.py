@@ -88,11 +88,13 @@ def check_order(what: str, value: Any, x: Any) -> None:
                         f"{what}.loc[X.index], or {what}.to_numpy() where their places are right")  # fmt: skip
 
 
-def as_array(what: str, x: Any, text: bool = False) -> np.ndarray:
+def as_array(
+    what: str, x: Any, text: bool = False, way: str = "give every row the same number of values"
+) -> np.ndarray:
     """Numbers (N, …), or with ``text`` cells of any type; what is masked is missing."""
     if np.ma.is_masked(x):
         x = np.where(np.ma.getmaskarray(x), math.nan if x.dtype.kind in "biuf" else None, x.data)
-    with refusing(f"{what}: rows of unequal length; give every row the same number of values", TypeError, ValueError):
+    with refusing(f"{what}: rows of unequal length; {way}", TypeError, ValueError):
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     if array.dtype.kind == "U" and not array.ndim:
         raise UserError(f"{what} is the text '{array}'; of a file, give bp.load_inputs(path, posterior.schema)")
@@ -144,7 +146,7 @@ def as_target(what: str, y: Any) -> pd.DataFrame:
     else:
         y = as_array(what, y, text=True)
         if y.ndim not in (1, 2) or 0 in y.shape[1:]:
-            raise UserError(f"{what} has shape {y.shape}; give one target for each row, (N,)")
+            raise UserError(f"{what} has shape {y.shape}; give one target for each row, (N,), or several, (N, T)")
         frame = named(y, [f"y{k + 1}" for k in range(y.shape[1])] if y.ndim == 2 and y.shape[1] > 1 else ["y"])
     return as_cells(frame.reset_index(drop=True), f"{what} (rows from 0)")
 

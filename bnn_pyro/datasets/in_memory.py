@@ -3,6 +3,7 @@
 Rows are counted from 0. Nothing here is named in the schema: rows of a file may follow those of a frame.
 """
 
+import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -112,7 +113,8 @@ def dataset(
         raise UserError("test= and rows= are of torch data sets and loaders; give train=, or x_test= and y_test=")
     x, parts, features = pack("X", several) if (several := parts_of(x)) else (on_disk("X", x), [], [])
     if parts and (exposure is not None or missing == "indicator"):
-        raise UserError("X has several inputs, which take no exposure= and no missing='indicator'")
+        raise UserError("X is a tuple or dict, inputs of a module, which take no exposure= and no missing='indicator'; "
+                        "leave it out, or fill gaps in and give a mask as another input")  # fmt: skip
     table = as_table("X", x)
     of_event: tuple[str, ...] = () if event is None else (str(getattr(event, "name", None) or "event"),)
     if isinstance(event, str):
@@ -136,7 +138,10 @@ def dataset(
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = named(as_array("X", x)) if table is None else table
         table = table.assign(**{exposure: as_array("exposure", values, text=True)})
-    raw = _raw(x, table, columns["y"], missing, dates, task=task, order=classes, exposure=exposure, event=of_event)
+    # Series and masks are no columns of a table.
+    looked_at = [len(p.shape) < 2 and not p.is_bool for p in parts for _ in range(math.prod(p.shape))]
+    how = dict(task=task, order=classes, exposure=exposure, event=of_event)
+    raw = _raw(x, table, columns["y"], missing, dates, np.flatnonzero(looked_at) if parts else None, **how)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
         names = {f"x{k}": feature for k, feature in enumerate(features, 1)}
@@ -169,7 +174,9 @@ def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
     return y.join(event)
 
 
-def _raw(x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, **how: Any) -> Raw:
+def _raw(
+    x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, looked_at: np.ndarray | None, **how: Any
+) -> Raw:
     if y is None:
         raise UserError("y is missing: give the targets, or the name of a column of X")
     target, where = as_target("y", y), "X (rows from 0)"
@@ -185,7 +192,7 @@ def _raw(x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, *
             table = named(x)
     if table is None:
         how.pop("exposure")
-        return select_features(raw_arrays("X, y", x, target, missing == "drop", **how), None, "X")
+        return select_features(raw_arrays("X, y", x, target, missing == "drop", looked_at, **how), None, "X")
     if both := [name for name in target.columns if name in table.columns]:
         raise UserError(f"X has a column '{both[0]}', as y is called: the target among its own inputs? Leave it out")
     cells = as_cells(table, dates=dates != "refuse").join(target)

@@ -104,7 +104,10 @@ class Backbone(nn.Module):
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
         name, schema, own = f"the backbone ({in_words(self.description)})", self._schema, self._own
-        with users_code(f"{name} does not take inputs of shape {tuple(x.shape)}"), in_mode(self.net, training=False):
+        way = ("; inputs in a tuple or dict are for bp.Bayesian, of which bp.Bayesian(net, where='LAST_LAYER.*', "
+               "frozen='*') has the posterior of a last layer alone") * bool(schema.input_parts)  # fmt: skip
+        what = f"{name} does not take inputs of shape {tuple(x.shape)}{way}"
+        with users_code(what), in_mode(self.net, training=False):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)

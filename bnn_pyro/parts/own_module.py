@@ -126,10 +126,8 @@ def freeze(net: nn.Module, names: Iterable[str]) -> None:
     """Make these parameters of a copy buffers, under all names of each."""
     chosen = {id(net.get_parameter(name)) for name in names}
     for part in net.modules():
-        for key, value in list(part._parameters.items()):
-            if value is not None and id(value) in chosen:
-                del part._parameters[key]
-                part.register_buffer(key, value.detach())
+        for key in [key for key, value in part._parameters.items() if id(value) in chosen]:
+            part.register_buffer(key, part._parameters.pop(key).detach())
 
 
 def norm_layers(net: nn.Module) -> dict[str, nn.Module]:
@@ -162,8 +160,7 @@ def select(net: nn.Module, text: str, setting: str) -> list[str]:
             fits = re.compile(pattern if regex else glob).fullmatch
         except re.error as error:
             raise UserError(f"{setting} '{text}' is no regular expression: {error}") from None
-        names = {name for name, known in paths.items() if any(map(fits, known))}
-        if not names:
+        if not (names := {name for name, known in paths.items() if any(map(fits, known))}):
             raise unknown(f"parameter in {setting}", pattern, difflib.get_close_matches(pattern, every, 8, 0) or every)
         chosen |= names
     return [name for name in paths if name in chosen]
@@ -177,9 +174,8 @@ def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str],
         if set(matched := select(net, pattern, setting)) <= chosen.keys():
             raise UserError(f"{setting}: all that '{pattern}' matches, one before it has matched; let it stand first")
         chosen |= {name: text for name in matched if name not in chosen}
-    for name in names:
-        if name not in chosen:
-            raise UserError(f"{setting} says nothing of '{name}'; add a pattern that matches it, such as '*'")
+    if rest := [name for name in names if name not in chosen]:
+        raise UserError(f"{setting} says nothing of '{rest[0]}'; add a pattern that matches it, such as '*'")
     return {name: chosen[name] for name in names}
 
 

@@ -218,7 +218,9 @@ class Bayesian(Settings):
             widths[2] = "two logits"
         with in_mode(net, training=False):
             shapes = {part.name: (2, *part.shape) for part in schema.input_parts}
-            width = check_outputs(net, row[[0, 0]], widths, shapes)
+            whole = ", ".join(f"'{part.name}'" for part in schema.input_parts if part.is_whole)
+            way = f" (whole numbers, in {whole}, stay as they are, for an nn.Embedding; else give X.astype(float))"
+            width = check_outputs(net, row[[0, 0]], widths, shapes and f"{shapes}{way * bool(whole)}")
         return own if width == own.outputs else Categorical(2)
 
 

@@ -73,6 +73,8 @@ class _Writer:
             source = self._stored(values[0][0])
             seen = node.target(source.like, *values[0][1:], **values[1])
             return tree_map(lambda part: Array(part, source.buffer), seen)
+        if not isinstance(val, Tensor):
+            raise NotCompiled(f"the operator {packet} gives several tensors, and has no C form")
         like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
         if packet in (aten.full_like, aten.zeros_like, aten.ones_like):
             value = {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, values[0][-1])
