@@ -80,7 +80,6 @@ def numbers(path: str | Path, cells: pd.Series, positive: str = "") -> np.ndarra
     if np.isnan(value):
         plain, point = cell.replace(",", ""), cell.replace(",", ".")
         way = f"write {plain} or {point}, as it is meant" if DECIMAL_COMMA.fullmatch(cell) else "correct or remove it"
-        way += f", or take the column for categories (--categorical {cells.name})" * (cells.nunique() <= MAX_CATEGORIES)
         why = f"is not a number, and the column is numeric; {way}"
     elif positive and value <= 0:
         why = f"is no {positive}, which is positive; correct it, or leave such rows out"

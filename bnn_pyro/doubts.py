@@ -127,21 +127,27 @@ def of_numbers(
         return
     if whole and zeros:
         yield Doubt(zeros, way="categorical")
-    numbers, counts = np.unique(values, return_counts=True)
-    if is_target and len(numbers) > MAX_CATEGORIES and (share := counts.max() / len(values)) >= PEAK:
-        yield Doubt(f"is {numbers[counts.argmax()]:.7g} in {share:.0%} of the rows, and no noise here has such a peak: "
-                    "means and intervals may be far off; better predict whether it is so, and how much where it is "
-                    "not, by two models")  # fmt: skip
     at = int(np.abs(values - np.median(values)).argmax())
     same = values == values[at]
     stands_for_none = same.sum() < (0.5 if values[at] in CODES else 0.1) * len(values)
     others = values[~same] if stands_for_none else np.delete(values, at)
-    distance = abs(values[at] - others.mean()) / (others.std() if np.ptp(others) else np.inf)
-    if len(others) >= 10 and distance > FAR:
+    if len(np.unique(others)) < 2 or len(others) < 10:
+        return
+    distance = abs(values[at] - others.mean()) / others.std()
+    if distance > FAR:
         again = int(same.sum()) - 1
         more = f", and {again:,} more of it: a missing value?" if again and len(others) + again < len(values) else ""
         yield Doubt(f"{values[at]:.7g} in row {rows[at]} is {distance:{',.0f' if distance < 1e6 else '.2g'}} standard "
                     f"deviations of the others from their mean{more or ': correct it, or leave it out'}")  # fmt: skip
+
+
+def peak(y: np.ndarray) -> Iterator[str]:
+    """What is said of numbers to predict by regression of which many are one, such as 0."""
+    numbers, counts = np.unique(y, return_counts=True)
+    if len(numbers) > MAX_CATEGORIES and (share := counts.max() / len(y)) >= PEAK:
+        yield (f"is {numbers[counts.argmax()]:.7g} in {share:.0%} of the rows, and no noise of a regression has such a "
+               "peak: means and intervals may be far off; better predict whether it is so, and how much where it is "
+               "not, by two models")  # fmt: skip
 
 
 def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[Doubt]:

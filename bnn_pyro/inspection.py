@@ -14,7 +14,7 @@ import pandas as pd
 
 from bnn_pyro.cells import MISSING, RAREST, TASKS, gaps_in, infer_task, parsed, read_targets, read_times, skewed
 from bnn_pyro.csv_files import read_cells
-from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, of_numbers, of_texts
+from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, of_numbers, of_texts, peak
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.files import SUFFIXES
 
@@ -185,7 +185,7 @@ def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doub
     elif bad.mean() > 0.5:
         yield from of_texts(cells, is_target)
     elif bad.any():
-        first, few = int(bad.argmax()), not is_target and distinct <= MAX_CATEGORIES
+        first, few = int(bad.argmax()), not is_target and distinct <= min(MAX_CATEGORIES, len(cells) // 2)
         yield Doubt(f"is a number in {np.sum(~bad):,} rows and text in {np.sum(bad):,}, the first "
                     f"'{cells.iloc[first]}' in row {cells.index[first]}: correct it{', or --categorical' * few}",
                     True, "categorical" * few)  # fmt: skip
@@ -234,5 +234,5 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
     elif task == "regression":
         if np.array_equal(values, np.round(values)) and values.min() == 0:
             sentences.append("whole numbers from 0 on; if they are counts, --task counts")
-        sentences += [hint] if (hint := skewed(values)) else []
+        sentences += [*peak(values), *filter(None, [skewed(values)])]
     return task, more, [*doubts, *(Doubt(sentence, column=name) for sentence in sentences)]

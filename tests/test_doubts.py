@@ -110,9 +110,17 @@ def test_a_peak_of_the_target_and_categories_among_numbers(tmp_path):
     found = inspect_table(tmp_path / "t.csv", "y")
     said = {finding.column: finding.sentence for finding in found.findings}
     assert said.keys() == {"doors", "y"} and "text in 100" in said["doors"] and "is 0 in 50% of the rows" in said["y"]
-    refuses("or take the column for categories .--categorical doors.", bp.load_data, tmp_path / "t.csv", target="y")
+    refuses("'5more' is not a number", bp.load_data, tmp_path / "t.csv", target="y")
     data = bp.load_data(tmp_path / "t.csv", target="y", categorical=["doors"])
     assert "is 0 in 50% of the rows" in data.split["doubts"][0] and "--categorical doors" in found.command
     smooth = pd.DataFrame({"a": NOISE, "y": np.where(K % 6 == 0, 0.0, 3 + NOISE)})  # a sixth
     smooth.to_csv(tmp_path / "t.csv", index=False)
     assert not [f for f in inspect_table(tmp_path / "t.csv", "y").findings if "peak" in f.sentence]
+    counts = pd.DataFrame({"a": NOISE, "y": np.where(K % 2 == 0, 0, 1 + K % 40)})  # of which there is a noise
+    counts.to_csv(tmp_path / "t.csv", index=False)
+    assert not [f for f in inspect_table(tmp_path / "t.csv", "y", {"task": "counts"}).findings if "peak" in f.sentence]
+    lengths = [*map(str, NOISE[:17].round(3)), "n.n."]  # as many different ones as rows are no categories
+    pd.DataFrame({"a": lengths, "y": NOISE[:18]}).to_csv(tmp_path / "t.csv", index=False)
+    assert "--categorical" not in inspect_table(tmp_path / "t.csv", "y").text()
+    one = pd.DataFrame({"a": NOISE[:40], "b": np.where(K[:40] == 7, 3.5, np.nan), "y": NOISE[:40]})
+    assert bp.dataset(one, "y", missing="indicator").schema.features == ("a", "b", "b missing")

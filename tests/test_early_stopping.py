@@ -11,7 +11,9 @@ from monte_carlo import goes_on, interrupted, same
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.inference.early_stopping import GuideStopping, hold_out
+from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping, hold_out
+from bnn_pyro.inference.training_loop import Training
+from bnn_pyro.parts.guides import PointMass
 
 ENTRY = bp.MLP(hidden=(20,), prior="normal:3", noise=2.0)
 DROPOUT = bp.DropoutMLP(hidden=(20,), prior="normal:3", hidden_dropout=0.3)
@@ -160,6 +162,19 @@ def test_given_weights_that_no_epoch_improves_are_kept(seeded):
     again = fit(replace(data, y_train=1 - data.y_train), given, patience=None, epochs=20)  # all labels are wrong
     assert validation_nll(again, data) == pytest.approx(validation_nll(trained, data), abs=1e-6)
     assert min(again.trace["validation_nll"]) > validation_nll(again, data) + 0.01
+
+
+def test_a_fit_that_nothing_watched_goes_on_watched():
+    """As few rows were not in an earlier version, whose checkpoints say None."""
+    data = rows(0, num=30, num_val=9)
+    with bp.isolated(0):
+        model = bp.MLP(hidden=(4,)).model(data.schema)
+        point = PointMass(model.initial)
+        watch = EarlyStopping(model, point, data.x_val, data.y_val, patience=5)
+        training = Training(bp.MAP(epochs=3, batch_size=10), model, point, data, watch=watch)
+        training.load_state_dict(training.state_dict() | {"watch": None})
+        assert all(figures is None or figures["validation NLL"] > 0 for figures in training.steps())
+        assert watch.state["best_nll"] == min(training.trace["validation_nll"])
 
 
 # -- ensembles ----------------------------------------------------------------------------------------------------

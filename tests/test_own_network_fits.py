@@ -35,7 +35,7 @@ def own_layers(schema):
 
 
 METHODS = {
-    "svi": bp.SVI(epochs=30, batch_size=7, lr=0.02, lr_warmup=9, clip=3.0),
+    "svi": bp.SVI(epochs=30, batch_size=7, lr=0.02, lr_warmup=9, clip=3.0, patience=0),
     "nuts": bp.NUTS(draws=3, warmup=3, chains=2, compiled="no", max_tree_depth=3),
     "sghmc": bp.SGHMC(start="jitter", epochs=6, batch_size=5, chains=2, lr=1e-3),
 }

@@ -47,17 +47,9 @@ DUPLICATES = 1e-3
 
 
 def calibrate(
-    posterior: "Posterior | Calibrated",
-    x: Tensor | Any,
-    y: Tensor,
-    method: str | None = None,
-    *,
-    level: float = 0.9,
-    groups: str | Sequence[Any] | None = None,
-    per_class: bool = False,
-    num_draws: int = NUM_DRAWS,
-    seed: int = 0,
-) -> "Calibrated":
+    posterior: "Posterior | Calibrated", x: Tensor | Any, y: Tensor, method: str | None = None, *, level: float = 0.9,
+    groups: str | Sequence[Any] | None = None, per_class: bool = False, num_draws: int = NUM_DRAWS, seed: int = 0,
+) -> "Calibrated":  # fmt: skip
     """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
 
     x, y: (n, *input_shape) and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``; names of classes too.

@@ -189,13 +189,9 @@ class Conformal:
         return torch.from_numpy(near.predict(x[:].cpu().flatten(1)) + DRAWN * np.mean(self.errors))
 
     def at(
-        self,
-        num: int,
-        groups: np.ndarray | None = None,
-        weights: tuple[np.ndarray, np.ndarray] | None = None,
-        level: float | None = None,
-        x: Tensor | None = None,
-    ) -> "Rows":
+        self, num: int, groups: np.ndarray | None = None, weights: tuple[np.ndarray, np.ndarray] | None = None,
+        level: float | None = None, x: Tensor | None = None,
+    ) -> "Rows":  # fmt: skip
         """The guarantee of ``num`` new rows, for ``local`` of inputs x (num, F).
 
         groups: (num,) labels.   weights: likelihood ratios of calibration rows (n,) and new rows (num,).

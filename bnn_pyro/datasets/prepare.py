@@ -211,11 +211,11 @@ def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
     """Those of the inputs, and of a target that is a number; ``numbers`` are of its rows."""
     if raw.task != "regression" or len(raw.y) <= FEW:
         return [*raw.doubts]
-    from bnn_pyro.doubts import of_numbers  # data that come with the package need none
+    from bnn_pyro.doubts import of_numbers, peak  # data that come with the package need none
 
     y = (raw.y.log() if raw.target_scale == "log" else raw.y).double().numpy()
     sentences = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
-    sentences += [skewed(y)] if raw.target_scale == "identity" else []
+    sentences += [skewed(y), *peak(y)] if raw.target_scale == "identity" else []
     what = raw.target if raw.target_scale == "identity" else f"the logarithm of {raw.target}"
     return [*(f"{what}: {sentence}" for sentence in sentences if sentence), *raw.doubts]
 

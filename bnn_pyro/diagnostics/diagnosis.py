@@ -127,10 +127,10 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
 
 
 def diagnose_briefly(posterior: Posterior, data: Dataset) -> Diagnosis | None:
-    """By the rules of :func:`diagnose`, at fewer points: whether chains have converged; None where all is well else.
+    """By the rules of :func:`diagnose`, at fewer points: whether chains have converged.
 
-    Without chains, that the objective of a training which no held-out rows ended still rose in a tenth of it by more
-    than √N nats, which is one standard error of the log density of N rows.
+    Without chains, that the objective of a training which no held-out rows ended rose by more than √N nats in the last
+    tenth of its 20 or more lines: one standard error of the log density of N rows. None where it did not.
     """
     work = _Work(posterior, data, *QUICK)
     if not work.is_chain:

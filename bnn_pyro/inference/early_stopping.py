@@ -28,8 +28,8 @@ from bnn_pyro.progress import announce
 
 #: Share of the training rows that are held out where the data have no validation rows.
 HELD_OUT = 0.15
-#: Held-out rows, at least, where they are no more than a third of all; fewer than the second number stop no training.
-MIN_HELD_OUT, FEWEST = 8, 2
+#: Held-out rows, at least, where they are no more than a third of all.
+MIN_HELD_OUT = 8
 #: Patience by rule: steps of a point, of a q (whose σ grows first, with worse predictions for a while); least epochs.
 PATIENT_STEPS, GUIDE_STEPS, PATIENT_EPOCHS = 300, 1000, 10
 #: Draws of a guide, by the same noise every time, on at most this share of the rows that train, or this number.
@@ -44,12 +44,15 @@ LAST_DRAWS, HALVINGS = 32, 6
 def hold_out(data: Dataset, seed: int) -> Dataset:
     """The data with validation rows: their own, or else a share of the training rows that the seed chooses.
 
-    Where these are fewer than ``MIN_HELD_OUT`` as many training rows join them, up to a third of all.
+    Of a target that has a noise, training rows join them until they are ``MIN_HELD_OUT``, or a third of all; but not
+    where rows are divided by groups or time, or in their file.
     """
     x, y, known = data.x_train, data.y_train, len(data.x_val)
     least = min(MIN_HELD_OUT, (len(x) + known) // 3)
-    more = max(0 if known else round(HELD_OUT * len(x)), least - known if least >= FEWEST else 0)
-    if more == 0 or (known and not isinstance(x, Tensor)):
+    alone = known and (not isinstance(x, Tensor) or data.split.get("kind") in ("groups", "time"))
+    more = 0 if known else round(HELD_OUT * len(x))
+    more = max(more, least - known) if fewest(data) <= least and not alone else more
+    if more == 0:
         return data
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
     rest, stopping = order.tensor_split([len(x) - more])
@@ -57,6 +60,11 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
     if known:
         x_val, y_val = torch.cat([data.x_val, x_val]), torch.cat([data.y_val, y_val])
     return replace(data, x_train=part_of(x, rest), y_train=y[rest], x_val=x_val, y_val=y_val)
+
+
+def fewest(data: Dataset) -> int:
+    """Held-out rows below which none stop a training by rule: of labels, which have no noise that falls to 0, more."""
+    return MIN_HELD_OUT if data.schema.has_classes or data.schema.task == "labels" else 2
 
 
 def chosen_settings(
@@ -75,7 +83,7 @@ def chosen_settings(
 
 def default_patience(data: Dataset, batch_size: int, steps: int = PATIENT_STEPS) -> int:
     """Epochs of patience by rule; 0: too few rows are held out.   data: of :func:`hold_out`.   batch_size: 0: all."""
-    if len(data.x_val) < FEWEST:
+    if len(data.x_val) < fewest(data):
         return 0
     num = len(data.x_train)
     return max(PATIENT_EPOCHS, math.ceil(steps / math.ceil(num / (batch_size or num))))

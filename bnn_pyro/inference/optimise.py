@@ -54,7 +54,7 @@ class Optimisation(Settings):
     final_lr    the last learning rate as a share of the first
     patience    epochs without a better NLL of held-out rows (of a q: clearly worse ones) after which training stops,
                 with what the best had; by a rule for points, and any q of a network of one's own. The rows are the
-                validation rows, or 15 % of the training rows where the data have none. 0: train all epochs
+                validation rows, or 15 % of the training rows where the data have none, or more of few. 0: all epochs
     lr_warmup   steps in which the learning rate rises to ``lr`` in equal parts; of a network of one's own by rule a
                 twentieth of the steps, 100 at most, else none
     clip        a gradient whose norm is more than so many times the running mean of those before is scaled down to

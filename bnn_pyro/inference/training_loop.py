@@ -235,7 +235,7 @@ class Training:
             self._decay_from(decay)
         self.trace, self.since = state["trace"], len(state["recent"])
         self.figures[: self.since] = state["recent"]
-        if self.watch is not None:
+        if self.watch is not None and watch is not None:  # few rows watched nothing in an earlier version
             self.watch.state = watch
         generators = [state["generators"], *state.get("others", ())]
         if self.ranks.rank < len(generators):

@@ -239,8 +239,8 @@ def calling(net: nn.Module) -> Iterator[None]:
     except RuntimeError as error:
         if "could not create a primitive" not in str(error):
             raise
-        raise UserError(f"this processor cannot run {type(net).__name__} ({first_line(error)}): without AVX-512 it has "
-                        "no recurrent layers in bfloat16; leave precision out") from error  # fmt: skip
+        raise UserError(f"this processor cannot run {type(net).__name__} ({first_line(error)}); if its precision is "
+                        "bfloat16, leave that out") from error  # fmt: skip
 
 
 @contextmanager

@@ -35,13 +35,9 @@ MOST_ROWS = 64
 
 @drawn
 def convergence(
-    rhat: ArrayLike,
-    ess_bulk: ArrayLike,
-    ess_tail: ArrayLike | None = None,
-    *,
-    draws: int | None = None,
+    rhat: ArrayLike, ess_bulk: ArrayLike, ess_tail: ArrayLike | None = None, *, draws: int | None = None,
     nested: bool = False,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """R-hat (left) and effective draws (right) of what the network computes at test points, as shares; axes (2,).
 
     A curve at (v, s) says that a share s of the outputs has at most v. Dashed: what is required, R-hat below 1.01 and

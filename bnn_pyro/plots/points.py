@@ -27,14 +27,9 @@ MOST_CLASSES, MOST_LETTERS = 10, 30
 
 @drawn
 def uncertain_images(
-    prediction: Prediction,
-    x: Tensor,
-    y: Targets | None = None,
-    schema: Schema | None = None,
-    *,
-    num: int = 9,
+    prediction: Prediction, x: Tensor, y: Targets | None = None, schema: Schema | None = None, *, num: int = 9,
     by: str = "total",
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """The most uncertain images, worst first, each beside its most probable classes; axes (num, 2).
 
     x: (B, channels, height, width).   y: labels (B,).   by: "total", "epistemic" or "aleatoric" entropy, nats.
@@ -69,14 +64,9 @@ def uncertain_images(
 
 @drawn
 def ood_bars(
-    bayesian: Prediction,
-    deterministic: Prediction,
-    x: Tensor,
-    schema: Schema | None = None,
-    *,
-    num: int = 4,
+    bayesian: Prediction, deterministic: Prediction, x: Tensor, schema: Schema | None = None, *, num: int = 4,
     names: Sequence[str] | None = None,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Class probabilities of out-of-distribution images, Bayesian beside deterministic; axes (num, 2).
 
     Whiskers hold the middle 90 % of the Bayesian network's draws. The titles have both predictive entropies in nats.

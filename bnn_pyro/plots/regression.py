@@ -31,14 +31,9 @@ SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
 
 @drawn
 def predictive_band(
-    prediction: Prediction,
-    x: Tensor,
-    data: Dataset,
-    *,
-    truth: Callable[[Tensor], Tensor] | None = None,
-    legend: bool = True,
-    ax: Panel = None,
-) -> Axes:
+    prediction: Prediction, x: Tensor, data: Dataset, *, truth: Callable[[Tensor], Tensor] | None = None,
+    legend: bool = True, ax: Panel = None,
+) -> Axes:  # fmt: skip
     """Median and central 50, 80 and 95 % of y over one input, and, hatched, the central 95 % of the mean curves.
 
     The fan is the total uncertainty of a new observation; the hatched band is the epistemic part of it.

@@ -143,7 +143,7 @@ class RunFacts:
         kinds = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}.items()
         words = ((*kind, self.metrics[key]) for key, kind in kinds if self.metrics.get(key))
         failed = [dict(zip(("level", "about", "sentence"), some, strict=True)) for some in words]
-        cut = f" The fit {why}." if "limit" in (why := self.provenance.get("stopped", "")) else ""
+        cut = f" It was cut short: {why}." if "limit" in (why := self.provenance.get("stopped", "")) else ""
         chains = [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
         failed += [{**one, "sentence": one["sentence"] + cut} for one in chains[:1]] + chains[1:]
         for key in (key for key in self.metrics if re.fullmatch("ood_.+_total_entropy", key)):
