@@ -30,7 +30,7 @@ from bnn_pyro.progress import progress_bar
 METHODS = {
     "svi, mini-batches": bp.SVI(epochs=6, batch_size=8, lr=0.01, lr_warmup=15, clip=0.9),
     "svi, full batch": bp.SVI(epochs=24, lr=0.01, scale_lr=0.1),
-    "map": bp.MAP(epochs=6, batch_size=8, lr=0.01),
+    "map": bp.MAP(epochs=6, batch_size=8, lr=0.01, patience=0),
     "svi, augmented": bp.SVI(epochs=6, batch_size=8, lr=0.01, augment=lambda x: x + torch.rand(()), workers=1),
 }
 STEPS = 24
@@ -233,7 +233,7 @@ def test_a_chain_with_more_draws_gives_them_up(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("net", "kind"), [(NET, bp.SVI), (bp.MLP(hidden=(3,)), bp.MAP)], ids=["svi", "map"])
 def test_an_optimisation_ends_with_the_weights_of_that_step(net, kind, monkeypatch, tmp_path, capsys):
-    method, seen, advance = kind(epochs=40, batch_size=10), [], optimise.Training.advance
+    method, seen, advance = kind(epochs=40, batch_size=10, patience=0), [], optimise.Training.advance
 
     def watched(self, *batch):
         advance(self, *batch)

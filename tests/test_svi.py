@@ -59,7 +59,7 @@ def test_map_is_the_posterior_mean_of_the_linear_model_and_mle_least_squares():
 def test_steps_are_those_by_hand(warmup, clip):
     """The log joint of the linear model is −½ wᵀΛw + wᵀΛm: its gradient is Λ (m − w)."""
     epochs, lr, final, norms, clipped = 6, 0.2, 0.1, [], 0
-    start = flat(fit(bp.MAP(epochs=1, lr=1e-12)))
+    start = flat(fit(bp.MAP(epochs=1, lr=1e-12, patience=0)))
     w = start.clone().requires_grad_()
     adam = torch.optim.Adam([w], lr)
     for step in range(epochs):
@@ -72,7 +72,8 @@ def test_steps_are_those_by_hand(warmup, clip):
         adam.param_groups[0]["lr"] = rate * min(1, (step + 1) / warmup) if warmup else rate
         adam.step()
     assert 0 < clipped < epochs or not clip
-    found = flat(fit(bp.MAP(epochs=epochs, lr=lr, final_lr=final, lr_warmup=warmup, clip=clip)))
+    settings = dict(lr=lr, final_lr=final, lr_warmup=warmup, clip=clip, patience=0)
+    found = flat(fit(bp.MAP(epochs=epochs, **settings)))
     torch.testing.assert_close(found, w.detach(), rtol=1e-4, atol=1e-5)
     assert (w - start).abs().max() > 0.1
 
