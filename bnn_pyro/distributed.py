@@ -183,7 +183,7 @@ def joined() -> Iterator[Ranks]:
     starts = not started and size > 1 and dist.is_available()
     if starts:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        lost = f"process {rank} of {size} found no connection to the others by {where}:"
+        lost = f"process {rank} of {size} found no connection to the others by {where}: {{error}}"
         with refusing(lost, RuntimeError, ValueError):
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     ranks = here()

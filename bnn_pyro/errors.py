@@ -55,14 +55,14 @@ def first_line(error: BaseException) -> str:
 def refusing(message: str, *kinds: type[Exception]) -> Iterator[None]:
     """A block whose errors of these kinds, all where none is named, become a UserError of this message.
 
-    Where that ends in a colon, the first line of the error follows. UserErrors stay as they are.
+    The first line of the error stands where the message has "{error}". UserErrors stay as they are.
     """
     try:
         yield
     except Exception as error:
         if isinstance(error, UserError) or not isinstance(error, kinds or Exception):
             raise
-        raise UserError(f"{message} {first_line(error)}" if message.endswith(":") else message) from None
+        raise UserError(message.replace("{error}", first_line(error))) from None
 
 
 class Introduced:

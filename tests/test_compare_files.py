@@ -288,6 +288,7 @@ def test_few_rows_of_many_columns_that_tell_nothing(box, tmp_path):
     assert scores["nll_minus_nothing"] == pytest.approx(scores["nll"] - nll, abs=1e-3)
     beside = next(sentence for sentence in sentences if "beside the training rate alone" in sentence)
     assert scores["nll_minus_nothing_high"] > 0 and not re.search(r"nll [^;]*, better", beside)
+    assert "inputs may say little" in sentences[-1]
 
 
 def test_five_classes_with_one_of_four_rows(box):

@@ -11,6 +11,7 @@ from monte_carlo import goes_on, interrupted, same
 from torch import nn
 
 import bnn_pyro as bp
+from bnn_pyro.distributed import here
 from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping, hold_out
 from bnn_pyro.inference.training_loop import Training
 from bnn_pyro.parts.guides import PointMass
@@ -138,6 +139,21 @@ def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num, num_val, held):
     noise = 8.0 * posterior.draw(1)["log_noise"].exp().item()
     assert noise == pytest.approx((residuals.square().sum() / (len(residuals) - 2)).sqrt().item(), rel=1e-4)
     assert validation_nll(posterior, apart) == pytest.approx(min(posterior.trace["validation_nll"]), rel=1e-5)
+
+
+def test_a_noise_by_nine_rows_gives_new_rows_the_highest_density():
+    """Of 4,000 targets of sd 1 and mean 0. E log Normal(y; 0, σ_t) = −log σ_t − ½/σ_t², less for a multiple of σ_t."""
+    names, ones = tuple(f"t{k}" for k in range(4000)), torch.ones(4000)
+    schema = bp.Schema("targets", (1,), targets=names, y_shift=tuple((0 * ones).tolist()), y_scale=tuple(ones.tolist()))
+    with bp.isolated(0):
+        model, x, y = bp.MLP(hidden=()).model(schema), torch.zeros(9, 1), torch.randn(9, 4000)
+        watch = EarlyStopping(model, PointMass({k: v * 0 for k, v in model.initial.items()}), x, y, patience=1)
+        watch.score(here())
+    sd = watch.noise["log_noise"].double().exp()
+    density = {factor: -(factor * sd).log() - 0.5 / (factor * sd).square() for factor in (0.88, 1.0, 1.14)}
+    for factor in (0.88, 1.14):  # 0.88 is 1/M in place of 1/(M − 2)
+        less = density[1.0] - density[factor]
+        assert less.mean() > 4 * less.std() / math.sqrt(4000)
 
 
 def test_few_rows_do_not_make_a_point_certain():

@@ -110,15 +110,8 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
     data.schema.need_one_target("diagnose", ", or take bp.diagnostics.function_space(posterior, x) of all")
     work = _Work(posterior, data, *WHOLE)
     work.findings.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
-    steps = (
-        work.functions,
-        work.weights,
-        work.sampler,
-        work.training,
-        work.approximation,
-        work.held_out,
-        work.replication,
-    )
+    fitted = (work.functions, work.weights, work.sampler, work.training, work.approximation)
+    steps = (*fitted, work.held_out, work.replication)
     for done, step in enumerate((*steps, lambda: None)):
         if progress is not None:
             progress(done, len(steps))

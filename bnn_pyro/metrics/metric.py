@@ -100,7 +100,9 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
 
     Raises UserError: not numbers, not one per point, NaN or infinite, or a label that is none of 0 … K−1, or 0 and 1.
     """
-    with refusing("y must hold numbers, one per predicted point (of classes their places):", TypeError, ValueError):
+    with refusing(
+        "y must hold numbers, one per predicted point (of classes their places): {error}", TypeError, ValueError
+    ):
         y = np.array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, dtype=np.float64)
     num = len(prediction)
     if y.shape != (shape := tuple(prediction.components.batch_shape[1:])):

@@ -179,7 +179,8 @@ def _off(net: nn.Module, x: Tensor) -> float:
 
 def _frozen_copy(net: nn.Module) -> nn.Module:
     """Frozen as a copy: neither the user's module nor another model's is changed, moved or overwritten."""
-    what = f"the backbone {type(net).__name__} cannot be copied; give it as a TorchScript or torch.export file:"
+    reason = f"the backbone {type(net).__name__} cannot be copied ({{error}})"
+    what = f"{reason}; give it as a TorchScript or torch.export file"
     with refusing(what), torch.no_grad():  # TorchScript copies by operations
         own = copy.deepcopy(net).cpu()
     for parameter in own.parameters():  # TorchScript has no requires_grad_ of a whole module
@@ -221,7 +222,8 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
                         f"{digest[:16]}, then {expected[:16]}); restore the file or train again")  # fmt: skip
     exported = path.suffix == ".pt2"
     kind, writer = ("torch.export", "export.save") if exported else ("TorchScript", "jit.script(module).save")
-    with refusing(f"{path} is no whole {kind} file; write it by torch.{writer}:"), warnings.catch_warnings():
+    what = f"{path} is no whole {kind} file ({{error}}); write it by torch.{writer}"
+    with refusing(what), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
         if exported:
             _refuse_pickles(path)
@@ -268,7 +270,7 @@ def _torchvision(name: str, file: Path) -> Pretrained:
     file = file.expanduser()
     if not file.is_file():
         raise UserError(f"no weights file {file} for torchvision's {name}; save one with torch.save(net.state_dict())")
-    with refusing(f"{file} holds no weights of torchvision's {name}:"):
+    with refusing(f"{file} holds no weights of torchvision's {name}: {{error}}"):
         state = torch.load(file, map_location="cpu", weights_only=True)
         if missing := whole.net.load_state_dict(state, strict=False).missing_keys:
             raise ValueError(f"it lacks {missing[0]}")

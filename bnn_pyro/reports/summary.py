@@ -134,7 +134,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         there, other = ("largest", "smallest") if ratio > 1 else ("smallest", "largest")
         yield (f"`--noise heteroscedastic`, as errors are {max(ratio, 1 / ratio):.2g} times as large in the third of "
                f"the test rows where {name} is {there} as where it is {other}")  # fmt: skip
-    if run.worries or not rows:  # they say what to do
+    if not rows or any(worry["about"] != "training" for worry in run.worries):  # they say what to do
         return
     others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}
     nothing, boosting = (tables.difference(differences, "nll", run.task) for differences in others)

@@ -145,7 +145,7 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     if not (schema.has_classes or schema.task == "regression"):
         raise UserError(f"{path}: a file has predictions of classes or of one number, and these data are {schema.task}")
     names = [f"p({name})" for name in schema.classes] if schema.has_classes else ["mean", "sd"]
-    with refusing(f"{path}: not a CSV file:", ValueError):  # pandas' own are of this kind
+    with refusing(f"{path}: not a CSV file ({{error}})", ValueError):  # pandas' own are of this kind
         frame = pd.read_csv(path)
     if absent := [name for name in names if name not in frame]:
         raise UserError(f"{path}: no column '{absent[0]}'; it needs {', '.join(names)}")

@@ -134,7 +134,7 @@ def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
     """(the text of a "TOML" or "JSON" file, its content). Raises UserError where it is absent or is no such table."""
     if not path.is_file():
         raise UserError(f"no {what} {path}")
-    with refusing(f"{path} is not valid {form}:", ValueError, RecursionError):
+    with refusing(f"{path} is not valid {form}: {{error}}", ValueError, RecursionError):
         text = path.read_bytes().decode()
         content = tomllib.loads(text) if form == "TOML" else json.loads(text)
     if not isinstance(content, dict):
