@@ -138,7 +138,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         return
     others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}
     nothing, boosting = (tables.difference(differences, "nll", run.task) for differences in others)
-    if boosting is not None and boosting.verdict == "worse":
+    if boosting is not None and boosting.verdict == "worse" and rows >= TOO_FEW:
         cut = "limit" in run.provenance.get("stopped", "")
         more = (
             "more --minutes" if run.recipe.get("auto") else "more --max-minutes" if cut else "train auto, more --epochs"
