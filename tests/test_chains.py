@@ -17,6 +17,7 @@ from monte_carlo import fit, interrupted, run_method, same
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint, Interrupted
 from bnn_pyro.inference.chains import Record
+from bnn_pyro.inference.coordinates import coordinates
 from bnn_pyro.inference.sampler import warn_of_idle_chains
 from bnn_pyro.isolation import chain_seed
 from bnn_pyro.parallel.map import WorkerDied
@@ -49,6 +50,31 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path):
                 fit(entry, data, SMALL[name], out=out, resume=True)
         other = replace(SMALL[name], cores=2) if name == "nuts" and done == 76 else SMALL[name]  # no other result
         assert same(fit(entry, data, other, out=out, resume=True), whole), stops
+
+
+@pytest.mark.parametrize("name", ["nuts", "chees"])
+def test_what_an_earlier_version_began_goes_on_in_its_coordinates(name, tmp_path, monkeypatch):
+    """Of linear models with a learned noise these were others, and checkpoints hold positions in them."""
+    of, out = (bp.MeanField(hidden=(), noise="learned"), PROBLEM.data, SMALL[name]), tmp_path / "out"
+    save = Checkpoint.save
+
+    def unmarked(self, state):
+        for part in (state, state.get("kernel", {})):
+            part.pop("centred", None)
+        save(self, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "bnn_pyro.inference.coordinates.coordinates", lambda potential, former: coordinates(potential, True)
+        )
+        patch.setattr(Checkpoint, "save", unmarked)
+        whole = fit(*of)
+        with interrupted(12):
+            fit(*of, out=out)
+    assert not same(fit(*of), whole)
+    with interrupted(12):
+        fit(*of, out=out, resume=True)
+    assert same(fit(*of, out=out, resume=True), whole)
 
 
 def test_thinning_keeps_every_third_transition_and_counts_every_divergence():

@@ -14,7 +14,7 @@ from scipy.stats import kstest
 
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Run
-from bnn_pyro.inference.linear import coordinates
+from bnn_pyro.inference.coordinates import coordinates
 from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sampler import STARTS, starting_points

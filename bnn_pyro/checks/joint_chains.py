@@ -22,8 +22,8 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.chees import Chains, Kernel
+from bnn_pyro.inference.coordinates import coordinates
 from bnn_pyro.inference.cost import TYPICAL, choose_compiled
-from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sghmc import Chains as StochasticChains
 from bnn_pyro.progress import Report

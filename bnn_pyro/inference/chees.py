@@ -138,7 +138,7 @@ class Kernel:
         """Everything that the next iteration depends on."""
         parts = {"chains": self.chains, "first": self.first, "adaptation": self.adaptation}
         state = {name: None if part is None else dict(vars(part)) for name, part in parts.items()}
-        return {**state, "done": self.done, "generators": generator_state()}
+        return {**state, "done": self.done, "centred": self.potential.centred, "generators": generator_state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from such a state."""

@@ -67,7 +67,7 @@ class SeparateChains(Sampler):
         else:
             z = starts(self.chains).cpu().reshape(tasks, -1, potential.size)
             if run.checkpoint is not None:
-                run.checkpoint.save({"starts": z})
+                run.checkpoint.save({"starts": z, "centred": True})
         z = z.reshape(tasks, -1, potential.size).numpy()
         return run_chains(Chains(self, potential, z, run.seed, compiled), min(cores, tasks), run)
 

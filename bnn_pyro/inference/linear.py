@@ -1,4 +1,4 @@
-"""Linear models, f = W φ(x): how they are recognised, their log joint's gradient, its curvature, and coordinates.
+"""Linear models, f = W φ(x): how they are recognised, their log joint's gradient, and its curvature.
 
 φ(x) = [x, 1] where the layer has a bias, else x; W is (K, D), K outputs and D numbers in φ, the bias its last column.
 
@@ -6,14 +6,6 @@
 
 I_n is the Fisher information of the likelihood in the outputs at row n: for labels, and for targets with one noise, the
 very Hessian. A learned noise has the information 2N/T about its logarithm, and none in common with the weights.
-
-    up to DENSE weights:   z = Rᵀ w,  R Rᵀ = Λ at the mode
-    above, by Kronecker:   w = τ v,  Λ_v ≈ C ⊗ G + 1,  C = U diag(c) Uᵀ,  G = Q diag(g) Qᵀ,
-                           z_ij = (Uᵀ V Q)_ij (c_i g_j + 1)^(1/2)
-
-τ is the prior's scale, G the Gram matrix of φ, every row weighted by the trace of its I_n, and C their mean (Martens &
-Grosse 2015, arXiv:1503.05671). In the weights themselves the widest direction of the posterior can be a hundred times
-the narrowest. A linear change of coordinates alters no draw's distribution, however rough the approximation.
 """
 
 from collections.abc import Callable
@@ -21,14 +13,11 @@ from functools import cached_property
 
 import torch
 from pyro.distributions import TorchDistribution
-from scipy.optimize import minimize
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
 from bnn_pyro.inference.log_joint import LogJoint, Pair, Rows, log_joints
-from bnn_pyro.inference.potential import Potential, Space
-from bnn_pyro.inference.trajectories import gradient_of
-from bnn_pyro.parts.likelihoods import Categorical, Likelihood
+from bnn_pyro.parts.likelihoods import Categorical
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet, GammaNormal
 from bnn_pyro.parts.weights import CentredNormal
@@ -37,10 +26,6 @@ from bnn_pyro.parts.weights import CentredNormal
 ROWS = 1024
 #: Draws that the scale of a prior is estimated with where it has no name for it.
 PRIOR_DRAWS = 20
-#: The largest slope, in nats per standard deviation or so, at which a place will do for the mode.
-MAX_SLOPE = 0.01
-#: Weights up to which Λ is used as it is: 4,096 make a matrix of 67 MB.
-DENSE = 4096
 #: φ (B, D) -> I (B, K, K).
 Information = Callable[[Tensor], Tensor]
 
@@ -113,7 +98,7 @@ class Curvature:
 
     features         φ (N, D), and a column of log exposure where there is one
     order            (K, D), where in the flat vector each number of W stands
-    prior_precision  (P,), −∂² log p(w) of a Normal prior, 1/variance of another
+    prior_precision  (P,), −∂² log p(w) of a Normal prior, 1/variance of another; see also ``coordinates``
     """
 
     def __init__(self, log_joint: LogJoint) -> None:
@@ -190,77 +175,3 @@ def factored(features: Tensor, information: Information) -> Tensor:
 def trace(information: Tensor) -> Tensor:
     """(B, K, K) -> (B,)."""
     return information.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-class Rounded(Space):
-    """z = Rᵀ u, R Rᵀ = Λ at u (P,)."""
-
-    def __init__(self, curvature: Curvature, u: Tensor) -> None:
-        self.root = torch.linalg.cholesky(curvature.precision(u, summed))
-        eye = torch.eye(len(u), dtype=u.dtype, device=u.device)
-        # In single precision, half the memory to read: any fixed matrix will do.
-        self.map = torch.linalg.solve_triangular(self.root.mT, eye, upper=True).float()
-
-    def forward(self, z: Tensor) -> Tensor:
-        """z (…, P) -> u (…, P)."""
-        return (z.float() @ self.map.mT).double()
-
-    def inverse(self, u: Tensor) -> Tensor:
-        """u (…, P) -> z (…, P)."""
-        return u @ self.root
-
-
-class Whitened(Space):
-    """By Kronecker factors of Λ at u (P,)."""
-
-    @torch.no_grad()
-    def __init__(self, curvature: Curvature, u: Tensor) -> None:
-        self.order, self.size, self.has_bias = curvature.order, curvature.order.numel(), curvature.has_bias
-        gram, total = 0.0, 0.0
-        information = curvature.information(u)
-        for rows in curvature.features.split(ROWS):
-            each = information(rows)
-            gram, total = gram + rows.mT @ (rows * trace(each)[:, None]), total + each.sum(0)
-        self.tau = curvature.prior_precision[curvature.order[0]].rsqrt()  # (D,)
-        gram = gram[: len(self.tau), : len(self.tau)]
-        g, self.q = torch.linalg.eigh(self.tau[:, None] * gram * self.tau / curvature.log_joint.temperature)
-        c, self.u = torch.linalg.eigh(total / total.trace().clamp_min(1e-300))
-        self.scale = (c.clamp_min(0)[:, None] * g.clamp_min(0) + 1).rsqrt()
-        self.own_scale = curvature.own_precision.rsqrt()
-
-    def forward(self, z: Tensor) -> Tensor:
-        """z (…, P) -> u (…, P)."""
-        v = self.u @ (z[..., : self.size].unflatten(-1, self.scale.shape) * self.scale) @ self.q.mT
-        w = v * self.tau
-        layer = [w[..., :-1].flatten(-2), w[..., -1]] if self.has_bias else [w.flatten(-2)]
-        return torch.cat([*layer, z[..., self.size :] * self.own_scale], -1)
-
-    def inverse(self, u: Tensor) -> Tensor:
-        """u (…, P) -> z (…, P)."""
-        v = self.u.mT @ (u[..., self.order] / self.tau) @ self.q / self.scale
-        return torch.cat([v.flatten(-2), u[..., self.size :] / self.own_scale], -1)
-
-
-def coordinates(potential: Potential) -> Space:
-    """Rounded at the mode of a linear model, else plain, as the potential's are; call inside ``isolated``."""
-    likelihood = type(getattr(potential.model, "likelihood", None))
-    unknown = getattr(likelihood, "information", Likelihood.information) is Likelihood.information
-    if unknown or linear_layer(potential.model) is None:
-        return Space()
-    curvature = Curvature(potential)
-    mode = mode_of(potential, Whitened(curvature, potential.initial))
-    return Rounded(curvature, mode) if potential.size <= DENSE else Whitened(curvature, mode)
-
-
-def mode_of(potential: Potential, space: Space) -> Tensor:
-    """The most probable u (P,), or near enough: L-BFGS in the coordinates given, from the model's initial values."""
-    plain, potential.space = potential.space, space
-    evaluate = gradient_of(potential)
-    try:
-        start = space.inverse(potential.initial).cpu().numpy()
-        how = dict(jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
-        optimum = minimize(lambda z: tuple(-value for value in evaluate(z)), start, **how)
-        u = space.forward(torch.from_numpy(optimum.x).to(potential.initial.device))
-    finally:
-        potential.space = plain
-    return u if torch.isfinite(u).all() else potential.initial

@@ -27,7 +27,7 @@ AGREEMENT, MIN_COMPARED = 1e-4, 8
 
 
 class Space:
-    """Coordinates z of the unconstrained numbers u, here the same; others are linear (see ``inference.linear``)."""
+    """Coordinates z of the unconstrained numbers u, here the same; another map is linear (see ``coordinates``)."""
 
     def forward(self, z: Tensor) -> Tensor:
         """z (…, P) -> u (…, P)."""
@@ -43,6 +43,7 @@ class Potential(LogJoint):
 
     space     the coordinates; may be replaced before sampling. The constant that a linear change adds to the density is
               left out: ``lp`` of a draw is its log joint
+    centred   whether the run that samples it was begun with the coordinates of now
     compiled  the gradient as compiled code, if there is any
 
     Raises UserError for a discrete latent site, a prior without samples, or a density not finite at the initial values.
@@ -50,7 +51,7 @@ class Potential(LogJoint):
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
         super().__init__(model, x, y, temperature)
-        self.space = Space()
+        self.space, self.centred = Space(), True
         self.compiled: CompiledGradient | None = None
         self.prior_draws(1)
         self._width = widest_activation(model, x)

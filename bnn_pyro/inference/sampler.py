@@ -26,7 +26,6 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.cost import Forecast
-from bnn_pyro.inference.linear import coordinates
 from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
@@ -107,10 +106,14 @@ class Sampler(Settings):
         Ctrl-C, without a checkpoint, returns the draws so far with a warning; ``max_minutes`` as many of every chain.
         Raises UserError where a step size falls to nothing, or a chain is still in its warm-up after ``max_minutes``.
         """
+        from bnn_pyro.inference.coordinates import coordinates  # with SciPy's optimisers
+
         model, run = weight_space(model), Run(**how)
         with isolated(run.seed), one_thread() if self.one_by_one and self.chains > 1 else nullcontext():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
-            potential.space = coordinates(potential)
+            begun = run.checkpoint.load() if run.checkpoint else None
+            potential.centred = begun is None or begun.get("kernel", begun).get("centred", False)
+            potential.space = coordinates(potential, former=not potential.centred)
             records, stopped = self._draw(potential, self._starts(potential, data, run), Forecast(self, run).run)
         return self._posterior(model, data, potential, records, stopped, run)
 

@@ -91,7 +91,7 @@ class Rule:
 
 RULES = (
     Rule("linear", "mean-field", "nuts", "targets nearly linear in the inputs, and too few rows to learn what is not",
-         cost.trees, {"warmup": 200, "draws": 100}, 0.0, {"hidden": (), "prior": "fan-in:1", "noise": "learned"}),
+         cost.trees, {"warmup": 200, "draws": 100}, 0.0, {"hidden": (), "prior": "gamma:1,0.1", "noise": "learned"}),
     Rule("table", "mean-field", "mile", "few enough rows to sample the posterior, all of them in every step",
          cost.sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.08,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
