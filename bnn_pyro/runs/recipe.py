@@ -120,8 +120,8 @@ class Recipe(Setup, Settings):
         else:
             shared, decay = self.variant_settings, {}
             prior = shared.pop("prior", None)
-            # A point mass in a scale mixture's narrow peak, or without weight decay, is no baseline.
-            if prior is not None and not str(prior).startswith(("scale-mixture", "by-target")):
+            # No baseline: a point mass in a scale mixture's narrow peak, at 0, a gamma prior's mode, or without decay.
+            if prior is not None and not str(prior).startswith(("scale-mixture", "gamma", "by-target")):
                 decay = {"prior": prior}
             setup = make_setup(*self.own_baseline).changed(decay)
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
