@@ -1,8 +1,9 @@
 """What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
 
 And where its errors are larger than elsewhere. Boosting is scikit-learn's HistGradientBoosting at its defaults, but for
-leaves as small as 5 % of a small table; a number has a Normal, scaled by the RMSE of five folds, and a count a
-negative binomial, as dispersed as in these.
+leaves as small as 5 % of a small table, and as many iterations as five folds predict best with (of more rows than
+``MAX_STAGED``, its own early stopping); a number has a Normal, scaled by the RMSE of the folds, and a count a negative
+binomial, as dispersed as in these.
 """
 
 import time
@@ -29,7 +30,7 @@ from bnn_pyro.predictive import FLOOR, Prediction, of_classes, of_numbers, predi
 from bnn_pyro.pruning import signal_to_noise
 
 #: Fewer rows leave nothing to grow trees by; more are not taken.
-MIN_ROWS, MAX_ROWS = 20, 100_000
+MIN_ROWS, MAX_ROWS, MAX_STAGED = 20, 100_000, 10_000
 #: How far probabilities of a file may be off 1 together, as they are rounded.
 SUM = 1e-3
 #: Test rows from which on, and columns up to which, it is asked what errors depend on.
@@ -104,33 +105,52 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     if not is_table or schema.targets or schema.task == "survival" or few:
         return None
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    from sklearn.model_selection import KFold, cross_val_predict
+    from sklearn.model_selection import KFold
 
     x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
-    how = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0)
-    if schema.has_classes:
-        model = HistGradientBoostingClassifier(**how).fit(x, y)
-        probs = np.full((len(new), len(schema.classes)), FLOOR)
-        probs[:, model.classes_.astype(int)] += model.predict_proba(new)
-        made, what = of_classes(schema.task, torch.from_numpy(probs)[None].float()), "its own probabilities"
+    how = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0, early_stopping=len(x) > MAX_STAGED)
+    classes, counts = schema.has_classes, schema.task == "counts"
+    y = np.log(y) if schema.target_scale == "log" else y
+    loss = {} if classes else {"loss": "poisson" if counts else "squared_error"}
+    model = (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(**loss, **how)
+
+    def stages(inputs: np.ndarray) -> np.ndarray:
+        """What it predicts after each iteration, or the last of many rows: (T, B), of classes (T, B, K) above 0."""
+        staged = (model.staged_predict_proba if classes else model.staged_predict)(inputs)
+        made = np.stack([*staged][-1 if how["early_stopping"] else 0 :])
+        if not classes:
+            return made.clip(FLOOR) if counts else made
+        probs = np.full((*made.shape[:2], len(schema.classes)), FLOOR)
+        probs[..., model.classes_.astype(int)] += made
+        return probs
+
+    folds = [*KFold(5, shuffle=True, random_state=0).split(x)]
+    if min(len(set(y[rest])) for rest, _ in folds) < 2:
+        return None
+    parts = [stages(x[out]) for rest, out in folds if model.fit(x[rest], y[rest])]
+    fitted = np.concatenate(parts, 1)[:, np.argsort(np.concatenate([out for _, out in folds]))]
+    each = np.arange(len(y))
+    losses = (
+        -np.log(fitted[:, each, y.astype(int)])
+        if classes
+        else (fitted - y * np.log(fitted) if counts else (fitted - y) ** 2)
+    )
+    best = int(losses.mean(1).argmin())
+    fitted = fitted[best]
+    if not how["early_stopping"]:
+        model.set_params(max_iter=best + 1)
+    model.fit(x, y)
+    made = torch.from_numpy(stages(new)[-1:]).float()
+    if classes:
+        made, what = of_classes(schema.task, made), "its own probabilities"
+    elif counts:
+        made = Prediction(spread_counts(made, torch.from_numpy(y), torch.from_numpy(fitted)))
+        what = "a negative binomial of its mean, as dispersed as training rows left out"
     else:
-        y = np.log(y) if schema.target_scale == "log" else y
-        loss = "poisson" if schema.task == "counts" else "squared_error"
-        model = HistGradientBoostingRegressor(loss=loss, **how).fit(x, y)
-        loc = torch.from_numpy(model.predict(new))[None].float()
-        folds = [*KFold(5, shuffle=True, random_state=0).split(x)]
-        if schema.task == "counts" and min(y[rest].sum() for rest, _ in folds) == 0:
-            return None
-        fitted = cross_val_predict(model, x, y, cv=folds)
-        if schema.task == "counts":
-            loc, fitted = (v.clamp_min(FLOOR) for v in (loc, torch.from_numpy(fitted)))
-            made = Prediction(spread_counts(loc, torch.from_numpy(y), fitted))
-            what = "a negative binomial of its mean, as dispersed as training rows left out"
-        else:
-            errors = y - fitted
-            made = of_numbers(schema, loc, torch.full_like(loc, max(np.sqrt(np.mean(errors**2)), 1e-6 * y.std())))
-            log = " of log y" if schema.target_scale == "log" else ""
-            what = f"a Normal{log} whose scale is its error on training rows left out"
+        scale = max(np.sqrt(losses.mean(1)[best]), 1e-6 * y.std())
+        made = of_numbers(schema, made, torch.full_like(made, scale))
+        log = " of log y" if schema.target_scale == "log" else ""
+        what = f"a Normal{log} whose scale is its error on training rows left out"
     about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {model.n_iter_} iterations; {what}"
     return made, {"about": about, "seconds": round(time.perf_counter() - start, 3)}
 
