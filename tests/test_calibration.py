@@ -178,6 +178,14 @@ def test_rows_that_trained_are_refused_and_duplicates_are_not():
         found.append([fitted_rows(posterior, rows[i : i + 200]) > 0 for i in (400, 300)])  # half of these trained
     few, all_of_them = np.sum(found, 0)
     assert few <= binom.ppf(1 - 1e-4, 400, DUPLICATES) and all_of_them == 400
+    # Nor of one where nearly all do, but for a file with all that trained: of 150 kinds of row, some of them rare.
+    found, often = [], 1 / torch.arange(1.0, 151)
+    for _ in range(400):
+        rows = often.multinomial(800, replacement=True, generator=rng)
+        posterior = SimpleNamespace(rows=rows[:300])
+        found.append([fitted_rows(posterior, part) > 0 for part in (rows[300:], rows[:500])])
+    few, all_of_them = np.sum(found, 0)
+    assert few <= binom.ppf(1 - 1e-4, 400, DUPLICATES) and all_of_them == 400
     with pytest.warns(UserWarning, match="without fingerprints"):
         bp.calibrate(untrained()[0], new, target)
 

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, poisson
 from torch import Tensor
 
 from bnn_pyro.calibration.conformal import SCORES, Conformal
@@ -259,9 +260,16 @@ def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
 
 
 def fitted_rows(posterior: Posterior, digests: Tensor) -> int:
-    """How many of these rows trained a posterior or stopped its training; 0 where duplicates explain them."""
-    used = int(torch.isin(digests, posterior.rows).sum())
-    _, times = posterior.rows.unique(return_counts=True)
+    """How many of these rows trained a posterior or stopped its training; 0 where duplicates explain them.
+
+    They do not where each is there as often as it trained, which Poisson numbers have with a chance below DUPLICATES.
+    """
+    rows, times = posterior.rows.unique(return_counts=True)
+    known = digests[torch.isin(digests, rows)]
+    used, found = len(known), torch.bincount(torch.searchsorted(rows, known), minlength=len(rows))
+    chance = poisson.logsf(times - 1, times * (len(digests) / len(posterior.rows))).sum()
+    if bool((found >= times).all()) and chance < math.log(DUPLICATES):
+        return used
     twice = int(times[times > 1].sum())
     twice = (twice + 3 * (2 * twice) ** 0.5 + 0.5) / (len(posterior.rows) + 1)  # with 3 standard errors, as of pairs
     return used if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES else 0
