@@ -12,7 +12,7 @@ from torch import nn
 
 import bnn_pyro as bp
 from bnn_pyro.distributed import here
-from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping, hold_out
+from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping, hold_out, mixture_log_p
 from bnn_pyro.inference.training_loop import Training
 from bnn_pyro.parts.guides import PointMass
 
@@ -178,6 +178,24 @@ def test_given_weights_that_no_epoch_improves_are_kept(seeded):
     again = fit(replace(data, y_train=1 - data.y_train), given, patience=None, epochs=20)  # all labels are wrong
     assert validation_nll(again, data) == pytest.approx(validation_nll(trained, data), abs=1e-6)
     assert min(again.trace["validation_nll"]) > validation_nll(again, data) + 0.01
+
+
+@pytest.mark.parametrize(("num_val", "lr"), [(12, 0.02), (20, 0.5)], ids=["an epoch", "the start"])
+def test_with_trained_points_beside_q_the_epoch_of_the_lowest_nll_is_kept(num_val, lr):
+    """By however little; and these begin with a tenth of the learning rate."""
+    data = rows(2, num=40, num_val=num_val)
+    with bp.isolated(0):
+        net = torch.nn.Sequential(torch.nn.Linear(3, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+    given = bp.Bayesian(net, where="2.*", start="pretrained", prior="pretrained:0.5")
+    found = fit(data, given, kind=bp.SVI, patience=20, epochs=20, lr=lr, scale_lr=0.03)
+    nll, seen = -mixture_log_p(found, data.x_val, data.y_val).mean().item(), found.trace["validation_nll"]
+    kept = int(found.provenance["early_stopping"]["epoch"])
+    assert (kept == 0) == (lr == 0.5)
+    assert nll == pytest.approx(seen[kept - 1], abs=1e-6) and seen[-1] > nll + 0.002 if kept else nll < min(seen)
+    with bp.isolated(0):
+        model = given.model(data.schema)
+        training = Training(bp.SVI(lr=0.02, scale_lr=0.03), model, given.guide(model), data)
+    assert [group.get("initial_lr") for group in training.optimiser.param_groups] == [None, 0.03, 0.002]
 
 
 def test_a_fit_that_nothing_watched_goes_on_watched():

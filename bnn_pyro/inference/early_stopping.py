@@ -149,7 +149,8 @@ class GuideStopping(EarlyStopping):
     The q of the highest ELBO is what SVI is after. σ rises on the way there, and where the prior outweighs few rows of
     many weights a q on the way predicts better. It is taken, and the learning rate falls from it, where it does so by
     more than chance (``EVIDENCE``, ``ERRORS``); epochs that are worse by chance alone do not count for patience. In the
-    end σ is halved as long as held-out rows gain more than that.
+    end σ is halved as long as held-out rows gain more than that. Points that are trained beside q overfit the ELBO as
+    they would a likelihood: with them the lowest NLL decides.
 
     data: with the rows held out as validation rows, of which some are scored where they are many.
     """
@@ -158,6 +159,7 @@ class GuideStopping(EarlyStopping):
         self.posterior = Posterior(model, data.schema, guide=guide)
         #: What every σ of a mean-field q was multiplied by at the end.
         self.factor = 1.0
+        self.has_points = bool(getattr(model, "points", ()))
         most = max(MIN_SCORED, int(SCORED * len(data.x_train)))
         rows = torch.linspace(0, len(data.x_val) - 1, min(most, len(data.x_val))).round().long()
         super().__init__(model, guide, part_of(data.x_val, rows), data.y_val[rows], patience)
@@ -193,8 +195,9 @@ class GuideStopping(EarlyStopping):
         self._narrow(self.factor)
 
     def worse(self) -> bool:
-        """Whether the best q was better than the last one by more than chance."""
-        return "log_p" in self.state and _is_better(self.state["log_p"], self.log_p)
+        """Whether the best q was better than the last one by more than chance; with points, at all."""
+        best = self.state.get("log_p", self.log_p)
+        return _is_better(best, self.log_p) or (self.has_points and best.sum().item() > self.log_p.sum().item())
 
     @torch.no_grad()
     def _narrow(self, factor: float) -> None:

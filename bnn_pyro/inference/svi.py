@@ -86,14 +86,16 @@ class SVI(Optimisation):
             raise UserError("this guide has no scales of Normals that scale_lr would be for; leave it out")
         apart, patience = self.held_out(model, data, run.seed)
         if patience:
-            how["watch"] = GuideStopping(model, guide, apart, patience)
+            how["watch"] = watch = GuideStopping(model, guide, apart, patience)
+            if watch.has_points and getattr(model, "is_pretrained", False):  # which no epoch may improve
+                watch.seen(0.0, watch.score(here()))
         training, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, training.trace, over)
         if "scale_lr" in (schedule := about.get("schedule", {})):  # that of the version which began the fit, or none
             schedule["scale_lr"] = training.settings.scale_lr
             about["schedule"] = {name: value for name, value in schedule.items() if value is not None}
         if patience:
-            about["early_stopping"] |= {"epoch": how["watch"].state["best_epoch"], "sd_factor": how["watch"].factor}
+            about["early_stopping"] |= {"epoch": watch.state["best_epoch"], "sd_factor": watch.factor}
         return Posterior(model, data.schema, guide=guide, trace=training.trace, provenance=about)
 
 

@@ -40,6 +40,8 @@ MEMORY = 0.01
 LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
 #: Parameters of guides that σ is a function of: softplus(ρ), exp(½ log σ²).
 LOG_SCALES = ("rho", "log_variance")
+#: The first learning rate of points that were trained already, as a share of the others'.
+POINTS_LR = 0.1
 
 Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch and elbo
 
@@ -90,14 +92,14 @@ class Training:
         if self.ranks.rank:
             set_stream(self.seed, self.ranks.rank, 0)
 
-    def _adam(self, scale_lr: float) -> torch.optim.Adam:
-        groups: list[Any] = list(self.guide.parameters())
-        if scale_lr != self.settings.lr:
-            named = dict(self.guide.named_parameters())
-            scales = {name: p for name, p in named.items() if name.rpartition(".")[2] in LOG_SCALES}
-            rest = [p for name, p in named.items() if name not in scales]
-            groups = [dict(params=rest), dict(params=[*scales.values()], initial_lr=scale_lr)]
-        return torch.optim.Adam(groups, lr=self.settings.lr, fused=True)
+    def _adam(self, scale_lr: float, points_lr: float = POINTS_LR) -> torch.optim.Adam:
+        """With a group for each first learning rate, ``initial_lr`` where it is not ``lr``."""
+        trained, lr, groups = getattr(self.model, "is_pretrained", False), self.settings.lr, {self.settings.lr: []}
+        for name, parameter in self.guide.named_parameters():
+            rate = scale_lr if name.rpartition(".")[2] in LOG_SCALES else lr
+            groups.setdefault(points_lr * lr if trained and name.startswith("points.") else rate, []).append(parameter)
+        made = [dict(params=ps) | ({} if rate == lr else {"initial_lr": rate}) for rate, ps in groups.items()]
+        return torch.optim.Adam(made, lr=lr, fused=True)
 
     def steps(self) -> Iterator[dict[str, float] | None]:
         """Those that are left, and what to show after a line of the trace."""
@@ -221,12 +223,17 @@ class Training:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
         self.guide.load_state_dict(state["guide"])
-        if len(state["optimiser"]["param_groups"]) < len(self.optimiser.param_groups):
-            self.settings = replace(self.settings, scale_lr=None)  # it was begun with one rate, and goes on with it
-            self.optimiser = self._adam(self.settings.lr)
+        lr = self.settings.lr
+        rates = itertools.product((getattr(self.settings, "scale_lr", None) or lr, lr), (POINTS_LR, 1.0))
+        begun = [len(group["params"]) for group in state["optimiser"]["param_groups"]]
+        for scale_lr, points_lr in rates:  # of an earlier version with fewer of them: it goes on with these
+            self.optimiser = self._adam(scale_lr, points_lr)
+            if [len(group["params"]) for group in self.optimiser.param_groups] == begun:
+                break
         self.optimiser.load_state_dict(state["optimiser"])
-        if rates := [group["initial_lr"] for group in self.optimiser.param_groups if "initial_lr" in group]:
-            self.settings = replace(self.settings, scale_lr=rates[0])  # with which it was begun
+        if hasattr(self.settings, "scale_lr"):  # that with which it was begun
+            own = self.optimiser.param_groups[1]["initial_lr"] if scale_lr != lr else None
+            self.settings = replace(self.settings, scale_lr=own)
         self.model.load_state_dict(state.get("buffers", {}), strict=False)
         self.first = self.step = state["step"]
         own = [state.get(name) for name in ("norm", "watch")]  # a checkpoint is read to the CPU
