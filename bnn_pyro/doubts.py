@@ -8,12 +8,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import MAX_CATEGORIES, MAX_CLASSES, NONE, RAREST, max_categories, parsed, text_columns
+from bnn_pyro.cells import MAX_CATEGORIES, MAX_CLASSES, NONE, RAREST, USUAL, max_categories, parsed, text_columns
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError
 
-#: Rows of a category or class below which it is rare; rows from which on a number of its own in each is an identifier.
-RARE, MANY = 5, 20
+#: Rows of a category or class below which it is rare; rows from which on a number of its own in each is an identifier;
+#: different values of a target up to which it is asked whether they are classes.
+RARE, MANY, FEW = 5, 20, 10
 #: Standard deviations from the mean beyond which a value is an outlier.
 FAR = 8.0
 #: Share of the rows from which on a value of a target that has many is a peak.
@@ -74,6 +75,13 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
             names, few = ", ".join(f"'{text}'" for text in rare[:3]), bool(counts.iloc[-1] < RAREST)
             more = ", …" if len(rare) > 3 else ""
             yield Doubt(f"{len(rare):,} with fewer than {RARE} rows: {names}{more}", is_target and few)  # of two parts
+
+
+def may_be_class(cells: pd.Series, gaps: pd.Series) -> str:
+    """What is asked of a word that is most of the missing values of a target that is text; "" where none is."""
+    word, num = next(cells[gaps].value_counts().items(), ("", 0))
+    asked = num >= max(RARE, gaps.sum() / 2) and str(word).isalpha() and np.isnan(parsed(cells[~gaps])).mean() > 0.5
+    return f"; if '{word}' is a class, write another word in these {num:,} cells" if asked else ""
 
 
 def as_meant(cells: pd.Series) -> Doubt | None:
@@ -141,9 +149,12 @@ def of_numbers(
                     f"deviations of the others from their mean{more or ': correct it, or leave it out'}")  # fmt: skip
 
 
-def peak(y: np.ndarray) -> Iterator[str]:
-    """What is said of numbers to predict by regression of which many are one, such as 0."""
-    numbers, counts = np.unique(y, return_counts=True)
+def of_values(y: np.ndarray, rows: np.ndarray | pd.Index | None) -> Iterator[str]:
+    """Of numbers to predict by regression: many are one; few differ (rows: theirs, where nobody said the task)."""
+    numbers, first, counts = np.unique(y, return_index=True, return_counts=True)
+    if rows is not None and len(numbers) <= min(FEW, len(y) // USUAL):
+        once = [f", of which {y[k]:.7g} stands in row {rows[k]} alone (a mistake?)" for k in first[counts == 1][:1]]
+        yield f"has {len(numbers)} different values{''.join(once)}: --task classification, if they are classes"
     if len(numbers) > MAX_CATEGORIES and (share := counts.max() / len(y)) >= PEAK:
         yield (f"is {numbers[counts.argmax()]:.7g} in {share:.0%} of the rows, and no noise of a regression has such a "
                "peak: means and intervals may be far off; better predict whether it is so, and how much where it is "
@@ -162,8 +173,7 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
         keep = f"--groups {name} keeps rows of the same in one part, else " if again else ""
         code = Doubt(f"a code is no quantity: {keep}--exclude", way="groups" if again else "exclude")
     if cells is not None and cells.str.fullmatch(r"[-+]?\d{16,}").any() and cells.nunique() > distinct:
-        yield Doubt("has more digits than numbers keep, so that different ones are taken for the same: --exclude",
-                    way="exclude")  # fmt: skip
+        yield Doubt("has more digits than numbers keep: different ones become the same: --exclude", way="exclude")
     elif len(values) == distinct > MANY and (named or (reach < 1.25 * distinct and not TIME_NAMES.search(name))):
         yield Doubt("has another whole number in every row: an identifier, not a quantity: --exclude", way="exclude")
     elif cells is not None and (zeros := leading_zeros(cells, code.sentence)):
@@ -189,7 +199,9 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
         if not np.isnan(values[known]).any():
             exact = kind not in "iu" or max(cells.max(), -cells.min()) < 2**53
             written = cells.astype(str) if kind not in "f" and not (kind in "iu" and exact) else None
-            doubts += [one._replace(column=name) for one in of_numbers(values[known], name, cells.index, written)]
+            found = [*of_numbers(values[known], name, cells.index, written)]
+            known = len(values) == len(cells)  # else whether there is a value may tell something
+            doubts += [one._replace(column=name) for one in found if known or "tells nothing" not in one.sentence]
         elif meant := as_meant(cells):
             doubts.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
         elif same := in_case(cells):

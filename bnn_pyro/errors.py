@@ -46,6 +46,11 @@ def check_known(what: str, valid: Collection[str], *names: object) -> None:
             raise unknown(what, name, valid)
 
 
+def counted(num: int, what: str) -> str:
+    """ "1 chain", "2,000 chains"."""
+    return f"{num:,} {what}{'' if num == 1 else 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """What an error says, in its first line; its type's name where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

@@ -14,8 +14,8 @@ import pandas as pd
 
 from bnn_pyro.cells import MISSING, RAREST, TASKS, gaps_in, infer_task, parsed, read_targets, read_times, skewed
 from bnn_pyro.csv_files import read_cells
-from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, of_numbers, of_texts, peak
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, may_be_class, of_numbers, of_texts, of_values
+from bnn_pyro.errors import UserError, check_known, counted
 from bnn_pyro.files import SUFFIXES
 
 #: Share of the rows that are one class, from which on accuracy says little.
@@ -64,8 +64,7 @@ class Inspection:
         group = next((finding.column for finding in leave if finding.way == "groups"), None)
         excluded.pop(group, None)
         options += [("exclude", as_item(name)) for name in excluded] + [("groups", group)] * (group is not None)
-        coded = [finding.column for finding in self.findings if finding.way == "categorical"]
-        options += [("categorical", as_item(name)) for name in coded]
+        options += [("categorical", as_item(one.column)) for one in self.findings if one.way == "categorical"]
         options += [("dates", "parts")] if any(finding.way == "dates" for finding in self.findings) else []
         gaps = (column for sentence, refused, _, column in self.findings if refused and "missing" in sentence)
         options += [("missing", "indicator")] if {*gaps} - {*excluded} else []
@@ -79,21 +78,17 @@ class Inspection:
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
         if self.missing:
             kept = f"the {self.rows - self.unlabelled:,} that have a target" if self.unlabelled else "all"
-            lines.append(f"\n{_rows(self.missing)} of {self.rows:,} ({self.missing / self.rows:.1%}) with a missing "
-                         f"value; --missing drop leaves {self.rows - self.missing:,}, --missing indicator keeps "
-                         f"{kept} (of a text, missing is then a category of its own)")  # fmt: skip
+            lines.append(f"\n{counted(self.missing, 'row')} of {self.rows:,} ({self.missing / self.rows:.1%}) with a "
+                         f"missing value; --missing drop leaves {self.rows - self.missing:,}, --missing indicator "
+                         f"keeps {kept} (of a text, missing is then a category of its own)")  # fmt: skip
         if self.duplicates:
-            lines.append(f"\nof {_rows(self.duplicates)} an earlier one is the same: test rows may be training rows")
+            lines.append(f"\n{counted(self.duplicates, 'row')} as an earlier one: test rows may be training rows")
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
             some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused]
             lines += ["", title, *some] if some else []
         lines += ["", "nothing is wrong with it"] if not (self.findings or self.duplicates) else []
         first = any(f.refused and not f.way and "missing" not in f.sentence for f in self.findings)
         return "\n".join([*lines, "", f"{'once that is corrected, ' * first}train with: {self.command}"])
-
-
-def _rows(number: int) -> str:
-    return f"{number:,} row{'s' * (number != 1)}"
 
 
 def as_item(name: str) -> str:
@@ -130,6 +125,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         findings.append(Doubt(f"{len(frame)} are few: hold none of them back, or say nothing of how good a fit is",
                               len(frame) < MIN_ROWS, column="rows"))  # fmt: skip
     labelled = frame[~gaps[[*targets, *beside]].any(axis=1)]
+    known = [*targets, *(name for name, what in beside.items() if what == "event")]
     whole = frame if labelled.empty else labelled
     for name in frame:
         cells = (frame if name in (*targets, *beside) else whole)[name]
@@ -139,23 +135,22 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
     if targets and len(labelled):
         task = given.get("task") or next((of for name, of in OF.items() if name in given), None)
-        cells = whole[[*targets, *(name for name, what in beside.items() if what == "event")]]
-        task, more, doubts = _target(path, cells, task, given.get("event", "").removeprefix(cells.columns[-1])[1:])
-        known = any(one.refused and one.column in targets and "missing" not in one.sentence for one in findings)
-        findings += [one for one in doubts if not (known if one.refused else given and "--task" in one.sentence)]
+        event = given.get("event", "").removeprefix(known[-1])[1:]
+        task, more, doubts = _target(path, whole[known], task, event)
+        said = any(one.refused and one.column in targets and "missing" not in one.sentence for one in findings)
+        findings += [one for one in doubts if not (said if one.refused else given and "--task" in one.sentence)]
         given = {name: value for name, value in {**given, **more}.items() if value}
         for name in targets:
             columns[name] += f"  ← {f'target of {task}' if len(targets) == 1 else 'one of several targets'}"
-    known = [*targets, *(name for name, what in beside.items() if what == "event")]
     findings += between(whole.drop(columns=[*targets, *beside]), whole[known])
     if set(columns) <= {*targets, *beside, *(one.column for one in findings if one.refused and one.way == "exclude")}:
         findings.append(Doubt("is the only column left: there is nothing to predict it from", True, "", "target"))
     if target is None:
         findings.append(Doubt(f"which column is it? --target {' or '.join(list(columns)[-3:])}, …", True, "", "target"))
-    numbers = dict(missing=int(gaps.any(axis=1).sum()), unlabelled=len(frame) - len(labelled))
-    numbers |= dict(duplicates=int(frame.duplicated().sum()), given=given)
     aside = "; column 1 has no name: row names, left out" if frame.attrs["row_names"] else ""
-    return Inspection(path, len(frame), separator, target, task, columns, **numbers, findings=findings, aside=aside)
+    rows = dict(unlabelled=len(frame) - len(labelled), duplicates=int(frame.duplicated().sum()))
+    about = dict(missing=int(gaps.any(axis=1).sum()), **rows, findings=findings, aside=aside, given=given)
+    return Inspection(path, len(frame), separator, target, task, columns, **about)
 
 
 def _kind(cells: pd.Series, missing: int, commas: str) -> str:
@@ -173,13 +168,15 @@ def _kind(cells: pd.Series, missing: int, commas: str) -> str:
 def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doubt]:
     if gaps.any():
         words = ", ".join(sorted({f"'{cell}'" for cell in cells[gaps]}))
-        values = f"{gaps.sum():,} missing value{'s' * int(gaps.sum() > 1)}"
-        yield Doubt(f"{values} ({words}), the first in row {cells.index[gaps.argmax()]}", True)
+        first, asked = cells.index[gaps.argmax()], may_be_class(cells, gaps) if is_target else ""
+        yield Doubt(f"{counted(gaps.sum(), 'missing value')} ({words}), the first in row {first}{asked}", True)
     cells = cells[~gaps]
     values, distinct = parsed(cells), cells.nunique()
     bad = np.isnan(values)
     if not len(cells):
         yield Doubt("has no value in any row", True, "" if is_target else "exclude")
+    elif distinct == 1 and gaps.any() and not is_target:
+        yield Doubt(f"is '{cells.iloc[0]}' or missing, which may tell something: --missing indicator keeps that")
     elif distinct == 1:
         yield Doubt(f"is '{cells.iloc[0]}' in every row, and tells nothing", is_target, "" if is_target else "exclude")
     elif bad.mean() > 0.5:
@@ -220,8 +217,8 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
     if len(classes) > test or rarest < RAREST:
         if len(classes) <= round(LARGER * num) and rarest > RAREST:  # one in each part
             more = {"fractions": f"{1 - 2 * LARGER:g},{LARGER:g},{LARGER:g}"}
-        few = (f"has {len(classes)} classes, the rarest of {_rows(rarest)}, and {test} of {num} rows test: bring more, "
-               "merge classes, or give other --fractions")  # fmt: skip
+        few = (f"has {len(classes)} classes, the rarest of {counted(rarest, 'row')}, and {test} of {num} rows test: "
+               "bring more, merge classes, or give other --fractions")  # fmt: skip
         doubts = [Doubt(few, True, "options" if more else "", name)]
     if task == "classification":
         counts = present.value_counts()
@@ -234,5 +231,5 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
     elif task == "regression":
         if np.array_equal(values, np.round(values)) and values.min() == 0:
             sentences.append("whole numbers from 0 on; if they are counts, --task counts")
-        sentences += [*peak(values), *filter(None, [skewed(values)])]
+        sentences += [*of_values(values, cells.index), *filter(None, [skewed(values)])]
     return task, more, [*doubts, *(Doubt(sentence, column=name) for sentence in sentences)]

@@ -63,7 +63,8 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, compare
     for changed, words in (
         (frame.drop(columns="sd"), "no column 'sd'; it needs mean, sd"),
         (frame[1:], "test rows: give one for each in their order, or a column 'row'"),
-        (frame.assign(sd=0.0), "row 0 is missing, or has not a mean and an sd above 0: [1.0, 0.0]"),
+        (frame.assign(sd=0.0), "row 2 has not a mean and an sd above 0: [1.0, 0.0]"),  # the header is row 1
+        (frame.drop(4).reindex(frame.index), "row 6 has not a number for each of mean, sd: [nan, nan]"),
         (frame.assign(row=3), "a number stands twice in the column 'row'"),
     ):
         told = compared(run, changed, code=2)
@@ -71,7 +72,6 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, compare
     assert f"error: {tmp_path / 'none.csv'}: no such file" in command("compare", run, tmp_path / "none.csv", code=2)
 
 
-# -- calibration from the command line -----------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def houses(tmp_path_factory, quick):
     """A run of which half of the validation rows calibrated."""

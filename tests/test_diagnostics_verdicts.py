@@ -85,7 +85,7 @@ def put(unit, where, value):
 
 @pytest.mark.parametrize(("change", "words", "stuck"), [
     (lambda u: put(u, 0, 1.0), "the chains disagree about what the network predicts", []),
-    (autocorrelated, "effective draws of 2,000", []),
+    (autocorrelated, "effective draws of 2,000 in 4 chains", []),
     (lambda u: put(u, 2, 6.0), "1 chain got stuck", [2]),
     (lambda u: put(u, 1, lambda u: u[1, :1]), "1 chain got stuck", [1]),
     (lambda u: u[:1, :1].expand(4, 20, 5).clone(), "did not move", [0, 1, 2, 3]),

@@ -102,6 +102,54 @@ def test_what_is_doubtful_in_one_of_several_inputs_is_named_by_it():
     ]
 
 
+def test_a_class_called_na_is_asked_about_where_it_would_be_left_out(tmp_path):
+    y = np.where(K % 3 == 0, "NA", DENY)
+    pd.DataFrame({"a": NOISE, "y": y}).to_csv(tmp_path / "t.csv", index=False)
+    asked = "; if 'NA' is a class, write another word in these 134 cells"
+    assert [f.sentence for f in inspect_table(tmp_path / "t.csv").findings if asked in f.sentence and f.refused]
+    first = bp.load_data(tmp_path / "t.csv", missing="indicator").split["doubts"][0]
+    assert first == f"y: missing in 134 of the rows, which are left out{asked}"
+    for gap, other in (("NA", NOISE), ("", DENY), ("?", DENY)):  # of numbers, and what is no word
+        pd.DataFrame({"a": NOISE, "y": np.where(K % 3 == 0, gap, other)}).to_csv(tmp_path / "t.csv", index=False)
+        assert "is a class" not in inspect_table(tmp_path / "t.csv").text()
+    pd.DataFrame({"a": NOISE, "y": np.where(K < 4, "NA", DENY)}).to_csv(tmp_path / "t.csv", index=False)
+    assert "is a class" not in inspect_table(tmp_path / "t.csv").text()  # too few to be one
+
+
+ONE = np.where(K == 7, 2.0, K % 2)
+FEW_VALUES = {
+    "a slip": (ONE, "has 3 different values, of which 2 stands in row 9 alone (a mistake?): --task classification"),
+    "two that are not whole": (1.5 + K % 2, "has 2 different values: --task classification, if they are classes"),
+    "ten": (K % 10 / 4, "has 10 different values: --task classification"),
+    "eleven": (K % 11 / 4, None),
+    "a quantity": (NOISE, None),
+}
+
+
+@pytest.mark.parametrize(("y", "words"), FEW_VALUES.values(), ids=FEW_VALUES)
+def test_few_different_numbers_to_predict_may_be_classes_where_nobody_says_the_task(y, words, tmp_path):
+    pd.DataFrame({"a": NOISE, "y": y}).to_csv(tmp_path / "t.csv", index=False)
+    lines = [f"y: {f.sentence}" for f in inspect_table(tmp_path / "t.csv").findings if "different values" in f.sentence]
+    given = inspect_table(tmp_path / "t.csv", given={"task": "regression"}).text()
+    data = bp.load_data(tmp_path / "t.csv"), bp.load_data(tmp_path / "t.csv", task="regression")
+    assert len(lines) == (words is not None) and all(words in line for line in lines)
+    assert "different values" not in given + "".join(data[1].split.get("doubts", ()))
+    assert [*data[0].split.get("doubts", ())][: len(lines)] == lines
+    arrays = bp.dataset(NOISE[:, None], y).split.get("doubts", [])
+    assert len(arrays) == len(lines) and all("different values" in line for line in arrays)
+
+
+def test_a_value_or_none_may_tell_something(tmp_path):
+    """A column of one value says something where rows lack it, but if these are left out."""
+    pd.DataFrame({"a": NOISE, "half": np.where(K % 3, 1.0, np.nan), "y": DENY}).to_csv(tmp_path / "t.csv", index=False)
+    report = inspect_table(tmp_path / "t.csv")
+    said = [f.sentence for f in report.findings if f.column == "half"]
+    assert said[1] == "is '1.0' or missing, which may tell something: --missing indicator keeps that"
+    assert "--exclude" not in report.command and report.command.endswith("--missing indicator")
+    doubts = {how: bp.load_data(tmp_path / "t.csv", missing=how).split.get("doubts") for how in ("indicator", "drop")}
+    assert doubts == {"indicator": None, "drop": ["half: is 1 in every row, and tells nothing"]}
+
+
 def test_a_peak_of_the_target_and_categories_among_numbers(tmp_path):
     """Each is named with what helps, and the command that `inspect` prints then trains."""
     zeros = np.where(K % 2 == 0, 0.0, 3 + NOISE)

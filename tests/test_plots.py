@@ -101,6 +101,16 @@ def test_hits_coverage_and_pit_are_those_of_the_metrics_and_of_all_points(monkey
     assert heights(pit.containers[0]).tolist() == expected.tolist()
 
 
+@pytest.mark.parametrize("names", [("negative", "positive"), ("a" * 40, "b"), [f"class {k}" for k in range(25)]])
+def test_labels_of_a_confusion_matrix_are_inside_the_figure(names):
+    labels = torch.arange(100) % len(names)
+    prediction = bp.Prediction(Categorical(logits=torch.eye(len(names))[labels][None]))
+    ax = plots.confusion_matrix(prediction, labels, bp.Schema("classification", (2,), tuple(names)))
+    ax.figure.canvas.draw()
+    page, box = ax.figure.bbox, ax.get_tightbbox()
+    assert box.x0 >= 0 and box.y0 >= 0 and box.y1 <= page.y1 and ax.get_window_extent().width > 0.3 * page.width
+
+
 def test_without_ax_a_plot_is_on_pyplots_current_figure_where_that_is_empty(tmp_path):
     def inked():
         plt.savefig(tmp_path / "page.png")

@@ -136,6 +136,48 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     assert ("90 % intervals of price hold 70 % of 300 test rows: too narrow." in page) == (coverage[0] == 0.7)
 
 
+@pytest.mark.parametrize(("sure", "words"), [
+    (0.96, "off by more than chance, overconfident on average: ECE 0.2000 is above"),
+    (0.84, "off by more than chance, underconfident on average: ECE"),
+    (0.9, "off by more than chance: ECE"),
+])  # fmt: skip
+def test_the_side_of_a_confidence_is_said_and_a_step_names_what_it_corrects(sure, words):
+    ends = {"accuracy": 0.9, "accuracy_low": 0.85, "accuracy_high": 0.95, "mean_confidence": sure}
+    ece = {"ece": 0.2, "ece_floor": 0.05, "ece_floor_95": 0.1}
+    split = {**RUN.provenance["split"], "doubts": ["a: alone tells the target"]}
+    run = replace(RUN, metrics=RUN.metrics | ends | ece, provenance={**RUN.provenance, "split": split})
+    assert words in (html := run_html(run, []))
+    assert "<code>calibrate runs/a --method temperature</code> corrects the probabilities by rows that did not" in html
+    lines = [{"covered": 0.9, "size": 2.0}] * 2
+    change = {"data": "test rows, every second one", "table": lines, "level": 0.9, "calibration_rows": 150}
+    halves = replace(run, metrics=run.metrics | {"if_calibrated": change})
+    assert "--method temperature --data FILE` corrects the probabilities" in summary(halves)[-1]
+
+
+def test_equal_rows_are_said_to_be_likely_where_inputs_have_few_patterns():
+    same = RUN.metrics | {"rows_that_trained": 140}
+    few, many = (run_html(replace(RUN, metrics=same | {"different_inputs": num}), []) for num in (128, 1200))
+    assert "target and all, as is likely of 1,300 rows with 128 different inputs: if they are copies" in few
+    assert "target and all: if they are copies" in many
+
+
+@pytest.mark.parametrize(("ends", "said"), [((-0.4, 0.1), True), ((-0.4, -0.1), False)], ids=["not clear", "better"])
+def test_more_epochs_are_offered_where_any_headline_metric_is_not_clearly_better_than_knowing_nothing(ends, said):
+    nothing = {f"{name}_minus_nothing{end}": value for name, three in (("nll", (-0.2, -0.3, -0.1)),
+               ("error", (-0.2, *ends))) for end, value in zip(("", "_low", "_high"), three, strict=True)}  # fmt: skip
+    last = summary(replace(RUN, metrics=RUN.metrics | nothing))[-1]
+    assert ("more --epochs than 3, if the training curve still rose in the end; else the inputs may" in last) is said
+
+
+def test_draws_of_predictions_are_told_from_those_that_are_stored():
+    stored = replace(RUN, recipe=RUN.recipe | {"num_draws": 100}, provenance=RUN.provenance | {"stored_draws": 168})
+    assert stored.subtitle.endswith("predictions by 100 draws of 168")
+    one = replace(stored, recipe=RUN.recipe | {"num_draws": 1})
+    assert one.subtitle.endswith("predictions by 1 draw of 168") and RUN.subtitle.endswith("predictions by 5 draws")
+    wide = run_html(replace(RUN, boosting={"metrics": RUN.metrics, "differences": {}, "about": "", "seconds": 1.0}), [])
+    assert "<small>" in wide and "th:has(small) { min-width: 13.5rem; }" in wide  # room for what rows are
+
+
 def test_inputs_of_another_kind_that_look_familiar_are_said_first():
     noise = {"ood_noise_total_entropy": 0.04, "ood_noise_total_entropy_low": 0.02, "ood_noise_total_entropy_high": 0.07}
     run = replace(RUN, metrics=RUN.metrics | noise)

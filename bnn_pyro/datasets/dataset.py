@@ -272,6 +272,7 @@ class Raw(Schema):
     doubts      what was read as it was hardly meant, a sentence each
     dropped     rows of the file that were left out for a missing value
     validation  training rows to hold out where there is an own test part; None: a sixth (10,000 of MNIST)
+    inferred    whether nobody said the task
     """
 
     input_shape: tuple[int, ...] = field(init=False)
@@ -283,6 +284,7 @@ class Raw(Schema):
     rows: Tensor | None = None
     validation: int | None = None
     dropped: int = 0
+    inferred: bool = False
     index: Tensor | None = None
     doubts: tuple[str, ...] = ()
 

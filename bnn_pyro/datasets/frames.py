@@ -164,9 +164,9 @@ def target_fields(
     if event or task == "survival":
         y = torch.from_numpy(read_times(where, cells, event[1] if event[1:] else None))
         return dict(task="survival", y=y, target=cells.columns[0], event=(cells.columns[1], *event[1:]))
+    about = dict(inferred=task is None, targets=tuple(cells.columns) if cells.shape[1] > 1 else ())
     task, y, classes = read_targets(where, cells, task, order)
-    several = tuple(cells.columns) if cells.shape[1] > 1 else ()
-    return dict(task=task, y=torch.from_numpy(y), classes=classes, target=", ".join(cells.columns), targets=several)
+    return dict(task=task, y=torch.from_numpy(y), classes=classes, target=", ".join(cells.columns), **about)
 
 
 def event_column(what: str, event: str, names: Sequence[str]) -> tuple[str, ...]:

@@ -211,11 +211,12 @@ def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
     """Those of the inputs, and of a target that is a number; ``numbers`` are of its rows."""
     if raw.task != "regression" or len(raw.y) <= FEW:
         return [*raw.doubts]
-    from bnn_pyro.doubts import of_numbers, peak  # data that come with the package need none
+    from bnn_pyro.doubts import of_numbers, of_values  # data that come with the package need none
 
     y = (raw.y.log() if raw.target_scale == "log" else raw.y).double().numpy()
     sentences = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
-    sentences += [skewed(y), *peak(y)] if raw.target_scale == "identity" else []
+    if raw.target_scale == "identity":
+        sentences += [skewed(y), *of_values(y, numbers.numpy() if raw.inferred else None)]
     what = raw.target if raw.target_scale == "identity" else f"the logarithm of {raw.target}"
     return [*(f"{what}: {sentence}" for sentence in sentences if sentence), *raw.doubts]
 

@@ -126,6 +126,8 @@ def raw_table(
     missing, dates  as of ``dataset``   words  texts that stand for a missing value
     exposure  the name of the last column of inputs, where that is one   of_target  as of ``frames.target_fields``
     """
+    from bnn_pyro.doubts import may_be_class, of_table
+
     gaps, read = gaps_in(frame, words), ()
     if missing == "refuse":
         frames.refuse_gaps(where, frame, gaps, frames.WAY)
@@ -144,6 +146,7 @@ def raw_table(
         name = gaps.loc[:, gaps.columns.isin(of_rows) != mended].mean().idxmax()
         way = "; leave it out (--exclude, exclude=), or give missing='indicator' (--missing indicator)" * mended
         raise UserError(f"{where}: every row has a missing value, most often in column '{name}'{way}")
+    asked = may_be_class(frame[target[0]], gaps[target[0]])
     gaps = gaps.loc[whole.index]
     fields = frames.target_fields(where, whole[target], **of_target)
     columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
@@ -152,13 +155,11 @@ def raw_table(
             raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']}; say "
                             "--task counts (task=)")  # fmt: skip
         columns[-1] = Column(exposure, exposure=True)
-    from bnn_pyro.doubts import of_table
-
     made = {part for date in read for part in date.parts}
     looked_at = [name for name in whole.columns if name not in made and name not in target]
     left = len(frame) - len(whole)
-    said = [f"{' or '.join(of_rows)}: missing in {left:,} of the rows, which are left out"] * (missing == "indicator")
-    doubts = (*said[:left], *of_table(whole[looked_at], gaps, whole[target]))
+    said = [f"{' or '.join(of_rows)}: missing in {left:,} of the rows, which are left out{asked}"]
+    doubts = (*said[: left * (missing == "indicator")], *of_table(whole[looked_at], gaps, whole[target]))
     features = tuple(feature for column in columns for feature in column.features)
     about = dict(name=str(where), source=str(where), features=features, columns=tuple(columns), dates=read)
     rows = None if not left else torch.from_numpy(frame.index.get_indexer(whole.index))

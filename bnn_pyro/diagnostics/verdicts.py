@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bnn_pyro.diagnostics.importance import GOOD_K
-from bnn_pyro.errors import Introduced
+from bnn_pyro.errors import Introduced, counted
 
 #: From good to bad.
 LEVELS = ("good", "caution", "bad")
@@ -175,7 +175,7 @@ def verdicts(f: Findings) -> tuple[Verdict, ...]:
 
 def _overall(f: Findings) -> Verdict:
     if f.broken:
-        return f.say("bad", "overall, broken", broken=_times(f.broken, "draw"))
+        return f.say("bad", "overall, broken", broken=counted(f.broken, "draw"))
     if f.failed:
         return Verdict("bad", "overall", f"The fit failed: {f.failed}")
     if f.kind == "chains":
@@ -196,11 +196,11 @@ def _chains(f: Findings) -> Verdict:
     if f.constant and draws > 1:
         return f.say("bad", "overall, frozen")
     if not f.has("ess_bulk_min"):
-        sizes = {"chains_of": _times(chains, "chain"), "draws_of": _times(draws, "draw")}
+        sizes = {"chains_of": counted(chains, "chain"), "draws_of": counted(draws, "draw")}
         return f.say("bad", "overall, short", **sizes)
     low = min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
-    ess = f"{math.floor(low):,} effective draws of {chains * draws:,}"
-    where = _times(int(f.get("points")), f"{'test' if f.tested else 'training'} point")
+    ess = f"{math.floor(low):,} effective draws of {chains * draws:,} in {counted(chains, 'chain')}"
+    where = counted(int(f.get("points")), f"{'test' if f.tested else 'training'} point")
     if not f.has("rhat_max"):
         return f.say("caution", "overall, single", ess=ess, where=where)
     rhat, demand = f.get("rhat_max"), f"it should be below {RHAT}"
@@ -213,10 +213,9 @@ def _chains(f: Findings) -> Verdict:
     if few or stuck > STUCK * chains:
         reasons = [clause for clause, _ in known.values()]
         if stuck > STUCK * chains:
-            reasons.append(f"{_times(int(stuck), 'chain')} got stuck")
+            reasons.append(f"{counted(int(stuck), 'chain')} got stuck")
         if few:
-            disagreed = "the chains disagree about what the network predicts"
-            reasons.append(disagreed if rhat > RHAT_BAD and f.apart() else "there are too few effective draws")
+            reasons.append(SENTENCES["disagree" if rhat > RHAT_BAD and f.apart() else "few draws"])
         remedies = "; ".join(remedy for _, remedy in known.values()) + "; then " * bool(known)
         remedies += SENTENCES["longer, noisy" if f.stochastic else "longer"]
         return f.say("bad", "overall, bad", because=" and ".join(reasons), measured=measured, remedies=remedies)
@@ -244,13 +243,13 @@ def _details(f: Findings) -> Iterator[Verdict]:
         yield f.say("caution", "test rows")
     if (stuck := f.get("stuck_chains")) > 0:
         level = "bad" if stuck > STUCK * f.get("chains") else "caution"
-        yield f.say(level, "stuck chains", stuck=_times(int(stuck), "chain"))
+        yield f.say(level, "stuck chains", stuck=counted(int(stuck), "chain"))
     if f.get("divergences") > 0:
         which, level = "divergences", "bad" if f.diverged > DIVERGENT else "caution"
         if not f.has("acceptance_mean"):
             which, level = "divergences, taken back", "caution"
         of = f"draws had among their {f.get('thin'):,.0f} transitions one that" if f.has("thin") else "transitions"
-        yield f.say(level, which, of=of, chains_of=_times(int(f.get("divergent_chains")), "chain"))
+        yield f.say(level, which, of=of, chains_of=counted(int(f.get("divergent_chains")), "chain"))
     elif f.has("divergences"):
         yield f.say("good", "divergences, none")
     if f.get("bfmi_min") < BFMI:
@@ -271,11 +270,8 @@ def _details(f: Findings) -> Iterator[Verdict]:
         yield f.say("good" if about == "training" else "caution", about, narrowed=narrowed)
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
-        level, but = "good", f"; no row matters too much (Pareto k below {GOOD_K})"
-        if bad:
-            level = "caution" if bad <= 0.1 * rows else "bad"
-            but = f"; {_times(bad, 'row')} matter{'s' * (bad == 1)} too much for it to be trusted (Pareto k above "
-            but += f"{GOOD_K}): look there, or compare by test rows"
+        level = "good" if not bad else "caution" if bad <= 0.1 * rows else "bad"
+        but = f.fill(f"leave-one-out, {'bad' if bad else 'fine'}", bad=counted(bad, "row"), s="s" * (bad == 1))
         some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
         yield f.say(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
         if f.get("pit_p") < CHANCE:
@@ -290,8 +286,3 @@ def _details(f: Findings) -> Iterator[Verdict]:
         yield f.say("caution", f"predictive check, {'worse' if p < CHANCE else 'better'}")
     elif f.has("ppc_p"):
         yield f.say("good", "predictive check")
-
-
-def _times(num: int, what: str) -> str:
-    """ "1 chain", "2 chains"."""
-    return f"{num:,} {what}{'' if num == 1 else 's'}"

@@ -14,7 +14,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
-from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel, panels
+from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel, panels, short
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, MARKERS, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
@@ -31,9 +31,10 @@ def confusion_matrix(prediction: Prediction, y: Targets, schema: Schema | None =
     The colour is the share of the row: blue for those that are right, red for those that are wrong.
     """
     counts = metrics.confusion_matrix(prediction, y)
-    names = class_names(prediction, schema)
-    size = 2.2 + 0.36 * len(names) if len(names) <= 20 else 7.5
-    ax = panel(ax, size + 1.2, size)
+    names = [short(name, 20) for name in class_names(prediction, schema)]
+    size, long = 2.2 + 0.36 * len(names) if len(names) <= 20 else 7.5, max(map(len, names))
+    upright = len(names) * long > 16
+    ax = panel(ax, size + 1.5 + 0.07 * long, size + 0.07 * long * upright)
     right = np.where(np.eye(len(names)), counts, -counts) / np.maximum(counts.sum(1, keepdims=True), 1)
     annotations = np.array([[f"{n:,}" if n else "" for n in row] for row in counts]) if len(names) <= 20 else False
     seaborn.heatmap(
@@ -43,7 +44,7 @@ def confusion_matrix(prediction: Prediction, y: Targets, schema: Schema | None =
     )  # fmt: skip
     ax.collections[0].colorbar.set_ticklabels(["all wrong", "0", "all right"])
     ax.tick_params(axis="y", rotation=0)
-    ax.tick_params(axis="x", rotation=90 if len(names) * max(map(len, names)) > 16 else 0)
+    ax.tick_params(axis="x", rotation=90 * upright)
     wrong = counts.sum() - np.trace(counts)
     ax.set(xlabel="most probable class", ylabel="true class", title=f"{wrong:,} of {counts.sum():,} wrong")
     return ax

@@ -4,6 +4,7 @@ In this order: what its rows can show, its scores, whether it is better than kno
 whether its probabilities or intervals hold, and what to try next. Why a fit failed stands before it (``worries``).
 """
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -37,7 +38,9 @@ def summary(run: tables.RunFacts) -> list[str]:
         sentences.append(said["few"].format(rows=rows, share=100 / rows))
     if (same := run.metrics.get("rows_that_trained", 0)) > MAX_REPEATED * rows:
         way = "" if run.provenance["split"].get("kind") == "groups" else "keep copies together with --groups, or "
-        sentences.append(said["repeated"].format(same=same, way=way))
+        every, different = run.provenance["rows"]["train"] + rows, run.metrics.get("different_inputs", math.inf)
+        likely = f", as is likely of {every:,} rows with {different:,} different inputs" * (2 * different <= every)
+        sentences.append(said["repeated"].format(same=same, way=way, likely=likely))
     few = RIGHT[1] if rows < TOO_FEW else ""
     for other, differences in _rivals(run):
         sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
@@ -49,22 +52,20 @@ def summary(run: tables.RunFacts) -> list[str]:
     # Where a model is right more often than the level, some of its sets would be empty.
     if change and not (classes and change["table"][1]["size"] < 1):
         before, after = change["table"][:2]
-        what, mean = ("sets", "classes a set") if classes else ("intervals", "wide")
-        what, mean = ("boxes", "as the geometric mean of a row's widths") if run.task == "targets" else (what, mean)
-        now = f"with each target's own {100 * change['level']:g} % interval" if run.task == "targets" else "as they are"
-        other, rows = "other " * run.halves_test_rows, f"{change['calibration_rows']} {change['data']}"
-        sentences.append(
-            f"{100 * change['level']:g} % {what} calibrated by {rows}, would hold {100 * after['covered']:.0f} % of "
-            f"the {other}test rows, {after['size']:.3g} {mean} on average ({now} {100 * before['covered']:.0f} % "
-            f"and {before['size']:.3g}): `{run.way_to_calibrate}`."
-        )
+        words, level = said["boxes" if run.task == "targets" else "sets" if classes else "intervals"], change["level"]
+        how = {name: text.format(level=100 * level) for name, text in words.items()}
+        how |= dict(other="other " * run.halves_test_rows, way=run.way_to_calibrate)
+        how |= dict(level=100 * level, rows=f"{change['calibration_rows']} {change['data']}")
+        how |= dict(before=100 * before["covered"], after=100 * after["covered"], before_size=before["size"])
+        sentences.append(said["calibrated"].format(size=after["size"], **how))
     if unsure := run.rows.get("uncertain", ()):
-        numbers = ", ".join(row["row"] for row in unsure[:3])
-        sentences.append(f"The report shows the rows that it is least sure of: {numbers}, …")
+        sentences.append(said["unsure"].format(numbers=", ".join(row["row"] for row in unsure[:3])))
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
-        above = run.metrics["ece"] > run.metrics["ece_floor_95"]
+        above, sure = run.metrics["ece"] > run.metrics["ece_floor_95"], run.metrics.get("mean_confidence", math.nan)
         verdict, place = ("off", "above") if above else ("not off", "within")
-        sentences.append(said["probabilities"].format(verdict=verdict, place=place, **run.metrics))
+        sides = {"over": sure > run.metrics["accuracy_high"], "under": sure < run.metrics["accuracy_low"]}
+        how = "".join(f", {side}confident on average" for side, holds in sides.items() if holds and above)
+        sentences.append(said["probabilities"].format(verdict=verdict, place=place, how=how, **run.metrics))
     if outside := run.metrics.get("means_outside"):
         infinite = ", which are infinite" * ("rmse" not in run.metrics)
         sentences.append(said["outside"].format(outside=outside, infinite=infinite))
@@ -95,9 +96,7 @@ def _named(rows: dict[str, int], names: list[str]) -> str:
 
 def _rivals(run: tables.RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
     """(name, paired differences to it) of what a run is compared with, knowing nothing first."""
-    alone = dict.fromkeys(("classification", "ordinal"), "class frequencies") | {"counts": "training rate"}
-    alone |= {"survival": "training times", "labels": "labels' frequencies", "targets": "training means"}
-    yield f"the {alone.get(run.task, 'training mean')} alone", run.differences(tables.NOTHING)
+    yield f"the {read_texts('summary')['alone'][run.task]} alone", run.differences(tables.NOTHING)
     if run.baseline is not None:
         yield run.baseline.label, run.differences()
     if run.boosting:
@@ -129,33 +128,32 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
 
 
 def _next_steps(run: tables.RunFacts) -> Iterator[str]:
-    rows = run.provenance["rows"]["test"]
+    rows, said = run.provenance["rows"]["test"], read_texts("summary")
     for name, ratio in run.metrics.get("errors_by", {}).items():
         there, other = ("largest", "smallest") if ratio > 1 else ("smallest", "largest")
-        yield (f"`--noise heteroscedastic`, as errors are {max(ratio, 1 / ratio):.2g} times as large in the third of "
-               f"the test rows where {name} is {there} as where it is {other}")  # fmt: skip
+        yield said["uneven"].format(ratio=max(ratio, 1 / ratio), name=name, there=there, other=other)
     if not rows or any(worry["about"] != "training" for worry in run.worries):  # they say what to do
         return
     others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}
-    nothing, boosting = (tables.difference(differences, "nll", run.task) for differences in others)
+    boosting = tables.difference(others[1], "nll", run.task)
+    nothing = filter(None, (tables.difference(others[0], name, run.task) for name in run.headline))
     if boosting is not None and boosting.verdict == "worse" and rows >= TOO_FEW:
-        cut = "limit" in run.provenance.get("stopped", "")
-        more = (
-            "more --minutes" if run.recipe.get("auto") else "more --max-minutes" if cut else "train auto, more --epochs"
-        )
+        cut = "more --max-minutes" if "limit" in run.provenance.get("stopped", "") else "train auto, more --epochs"
+        more = "more --minutes" if run.recipe.get("auto") else cut
         yield f"gradient boosting predicts better: {more}, or take its predictions"
-    elif nothing is not None and nothing.verdict != "better":
-        doubts = run.provenance["split"].get("doubts")
-        rest, settings = "more rows, or other columns", run.recipe["inference_settings"]
-        epochs, draws = settings.get("epochs"), settings.get("draws")  # with draws, epochs are of where they start
-        first = f"more --epochs than {epochs:,}, if the training curve still rose in the end; else " if epochs else ""
-        first = f"more draws than {draws:,} a chain (of auto more --minutes); else " if draws else first
-        yield (f"correct what is named of the data; else {first}{rest}" if doubts
-               else f"{first}the inputs may say little: {rest}")  # fmt: skip
+    elif any(cell.verdict != "better" for cell in nothing):
+        settings = run.recipe["inference_settings"]  # with draws, epochs are of where they start
+        more = next((f"more_{name}" for name in ("draws", "epochs") if settings.get(name)), "")
+        first = said[more].format(**settings) if more else ""
+        yield said["named" if run.provenance["split"].get("doubts") else "little"].format(first=first)
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and rows >= TOO_FEW and not run.guarantees and run.task not in ("survival", "targets"):
-        yield f"`{run.way_to_calibrate}` corrects that by rows that did not train"
+        what, way = "the intervals", run.way_to_calibrate
+        if "ece" in run.metrics:  # conformal sets leave them as they are
+            what, way = "the probabilities", f"calibrate {run.folder} --method temperature"
+            way += " --data FILE" * run.halves_test_rows
+        yield f"`{way}` corrects {what} by rows that did not train"
     if run.is_unbalanced and len(classes := run.metrics["class_rows"]) == 2:
         rare, more = min(classes, key=classes.get), "finds more of the rare class; a figure says how many"
         missed = classes[rare] - run.metrics["class_predictions"][rare] + rows * run.metrics["error"]  # twice so many

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, Self
 
 import pandas as pd
 
+from bnn_pyro.errors import counted
 from bnn_pyro.metrics import METRICS, SCORES
+from bnn_pyro.reports import read_texts
 
 #: What is said of a difference that its errors can explain.
 NOT_CLEAR = "no clear difference"
@@ -140,30 +142,24 @@ class RunFacts:
         """{level, about, sentence} of each: why the fit failed; that it is worse than knowing nothing; chains that have
         not converged; inputs of another kind that look familiar; a q too wide.
         """
-        kinds = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}.items()
+        kinds, said = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}.items(), read_texts("summary")
         words = ((*kind, self.metrics[key]) for key, kind in kinds if self.metrics.get(key))
         failed = [dict(zip(("level", "about", "sentence"), some, strict=True)) for some in words]
         cut = f" It was cut short: {why}." if "limit" in (why := self.provenance.get("stopped", "")) else ""
         chains = [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
         failed += [{**one, "sentence": one["sentence"] + cut} for one in chains[:1]] + chains[1:]
-        for key in (key for key in self.metrics if re.fullmatch("ood_.+_total_entropy", key)):
-            if self.metrics.get(f"{key}_high", 1.0) < 0.5:
-                name = key.removeprefix("ood_").removesuffix("_total_entropy")
-                sentence = (f"{name} gets more certain predictions than the test rows (AUROC by total entropy "
-                            f"{self.metrics[key]:.2f}): the entropy does not tell such inputs apart.")  # fmt: skip
+        for key in filter(None, (re.fullmatch("ood_(.+)_total_entropy", name) for name in self.metrics)):
+            if self.metrics.get(f"{key[0]}_high", 1.0) < 0.5:
+                sentence = said["familiar"].format(name=key[1], auroc=self.metrics[key[0]])
                 failed.append({"level": "caution", "about": "out-of-distribution inputs", "sentence": sentence})
-        if (low := self.metrics.get("nll_over_mean_weights_low", 0.0)) > MARGIN:
-            lower = self.metrics["nll_over_mean_weights"]
-            figures = [f"the NLL is lower by {lower:.3g} nats a row, at least {low:.2g}"]
-            forms = {"kl_share": "the KL is {:.0%} of −ELBO", "signal_to_noise": "the median |μ|/σ is {:.2g}"}
-            figures += [form.format(self.metrics[key]) for key, form in forms.items() if key in self.metrics]
-            if len(sites := self.metrics.get("signal_to_noise_of_sites", {})) > 1:
-                lowest = sorted(sites, key=sites.get)[:3]
-                figures.append("lowest in " + ", ".join(f"{site} {sites[site]:.2g}" for site in lowest))
+        if self.metrics.get("nll_over_mean_weights_low", 0.0) > MARGIN:
+            sites, known = self.metrics.get("signal_to_noise_of_sites", {}), dict(self.metrics)
+            if len(sites) > 1:
+                known["lowest"] = ", ".join(f"{site} {sites[site]:.2g}" for site in sorted(sites, key=sites.get)[:3])
+            figures = [form.format(**known) for key, form in said["of_mean_weights"].items() if key in known]
             longer = "more --minutes" if self.recipe.get("auto") and "stopped" in self.provenance else "more epochs"
             last = f"or {longer}" if self.recipe.get("auto") else f"{longer}, or auto"
-            sentence = (f"The network at the mean weights predicts better than the draws ({', '.join(figures)}): q is "
-                        f"too wide here. Try fewer weights, a narrower prior, {last}.")  # fmt: skip
+            sentence = said["mean_weights"].format(figures=", ".join(figures), last=last)
             failed.append({"level": "caution", "about": "mean weights", "sentence": sentence})
         return failed
 
@@ -184,10 +180,11 @@ class RunFacts:
     @property
     def subtitle(self) -> str:
         """One line under the title."""
-        rows = self.provenance["rows"]
+        rows, num, stored = self.provenance["rows"], self.num_draws, self.provenance.get("stored_draws", 0)
+        draws = counted(num, "draw") + f" of {stored:,}" * (stored > num)
         return (
             f"{self.task.capitalize()} · inference by {self.recipe['inference']} · seed {self.recipe['seed']} · "
-            f"{rows['train']:,} training rows · {rows['test']:,} test rows · {self.num_draws} draws"
+            f"{rows['train']:,} training rows · {rows['test']:,} test rows · predictions by {draws}"
             + (f" · chosen by auto: {self.recipe['auto'].get('reason')}" if self.recipe.get("auto") else "")
         )
 

@@ -176,11 +176,15 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     elif len(frame) != len(rows):
         raise UserError(f"{path} has {len(frame):,} lines, and there are {len(rows):,} test rows: give one for each in "
                         "their order, or a column 'row'")  # fmt: skip
+    else:
+        frame.index += 2  # the header is row 1
     values = frame[names].apply(pd.to_numeric, errors="coerce").to_numpy(float)
     good = (values >= 0).all(1) & (abs(values.sum(1) - 1) < SUM) if schema.has_classes else values[:, 1] > 0
     if len(bad := np.flatnonzero(~(good & np.isfinite(values).all(1)))):
-        what = "probabilities that add up to 1" if schema.has_classes else "a mean and an sd above 0"
-        raise UserError(f"{path}: row {frame.index[bad[0]]} is missing, or has not {what}: {values[bad[0]].tolist()}")
+        row, cells = frame.index[bad[0]], values[bad[0]]
+        what = "probabilities from 0 on that add up to 1" if schema.has_classes else "a mean and an sd above 0"
+        what = what if np.isfinite(cells).all() else f"a number for each of {', '.join(names)}"
+        raise UserError(f"{path}: row {row} has not {what}: {cells.tolist()}")
     made = torch.tensor(values, dtype=torch.float32)[None]
     if schema.has_classes:
         return of_classes(schema.task, made.clamp_min(torch.finfo(made.dtype).eps))  # the floor that torch has

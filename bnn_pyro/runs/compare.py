@@ -14,7 +14,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, MIN_TAIL, Loo, NoWeights, importance_weights, leave_one_out, psis
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, counted
 from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
@@ -123,7 +123,7 @@ def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> tables.Section:
         mine = np.isin(loo.rows, rows)
         points[label], bad = loo.elpd[mine], int((~(loo.pareto_k[mine] <= GOOD_K)).sum())
         if bad:
-            notes[label] = f"{bad:,} row{'s' if bad > 1 else ''} with k above {GOOD_K}"
+            notes[label] = f"{counted(bad, 'row')} with k above {GOOD_K}"
     title = f"Ranking by PSIS-LOO, {len(rows):,} of {num:,} training rows"
     sentence = read_texts("statistics")["rankings"]["left_out"]
     return tables.Section(title, sentence, ranking_table(ranked(points, notes)), reasons)

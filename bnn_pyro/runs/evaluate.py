@@ -138,9 +138,9 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
             pairs = zip(data.schema.targets, prediction.each, data.y_test.unbind(1), strict=True)
             scores["targets"] = {target: metrics.evaluate(one, y).flat() for target, one, y in pairs}
         if prediction.has_classes:
-            floor = metrics.ece_floor(prediction)
-            scores |= {"ece_floor": floor.mean, "ece_floor_95": floor.quantile_95}
-            scores["mean_entropy"] = prediction.total.mean().item()
+            scores |= dict(zip(("ece_floor", "ece_floor_95"), metrics.ece_floor(prediction), strict=True))
+            means = {"mean_entropy": prediction.total, "mean_confidence": prediction.mean.amax(-1)}
+            scores |= {name: values.mean().item() for name, values in means.items()}
             for what, labels in (("rows", data.y_test), ("predictions", prediction.mean.argmax(-1))):
                 counts = labels.bincount(minlength=len(data.schema.classes)).tolist()
                 scores[f"class_{what}"] = dict(zip(data.schema.classes, counts, strict=True))
@@ -154,14 +154,16 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         names = HEADLINE[data.schema.task]
         scores |= paired_differences(prediction, knows_nothing(data, data.x_test), data.y_test, NOTHING, names)
         against = {k.replace(NOTHING, ""): v for k, v in scores.items() if NOTHING in k}
-        cells = {name: difference(against, name, data.schema.task) for name in names}
-        verdicts = {name: cell.verdict if cell else "" for name, cell in cells.items()}
+        verdicts = {name: getattr(difference(against, name, data.schema.task), "verdict", "") for name in names}
         if not failed and len(prediction) >= TOO_FEW and "worse" in verdicts.values() and verdicts["nll"] != "better":
             by = "nll" if verdicts["nll"] == "worse" else "errors"
             way = way_out(posterior, data, by, verdicts[names[0]] == "better", num_draws=num_draws)
             scores["worse"] = f"Predictions of the test rows are worse than knowing nothing: {way}."
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
-        scores |= {"rows_that_trained": _known_rows(posterior, data.x_test, data.y_test)}
+        scores["rows_that_trained"] = _known_rows(posterior.rows, data.x_test, data.y_test)
+        if scores["rows_that_trained"]:
+            pairs = (data.x_train, data.y_train), (data.x_test, data.y_test)
+            scores["different_inputs"] = len(torch.cat([row_digests(x, 0 * y) for x, y in pairs]).unique())
         scores |= against_mean_weights(posterior, prediction, data)
     if len(data.x_val):
         validation = predict_with_progress(posterior, data.x_val, num_draws, f"validation rows ({name})")
@@ -241,17 +243,15 @@ def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, nu
         content["calibrated"] = made | {"table": coverage_table(both, y, made["level"], {}, every)}
         table += f"\n\nAbove without calibration, below both:{guarantees_section(content['calibrated']).text()}"
     path = folder.write(f"metrics-{what}.json", scores | content)
-    if used := _known_rows(posterior, x, y):
+    if used := _known_rows(posterior.rows, x, y):
         table += f"\n\n{used:,} of these rows trained this run, or equal such: they fit better than new ones"
-    theirs = None if calibrated is posterior else getattr(calibrated, "rows", None)
-    if theirs is not None and (used := int(torch.isin(row_digests(x, y), theirs).sum())):
+    if calibrated is not posterior and (used := _known_rows(calibrated.rows, x, y)):
         table += f"\n\n{used:,} of these rows calibrated it: what is said of new ones does not hold of them"
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
 
-def _known_rows(posterior: Posterior, x: Tensor, y: Tensor) -> int:
-    """How many of these rows are the same as one that trained; 0 where that is not known."""
-    known = getattr(posterior, "posterior", posterior).rows
+def _known_rows(known: Tensor | None, x: Tensor, y: Tensor) -> int:
+    """How many of these rows are the same as one of which these are the digests; 0 where that is not known."""
     return 0 if known is None else int(torch.isin(row_digests(x, y), known).sum())
 
 
