@@ -271,16 +271,19 @@ def test_minutes_given_to_auto_end_the_draws_but_not_what_comes_before(monkeypat
     assert all(torch.equal(v[:, :2], some.chains[site]) for site, v in whole.chains.items())
 
 
-CASES = ((0.2, 16, False), (0.2, 24, True), (9.0, 24, False), (0.9, 100, False), (0.01, 100, True))
+#: (noise, curvature, rows, whether targets are called linear): too few; noise alone; a curve in what is left, of rows
+#: that tell it, or of few; so little left that it does not matter; more rows than ten for each input and four.
+CASES = ((0.1, 0, 9, False), (0.1, 0, 12, True), (3, 0, 60, False), (0.3, 0, 80, True), (0.1, 0.2, 80, False),
+         (0.1, 0.2, 20, True), (0.01, 0.01, 80, True), (0.3, 0, 95, False))  # fmt: skip
 
 
 def test_targets_that_are_nearly_linear_take_no_hidden_layers():
-    x = torch.randn(100, 20, generator=torch.Generator().manual_seed(0))
-    for noise, rows, linear in CASES:
-        y = x.sum(1) + noise * torch.randn(100, generator=torch.Generator().manual_seed(1))
+    x, e = torch.randn(100, 6, generator=torch.Generator().manual_seed(0)).split([5, 1], 1)
+    for noise, curve, rows, linear in CASES:
+        y = x.sum(1) + curve * x[:, 0].square() + noise * e[:, 0]
         data = bp.dataset(x[:rows], y[:rows], split=0.0, validation=0)
         setup = set_up("auto", None, lambda data=data: data)
-        assert (setup.entry.hidden == ()) == (setup.inference == "nuts") == linear
+        assert (setup.entry.hidden == ()) == (setup.inference == "nuts") == linear, (noise, curve, rows)
         assert ("nearly linear" in setup.auto["reason"]) == linear
         assert set_up("auto", None, lambda data=data: data, settings={"hidden": (9,)}).entry.hidden == (9,)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -42,9 +43,11 @@ MIN_DRAWN = 0.2
 WIDE = 16
 #: Rows an input below which, and inputs from which on, the prior of numbers is fan-in:2, half as wide.
 FEW, SEVERAL = 40, 4
-#: Targets are nearly linear where a ridge regression leaves less than this share of their variance, and of many rows
-#: less still, as a network then learns more of the rest; rows that a table has at least, and numbers at most.
-LEFT, MIN_LINEAR, MAX_LINEAR = 0.2, 10, 1_000_000
+#: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, and one with a Gaussian
+#: kernel no less than CURVED of that; but of few rows, or with so little left, that no network learns the rest, LEFT over
+#: the square of the rows for each of inputs + SEVERAL is the limit, whatever the kernel.
+LEFT, CURVED, MIN_CURVED, EXACT = 0.2, 0.85, (50, 1.5), 1e-3
+MIN_LINEAR, MAX_EACH, MAX_LINEAR = 10, 10, 1_000_000  # rows, rows for each, numbers
 #: Settings that ask for no other model or method than that of nearly linear targets.
 LINEAR_TAKES = {"prior", "noise", "bias", "draws", "warmup", "chains", "thin", "target_accept", "cores", "compiled"}
 #: Noise of numbers: see ``Rule.noise``.
@@ -215,21 +218,26 @@ def set_up(
 
 
 def is_linear(data: Dataset) -> bool:
-    """Whether a ridge regression leaves little of the variance of targets, in training rows that are left out in turn.
-
-    Little is less than LEFT, times the square of (inputs + SEVERAL) / rows where that is below 1.
-    """
+    """Whether a ridge regression leaves little of the variance of rows left out in turn, a Gaussian kernel not less."""
     schema, rows, inputs = data.schema, len(data.x_train), math.prod(data.schema.input_shape)
     small = MIN_LINEAR <= rows <= FEW * inputs and rows * inputs <= MAX_LINEAR
     if schema.task != "regression" or schema.is_image or not small or not isinstance(data.x_train, torch.Tensor):
         return False
-    from sklearn.linear_model import RidgeCV
+    from sklearn import linear_model, metrics
 
-    x, y = (part.detach().cpu().double() for part in (data.x_train.flatten(1), data.y_train))
-    y = y.log() if schema.target_scale == "log" else y
-    y = ((y - y.mean()) / y.std()).numpy()
-    left = -RidgeCV([10.0**k for k in range(-3, 5)]).fit(x.numpy(), y).best_score_
-    return bool(left < LEFT * min(1.0, (inputs + SEVERAL) / rows) ** 2)
+    x, y = (part.detach().cpu().double().numpy() for part in (data.x_train.flatten(1), data.y_train))
+    y = np.log(y) if schema.target_scale == "log" else y
+    ridge = linear_model.RidgeCV([10.0**k for k in range(-6, 5)])
+
+    def left(features: np.ndarray) -> float:
+        return -ridge.fit(features, (y - y.mean()) / y.std()).best_score_
+
+    linear, each = left(x), rows / (inputs + SEVERAL)
+    if linear < EXACT or rows < max(MIN_CURVED[0], MIN_CURVED[1] * inputs):
+        return bool(linear < LEFT / max(1.0, each) ** 2)
+    kernels = (metrics.pairwise.rbf_kernel(x, gamma=0.5 / (inputs * width**2)) for width in (1, 2, 4, 8))
+    curved = (left(np.linalg.cholesky(kernel + 1e-8 * np.eye(rows))) for kernel in kernels)
+    return bool(each <= MAX_EACH and linear < LEFT and min(curved) > CURVED * linear)
 
 
 def limit_of(setup: Setup, max_minutes: float | None) -> dict[str, float]:
