@@ -43,8 +43,8 @@ MIN_DRAWN = 0.2
 WIDE = 16
 #: Rows an input below which, and inputs from which on, the prior of numbers is fan-in:2, half as wide.
 FEW, SEVERAL = 40, 4
-#: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, one with a Gaussian kernel
-#: no less than CURVED of that; of few rows, or with hardly any left, where the first leaves less than the rows allow.
+#: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, and a Gaussian kernel no
+#: less than CURVED of that; of few rows, or with hardly any left, where the first leaves less than the rows allow.
 LEFT, CURVED, MIN_CURVED, EXACT = 0.2, 0.85, (50, 1.5), 1e-3
 MIN_LINEAR, MAX_EACH, MAX_LINEAR = 10, 10, 1_000_000  # rows, rows for each, numbers
 #: Settings that ask for no other model or method than that of nearly linear targets.
