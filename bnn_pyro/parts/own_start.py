@@ -28,7 +28,7 @@ from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from bnn_pyro.errors import UserError, first_line
+from bnn_pyro.errors import UserError, first_line, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, layers_digest, outputs_seen, users_code, with_weights
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
@@ -202,7 +202,9 @@ class _DrawnNorm(_BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+            with refusing("a step or a part of one has a single row, and batch normalisation takes several: take a "
+                          "larger batch_size, a smaller accumulate, or batch_norm='frozen'", ValueError):  # fmt: skip
+                return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         if not torch.is_grad_enabled():  # in a third of the time, but without gradients by the buffers
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         scale = (self.running_var + self.eps).rsqrt() * (1.0 if self.weight is None else self.weight)
