@@ -1,7 +1,8 @@
 """Networks of one's own that are odd: what can be fitted is, and the rest is refused with the way out."""
 
 import pytest
-from own_networks import OUT
+import torch
+from own_networks import OUT, OUTPUTS, Wrong
 from refused import refuses
 from test_own_network import fit, rows
 from torch import nn
@@ -16,3 +17,31 @@ def test_a_single_row_is_no_batch_to_normalise_by(method):
     net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, OUT))
     refuses("a single row, .* larger batch_size, a smaller accumulate, or batch_norm='frozen'", fit, net, method)
     fit(bp.Bayesian(net, batch_norm="frozen"), method, data=rows(10))
+
+
+def by_numpy(f, net):
+    return torch.as_tensor(f.detach().numpy())
+
+
+def of_another(f, net):
+    return f.detach() * OTHER
+
+
+OTHER = nn.Parameter(torch.ones(OUT))
+
+
+@pytest.mark.parametrize("outputs", [by_numpy, of_another, torch.no_grad, torch.inference_mode])
+def test_a_network_without_any_gradient_is_refused(monkeypatch, outputs):
+    net = Wrong("outputs")
+    if outputs in (by_numpy, of_another):
+        monkeypatch.setitem(OUTPUTS, "outputs", outputs)
+    else:
+        monkeypatch.setattr(Wrong, "forward", outputs()(Wrong.forward))
+    refuses("Wrong has no gradient .* torch.no_grad, .detach.. or numpy in its forward; leave these out", fit, net)
+
+
+def test_a_parameter_without_a_gradient_is_named():
+    net = Wrong("nothing")
+    net.unused = nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match="no gradient along unused.weight, unused.bias:"):
+        fit(net)

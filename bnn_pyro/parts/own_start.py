@@ -16,7 +16,7 @@ import copy
 import math
 import operator
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from bnn_pyro.errors import UserError, first_line, refusing
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, layers_digest, outputs_seen, users_code, with_weights
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
@@ -146,15 +146,13 @@ def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
         tables = {id(part.weight) for part in net.modules() if hasattr(part, "padding_row")}
         with _WholeGradients([id(w[n]) for n, p in net.named_parameters() if id(p) in tables]):
             f = with_weights(net, w, x)
-        total = (f * torch.randn_like(f)).sum()
-        slopes: Sequence[Tensor | None] = [None] * len(w)
-        try:
-            if total.requires_grad:
-                slopes = torch.autograd.grad(total, w.values(), allow_unused=True)
-        except RuntimeError as error:
-            raise UserError(f"{type(net).__name__} has no gradient by other weights than its own, as with checkpoints "
-                            f"of activations; leave these out ({first_line(error)})") from error  # fmt: skip
-    return [name for name, slope in zip(w, slopes, strict=True) if slope is None or not slope.any()]
+        total, name = (f * torch.randn_like(f)).sum(), type(net).__name__
+        with refusing(f"{name} has no gradient by other weights than its own, as with checkpoints of activations, or "
+                      "torch.no_grad, .detach() or numpy in its forward; leave these out ({error})"):  # fmt: skip
+            slopes = dict(zip(w, torch.autograd.grad(total, w.values(), allow_unused=True), strict=True))
+            if all(slope is None for slope in slopes.values()):
+                raise RuntimeError("none of its parameters is used")
+    return [name for name, slope in slopes.items() if slope is None or not slope.any()]
 
 
 def _typical(value: Tensor) -> float:
