@@ -45,3 +45,32 @@ def test_a_parameter_without_a_gradient_is_named():
     net.unused = nn.Linear(2, 2)
     with pytest.warns(UserWarning, match="no gradient along unused.weight, unused.bias:"):
         fit(net)
+
+
+@torch.enable_grad()
+def by_autograd(f, x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(f(x).sum(), x, create_graph=True)[0]
+
+
+DERIVATIVES = {
+    "autograd": by_autograd,
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "by row": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    "forward": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1].expand(-1, OUT),
+}
+
+
+class Slope(nn.Sequential):
+    def forward(self, x):
+        return DERIVATIVES[self.how](super().forward, x.flatten(1))[:, :OUT]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*no gradient along 2.bias", "ignore:.*one draw after the other", "ignore::FutureWarning"
+)
+@pytest.mark.parametrize("how", DERIVATIVES)
+def test_a_network_that_takes_derivatives_is_fitted_by_drawn_weights(how):
+    net = Slope(nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 1))
+    net.how = how
+    assert set(fit(net).describe()["sampled"]) == {"weights"}

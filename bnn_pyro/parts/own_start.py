@@ -17,6 +17,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -165,17 +166,14 @@ def _typical(value: Tensor) -> float:
 def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
     """Variance of outputs over draws of q and rows x (in training, no dropout) over that at the means: the most off."""
     with isolated(0):
-        means = _mean_squares(model, {name: p for name, p in model.net.named_parameters()}, x)
+        means = _mean_squares(model, own := dict(model.net.named_parameters()), x)
         off = dict.fromkeys(means, 0.0)
         for _ in range(START_DRAWS):
-            with poutine.trace() as trace:
-                guide(x[:1])
-            w = {name: trace.trace.nodes[name]["value"] for name in dict(model.net.named_parameters())}
-            for path, square in _mean_squares(model, w, x).items():
+            drawn = poutine.trace(guide).get_trace(x[:1]).nodes
+            for path, square in _mean_squares(model, {name: drawn[name]["value"] for name in own}, x).items():
                 off[path] += square / START_DRAWS
-    ratios = [off[path] / means[path] for path in means if means[path] > 1e-12]
-    finite = [ratio if math.isfinite(ratio) else math.inf for ratio in ratios]
-    return max(finite, key=lambda ratio: abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf, default=1.0)
+    ratios = [off[k] / mean if math.isfinite(off[k]) else math.inf for k, mean in means.items() if mean > 1e-12]
+    return max(ratios, key=lambda ratio: abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf, default=1.0)
 
 
 def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[str, float]:
@@ -185,7 +183,8 @@ def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[
     def record(path: str, output: Any) -> None:
         first = output[0] if isinstance(output, tuple | list) and output else output
         if isinstance(first, Tensor) and first.is_floating_point() and first.numel() > 1:
-            variances[path] = first.double().var().item()
+            with suppress(RuntimeError):  # a vmap of the network's own lets no values be read
+                variances[path] = first.double().var().item()
 
     buffers = {name: value.clone() for name, value in model.net.named_buffers()}  # running averages stay as they are
     norms = norm_layers(model.net).values() if model.statistics is not None else ()
