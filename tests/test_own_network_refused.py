@@ -8,6 +8,7 @@ from test_own_network import fit, rows
 from torch import nn
 
 import bnn_pyro as bp
+from bnn_pyro.posterior import read_archive
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -74,3 +75,25 @@ def test_a_network_that_takes_derivatives_is_fitted_by_drawn_weights(how):
     net = Slope(nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 1))
     net.how = how
     assert set(fit(net).describe()["sampled"]) == {"weights"}
+
+
+class Remembering(nn.Sequential):
+    def get_extra_state(self):
+        return {"state": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"state": 1}
+
+
+def test_state_that_is_no_tensor_stays_with_the_module(tmp_path):
+    net, data = Remembering(nn.Flatten(), nn.Linear(24, OUT)), rows()
+    posterior = fit(net, bp.SVI(epochs=3, patience=1), out=tmp_path)
+    assert [*read_archive(tmp_path)[0].get("buffers", {})] == []
+    here, there = (bp.predict(p, data.x_test, num_draws=3).probs for p in (posterior, bp.load(tmp_path, module=net)))
+    assert torch.equal(here, there)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_layers_quantised_by_the_range_of_a_batch_are_refused():
+    body = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(24, 5)), {nn.Linear}, dtype=torch.qint8)
+    refuses("depend on the other rows of a batch", fit, nn.Sequential(nn.Flatten(), body, nn.Linear(5, OUT)))
