@@ -97,3 +97,8 @@ def test_state_that_is_no_tensor_stays_with_the_module(tmp_path):
 def test_layers_quantised_by_the_range_of_a_batch_are_refused():
     body = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(24, 5)), {nn.Linear}, dtype=torch.qint8)
     refuses("depend on the other rows of a batch", fit, nn.Sequential(nn.Flatten(), body, nn.Linear(5, OUT)))
+
+
+@pytest.mark.parametrize("prior", [["normal:1"], torch.distributions.Normal(0, 1), {"*": ("normal:1",)}, None])
+def test_a_prior_is_a_text(prior):
+    refuses("a prior is a text, as 'normal:1', or {pattern: text}, not", bp.Bayesian, nn.Linear(1, 1), prior=prior)

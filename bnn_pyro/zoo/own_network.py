@@ -110,9 +110,7 @@ class Bayesian(Settings):
             raise UserError(f"likelihood={kind.__name__} is a class; give an instance, {kind.__name__}(...)")
         if isinstance(kind, Likelihood) and self.noise != "learned":
             raise UserError(f"noise={self.noise} is not of a likelihood of your own; leave it out")
-        module = self.module
-        if isinstance(module, nn.Module) or (callable(module) and not isinstance(module, str)):
-            module = ModuleSource(module)
+        module = ModuleSource(self.module) if callable(self.module) else self.module
         if not isinstance(module, str | ModuleSource):
             raise UserError(f"a module is a torch.nn.Module, or package.module:function, not {module!r:.80}")
         put = {"module": module, "where": _pattern(self.where), "frozen": _pattern(self.frozen)}
@@ -120,10 +118,12 @@ class Bayesian(Settings):
         if isinstance(self.prior, Mapping):
             put["prior"] = texts = {_pattern(key): text for key, text in self.prior.items()}
         for text in texts.values():
+            if not isinstance(text, str):
+                raise UserError(f"a prior is a text, as 'normal:1', or {{pattern: text}}, not {type(text).__name__}")
             parse_prior(text)
         # Points that are trained have no prior to draw from; those that stay are no sites.
         proper = put["where"] == "*" or put["frozen"] == "*"
-        if not proper or any(str(text).startswith("log-uniform") for text in texts.values()):
+        if not proper or any(text.startswith("log-uniform") for text in texts.values()):
             put["has"] = type(self).has - {"proper prior"}
         for name, value in put.items():
             object.__setattr__(self, name, value)
