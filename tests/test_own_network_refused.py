@@ -102,3 +102,9 @@ def test_layers_quantised_by_the_range_of_a_batch_are_refused():
 @pytest.mark.parametrize("prior", [["normal:1"], torch.distributions.Normal(0, 1), {"*": ("normal:1",)}, None])
 def test_a_prior_is_a_text(prior):
     refuses("a prior is a text, as 'normal:1', or {pattern: text}, not", bp.Bayesian, nn.Linear(1, 1), prior=prior)
+
+
+def test_weights_that_are_not_finite_are_refused_though_outputs_are():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Hardtanh(), nn.Linear(5, OUT))
+    nn.init.constant_(net[1].bias, torch.inf)
+    refuses("not finite for training rows, with the weights it came with, or has such weights", fit, net)

@@ -89,8 +89,9 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
     """Raises UserError where an output is not finite; warns where those of classes are probabilities."""
     name, f = type(net).__name__, net(x)
-    if not torch.isfinite(f).all():
-        raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with")
+    if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # a tanh is finite at infinity
+        raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with, "
+                        "or has such weights; give it finite ones")  # fmt: skip
     with isolated(0):  # also at weights far away, where logits are large
         far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
         f = torch.cat([f, with_weights(net, far, x)])
