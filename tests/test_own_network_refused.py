@@ -6,6 +6,7 @@ from own_networks import OUT, OUTPUTS, Wrong
 from refused import refuses
 from test_own_network import fit, rows
 from torch import nn
+from torch.nn.utils import prune
 
 import bnn_pyro as bp
 from bnn_pyro.posterior import read_archive
@@ -102,6 +103,35 @@ def test_layers_quantised_by_the_range_of_a_batch_are_refused():
 @pytest.mark.parametrize("prior", [["normal:1"], torch.distributions.Normal(0, 1), {"*": ("normal:1",)}, None])
 def test_a_prior_is_a_text(prior):
     refuses("a prior is a text, as 'normal:1', or {pattern: text}, not", bp.Bayesian, nn.Linear(1, 1), prior=prior)
+
+
+class Ids(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 2), nn.Linear(48, OUT)
+
+    def forward(self, x):
+        return self.head(self.table(x).flatten(1))
+
+
+def test_numbers_that_are_no_ids_are_refused():
+    ids = torch.randint(9, (40, 24)).numpy()
+    for x in (ids, (ids.astype(float),)):
+        refuses(r"whole numbers in a tuple: bp.dataset\(\(ids,\), y\)", fit, Ids(), data=bp.dataset(x, rows().y_train))
+    fit(Ids(), data=bp.dataset((ids,), rows().y_train))
+
+
+def test_pruned_layers_are_refused_until_they_are_plain_ones():
+    net = nn.Sequential(nn.Flatten(), prune.l1_unstructured(nn.Linear(24, OUT), "weight", 0.5))
+    refuses(r"cannot be copied .*pruned layers after prune\.remove\)", fit, net)
+    prune.remove(net[1], "weight")
+    fit(net)
+
+
+@pytest.mark.parametrize("outputs", [lambda f, net: (f, f), lambda f, net: {"logits": f}])
+def test_outputs_come_alone(monkeypatch, outputs):
+    monkeypatch.setitem(OUTPUTS, "outputs", outputs)
+    refuses(r"for the 3 classes; return the logits \(or the mean\) alone", fit, Wrong("outputs"))
 
 
 def test_weights_that_are_not_finite_are_refused_though_outputs_are():

@@ -62,8 +62,8 @@ def own_copy(module: nn.Module) -> nn.Module:
                         "nn.Parameter, nn.ParameterList, nn.ModuleList or nn.ModuleDict")  # fmt: skip
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
-    norms = "torch.nn.utils.parametrizations.weight_norm and spectral_norm are copied, those of torch.nn.utils are not"
-    with users_code(f"{name} cannot be copied by copy.deepcopy ({norms})"):
+    with users_code(f"{name} cannot be copied by copy.deepcopy (torch.nn.utils.parametrizations.weight_norm and "
+                    "spectral_norm are copied, torch.nn.utils' not; pruned layers after prune.remove)"):  # fmt: skip
         copied = copy.deepcopy(module).cpu()
     for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
@@ -89,8 +89,11 @@ def _with_padding(layer: nn.Embedding, args: tuple, named: dict[str, Tensor], ou
 
 def _check_index(layer: nn.Embedding | nn.EmbeddingBag, args: tuple[Any, ...]) -> None:
     """Raises IndexError for a number that an embedding has not: on a GPU torch ends the whole process at one."""
-    with suppress(RuntimeError):  # vmap over the rows lets no values be read
-        for low, high in (map(int, index.aminmax()) for index in args[:1]):
+    for index in args[:1]:
+        if index.is_floating_point() and type(layer).forward in (nn.Embedding.forward, nn.EmbeddingBag.forward):
+            raise UserError("an nn.Embedding takes whole numbers; give whole numbers in a tuple: bp.dataset((ids,), y)")
+        with suppress(RuntimeError):  # vmap over the rows lets no values be read
+            low, high = map(int, index.aminmax())
             if not 0 <= low <= high < layer.num_embeddings:
                 raise IndexError(f"{low if low < 0 else high} is none of its {layer.num_embeddings} numbers")
 
@@ -269,6 +272,7 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
     shape = tuple(f.shape) if real else f"{f.dtype}, not floats," if isinstance(f, Tensor) else type(f).__name__
     if not real or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
+        wanted += "" if isinstance(f, Tensor) else "; return the logits (or the mean) alone"
         raise UserError(f"{name} gives outputs of shape {shape} for {len(x)} rows; they must be {wanted}")
     return f.shape[1]
 
