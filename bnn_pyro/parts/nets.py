@@ -144,8 +144,7 @@ def layers_digest(net: nn.Module) -> str:
 
 def described(net: nn.Module) -> dict[str, str]:
     """What a user's module is known by: its class, layers and weights, which do not tell a ReLU from a tanh."""
-    about = {"kind": "module", "class": type(net).__name__}
-    return about | {"layers": layers_digest(net), "weights": weights_digest(net)}
+    return {"kind": "module", "class": type(net).__name__, "layers": layers_digest(net), "weights": weights_digest(net)}
 
 
 class Linear(nn.Linear):

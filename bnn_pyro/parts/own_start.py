@@ -25,7 +25,6 @@ import pyro.poutine as poutine
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
@@ -58,14 +57,12 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         _check_training(net, rows)
         ignored = _without_gradient(net, rows)
     q = getattr(guide, "random", guide)
-    share, widest = SHARE, math.nan
-    for _ in range(20):
+    for share in (SHARE / 2**halved for halved in range(20)):
         if init_scale is None:
             q.start_at({site: share * _typical(value) for site, value in q.sites().items()})
         widest = variance_ratio(model, guide, rows)
         if init_scale is not None or widest <= FACTOR:
             break
-        share /= 2
     facts = {
         "class": type(net).__name__,
         "layers": layers_digest(net),
@@ -105,18 +102,17 @@ def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
 def _check_training(net: nn.Module, x: Tensor) -> None:
     """Raises UserError where a pass in training mode fails, changes weights, or gives outputs of another shape."""
     name, shape = type(net).__name__, net(x).shape
-    values = {n: value.clone() for n, value in (*net.named_parameters(), *net.named_buffers())}
-    with isolated(0), in_mode(net, training=True):
-        for n, p in net.named_parameters():  # far away, where a norm is beyond its bound
-            values[n] += 30 * _typical(p) * torch.randn_like(p)
-        w = {n: values[n].clone() for n, _ in net.named_parameters()}
+    buffers = {n: value.clone() for n, value in net.named_buffers()}
+    with isolated(0), in_mode(net, training=True):  # with weights far away, where a norm is beyond its bound
+        far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
+        w = {n: value.clone() for n, value in far.items()}
         with users_code(f"{name} fails in training mode"):
-            f = with_weights(net, values, x)
+            f = with_weights(net, buffers | w, x)
     if getattr(f, "shape", None) != shape:
         what = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(shape)} out of it; leave "
                         "out what is for training alone, such as aux_logits")  # fmt: skip
-    if changed := [n for n, value in w.items() if not torch.equal(values[n], value)]:
+    if changed := [n for n, value in far.items() if not torch.equal(w[n], value)]:
         raise UserError(f"{name} changes its own '{changed[0]}' in a forward pass, as an nn.Embedding with max_norm "
                         "does; leave that out, and let the prior keep weights small")  # fmt: skip
 
@@ -243,7 +239,7 @@ class BatchStatistics(nn.Module):
         values = inputs[0].reshape(*inputs[0].shape[:2], -1)  # (R, channels, places)
         mean = values.mean(-1).mean(0)
         # By norms: several times as fast as ``var``, without a second copy of the activations.
-        variance = vector_norm(values - mean[:, None], dim=-1).square().mean(0) / values.shape[-1]
+        variance = torch.linalg.vector_norm(values - mean[:, None], dim=-1).square().mean(0) / values.shape[-1]
         layer.running_mean, layer.running_var = mean, variance
         if f"{path}.running_mean" in self._seen:
             raise UserError(f"'{path}' normalises several times in one call; use batch_norm='frozen'")
@@ -270,8 +266,7 @@ class BatchStatistics(nn.Module):
         buffers, pieces = dict(net.named_buffers()), []
         for draw in range(lead.numel()):
             self._seen = {}
-            one = {**buffers, **{name: v[draw] for name, v in flat.items()}}
-            with_weights(self._probe[0], one, self.rows)
+            with_weights(self._probe[0], buffers | {name: v[draw] for name, v in flat.items()}, self.rows)
             pieces.append(self._seen)
         self._seen = {}
         statistics = {name: torch.stack([piece[name] for piece in pieces]).reshape(*lead, -1) for name in pieces[0]}

@@ -24,8 +24,6 @@ from bnn_pyro.parts.nets import in_mode, with_weights
 
 #: What :class:`RowNoise` samples by row.
 LAYERS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-#: Names of what torch.autograd and torch.func take derivatives by, in reverse and in forward mode.
-DERIVATIVES = ("grad", "_make_dual")
 #: Rows of the passes that find where the rows of x are a layer's inputs: no other dimension is as long in both.
 ROWS = (13, 17)
 
@@ -49,7 +47,7 @@ class RowNoise(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         """A layer's outputs, or what the function gives."""
         used = [self.sites[id(part)] for part in tree_leaves((args, kwargs)) if id(part) in self.sites]
-        if getattr(func, "__name__", "") in DERIVATIVES:  # df/dx under noise of f is not that of a drawn weight
+        if getattr(func, "__name__", "") in ("grad", "_make_dual"):  # by noise of f, df/dx is not a drawn weight's
             used = [*self.sites.values()]
         layer = used and func in LAYERS and not kwargs and id(args[0]) not in self.sites and len(args[0]) == self.rows
         output = self._layer(func, *args) if layer else func(*args, **(kwargs or {}))

@@ -157,15 +157,14 @@ class Bayesian(Settings):
         before = constants(net)
         bayesian = select(net, self.where, "where")
         still = {name for name, p in net.named_parameters() if not p.requires_grad}
-        said = set(select(net, self.frozen, "frozen")) if self.frozen else set()
+        said = set() if self.frozen in ("", "*") else set(select(net, self.frozen, "frozen"))
         if self.where == "*":
-            kept = still if self.frozen == "*" else still | said
-            bayesian = [name for name in bayesian if name not in kept]
-        elif self.frozen != "*" and (both := said.intersection(bayesian)):
+            bayesian = [name for name in bayesian if name not in still | said]
+        elif both := said.intersection(bayesian):
             raise UserError(f"'{min(both)}' is in where={self.where!r:.40} and in frozen={self.frozen!r:.40}: leave it "
                             "out of one of them")  # fmt: skip
-        still |= said
-        still = [name for name, _ in net.named_parameters() if name in still and name not in bayesian]
+        kept = still | said if self.frozen != "*" else dict(net.named_parameters())
+        still = [name for name, _ in net.named_parameters() if name in kept and name not in bayesian]
         freeze(net, still)
         points = [name for name, _ in net.named_parameters() if name not in bayesian]
         if not bayesian:
