@@ -28,6 +28,7 @@ from bnn_pyro.errors import Introduced, UserError, refusing
 from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
+from bnn_pyro.parts.nets import tensors_of
 
 FORMAT = 1
 #: Bytes of weights that are drawn at once; numbers that a description draws in all, more or less.
@@ -42,7 +43,7 @@ def weight_space(module: nn.Module | None) -> nn.Module | None:
 def model_buffers(model: nn.Module) -> dict[str, Tensor]:
     """{name: value}: persistent buffers of a model, such as running statistics, but not of a frozen backbone."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {k: v for k, v in model.state_dict().items() if k not in parameters and not k.startswith("backbone.")}
+    return {k: v for k, v in tensors_of(model).items() if k not in parameters and not k.startswith("backbone.")}
 
 
 def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:

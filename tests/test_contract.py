@@ -133,7 +133,7 @@ def test_what_is_no_variant_method_or_setting_is_refused_and_classes_are_made(tm
     for call, words in (
         (lambda: bp.fit("mlp", data, "bogus"), "unknown .* 'bogus'"),
         (lambda: bp.fit(object(), data, "map"), "neither a name nor a dataclass"),
-        (lambda: bp.fit(torch.nn.Sequential, data), "of a class give an instance"),
+        (lambda: bp.fit(torch.nn.Sequential, data), r"of a class give an instance, Sequential\("),
         (lambda: bp.fit(bp.Bayesian(torch.nn.Sequential), data), r"is a class; give an instance, Sequential\("),
         (lambda: bp.fit(data.schema, data, "map"), "no class attribute 'has'"),
         (lambda: bp.MeanField(net), r"hidden must be at least 1, got Identity.*bp\.Bayesian\(module\)"),

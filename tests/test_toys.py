@@ -56,6 +56,7 @@ def test_a_likelihood_that_forgets_the_axis_of_outputs_is_refused():
     refuses("noise=0.3 is not of a likelihood of your own", bp.Bayesian, likelihood=likelihood, noise=0.3)
     likelihood.components = torch.exp
     refuses("Poisson.components must return a torch distribution, and gave Tensor", likelihood, torch.zeros(5, 1))
+    refuses("Likelihood defines no 'components': a method that", Likelihood(), torch.zeros(5, 1))
 
 
 @pytest.mark.filterwarnings("ignore:the gradient was not compiled")

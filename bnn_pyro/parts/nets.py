@@ -108,10 +108,15 @@ def blank_row(net: nn.Module, schema: Schema) -> Tensor:
     return zeros
 
 
+def tensors_of(net: nn.Module) -> dict[str, Tensor]:
+    """What a module's state_dict has, but for what is no tensor, as of quantised layers and ``get_extra_state``."""
+    return {name: value for name, value in net.state_dict().items() if isinstance(value, Tensor)}
+
+
 def weights_digest(net: nn.Module) -> str:
     """SHA-256 of a module's parameters and buffers, the first 16 hex digits."""
     digest = hashlib.sha256()
-    for name, value in net.state_dict().items():
+    for name, value in tensors_of(net).items():
         digest.update(name.encode() + _bytes(value))
     return digest.hexdigest()[:16]
 
@@ -139,8 +144,7 @@ def layers_digest(net: nn.Module) -> str:
 
 def described(net: nn.Module) -> dict[str, str]:
     """What a user's module is known by: its class, layers and weights, which do not tell a ReLU from a tanh."""
-    about = {"kind": "module", "class": type(net).__name__}
-    return about | {"layers": layers_digest(net), "weights": weights_digest(net)}
+    return {"kind": "module", "class": type(net).__name__, "layers": layers_digest(net), "weights": weights_digest(net)}
 
 
 class Linear(nn.Linear):

@@ -66,7 +66,7 @@ class Likelihood(nn.Module):
 
     def components(self, f: Tensor) -> dist.TorchDistribution:
         """The distribution of y given f (…, B, outputs), batch shape (…, B); draws the likelihood's own sites."""
-        raise NotImplementedError
+        raise UserError(f"{type(self).__name__} defines no 'components': a method that returns p(y | f), f the outputs")
 
     def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
         """Fisher information of one target about f, (B, outputs, outputs), given {own site: value}."""

@@ -27,8 +27,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
-from bnn_pyro.errors import UserError, first_line, unknown
-from bnn_pyro.parts.nets import users_code, with_weights
+from bnn_pyro.errors import UserError, first_line, refusing, unknown
+from bnn_pyro.parts.nets import tensors_of, users_code, with_weights
 
 #: Rows from which on many draws of convolutions are slower by ``vmap`` than one after the other, on a CPU.
 MANY_ROWS = 16
@@ -62,8 +62,8 @@ def own_copy(module: nn.Module) -> nn.Module:
                         "nn.Parameter, nn.ParameterList, nn.ModuleList or nn.ModuleDict")  # fmt: skip
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
-    norms = "torch.nn.utils.parametrizations.weight_norm and spectral_norm are copied, those of torch.nn.utils are not"
-    with users_code(f"{name} cannot be copied by copy.deepcopy ({norms})"):
+    with users_code(f"{name} cannot be copied by copy.deepcopy (torch.nn.utils.parametrizations.weight_norm and "
+                    "spectral_norm are copied, torch.nn.utils' not; pruned layers after prune.remove)"):  # fmt: skip
         copied = copy.deepcopy(module).cpu()
     for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
@@ -89,8 +89,11 @@ def _with_padding(layer: nn.Embedding, args: tuple, named: dict[str, Tensor], ou
 
 def _check_index(layer: nn.Embedding | nn.EmbeddingBag, args: tuple[Any, ...]) -> None:
     """Raises IndexError for a number that an embedding has not: on a GPU torch ends the whole process at one."""
-    with suppress(RuntimeError):  # vmap over the rows lets no values be read
-        for low, high in (map(int, index.aminmax()) for index in args[:1]):
+    for index in args[:1]:
+        if index.is_floating_point() and type(layer).forward in (nn.Embedding.forward, nn.EmbeddingBag.forward):
+            raise UserError("an nn.Embedding takes whole numbers; give whole numbers in a tuple: bp.dataset((ids,), y)")
+        with suppress(RuntimeError):  # vmap over the rows lets no values be read
+            low, high = map(int, index.aminmax())
             if not 0 <= low <= high < layer.num_embeddings:
                 raise IndexError(f"{low if low < 0 else high} is none of its {layer.num_embeddings} numbers")
 
@@ -155,11 +158,9 @@ def select(net: nn.Module, text: str, setting: str) -> list[str]:
     regex, every = text.startswith("re:"), set().union(*paths.values())
     chosen: set[str] = set()
     for pattern in [text[3:]] if regex else [part.strip() for part in text.split("|") if part.strip()]:
-        try:
+        with refusing(f"{setting} '{text}' is no regular expression: {{error}}", re.error):
             glob = re.escape(pattern) if pattern in every else fnmatch.translate(pattern)  # names may have brackets
             fits = re.compile(pattern if regex else glob).fullmatch
-        except re.error as error:
-            raise UserError(f"{setting} '{text}' is no regular expression: {error}") from None
         if not (names := {name for name, known in paths.items() if any(map(fits, known))}):
             raise unknown(f"parameter in {setting}", pattern, difflib.get_close_matches(pattern, every, 8, 0) or every)
         chosen |= names
@@ -230,12 +231,10 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 def calling(net: nn.Module) -> Iterator[None]:
     """Such errors of torch are UserErrors; recurrent layers have a gradient out of training mode, unlike cuDNN's."""
     without = torch.is_grad_enabled() and not net.training and any(isinstance(p, nn.RNNBase) for p in net.modules())
+    index = f"{type(net).__name__} is given an index that it has not, such as one beyond its nn.Embedding: {{error}}"
     try:
-        with torch.backends.cudnn.flags(enabled=False) if without else nullcontext():
+        with refusing(index, IndexError), torch.backends.cudnn.flags(enabled=False) if without else nullcontext():
             yield
-    except IndexError as error:
-        raise UserError(f"{type(net).__name__} is given an index that it has not, such as a number beyond its "
-                        f"nn.Embedding: {first_line(error)}") from error  # fmt: skip
     except RuntimeError as error:
         if "could not create a primitive" not in str(error):
             raise
@@ -273,6 +272,7 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
     shape = tuple(f.shape) if real else f"{f.dtype}, not floats," if isinstance(f, Tensor) else type(f).__name__
     if not real or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
+        wanted += "" if isinstance(f, Tensor) else "; return the logits (or the mean) alone"
         raise UserError(f"{name} gives outputs of shape {shape} for {len(x)} rows; they must be {wanted}")
     return f.shape[1]
 
@@ -281,11 +281,11 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
 def check_pure(net: nn.Module, x: Tensor) -> None:
     """Raises UserError where outputs out of training mode depend on anything but a row of x and the weights."""
     name = type(net).__name__
-    before = {key: value.nan_to_num() for key, value in net.state_dict().items()}
+    before = {key: value.nan_to_num() for key, value in tensors_of(net).items()}
     original, f = x.clone(), net(x)
     if not torch.equal(x, original):
         raise UserError(f"{name} changes its inputs in place; let it work on a copy (x = x.clone())")
-    if changed := [key for key, value in net.state_dict().items() if not torch.equal(value.nan_to_num(), before[key])]:
+    if changed := [key for key, value in tensors_of(net).items() if not torch.equal(value.nan_to_num(), before[key])]:
         raise UserError(f"{name} changes its own '{changed[0]}' out of training mode; make it a function of its inputs")
     share = 1e-3 if x.device.type == "cpu" else 3e-2  # TF32 has 10 bits, and other kernels for other numbers of rows
     tolerance = dict(rtol=share, atol=share / 10 * max(1.0, f.abs().max().item()), equal_nan=True)

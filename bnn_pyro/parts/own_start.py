@@ -16,7 +16,8 @@ import copy
 import math
 import operator
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,11 +25,10 @@ import pyro.poutine as poutine
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.linalg import vector_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from bnn_pyro.errors import UserError, first_line
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, layers_digest, outputs_seen, users_code, with_weights
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
@@ -57,14 +57,12 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         _check_training(net, rows)
         ignored = _without_gradient(net, rows)
     q = getattr(guide, "random", guide)
-    share, widest = SHARE, math.nan
-    for _ in range(20):
+    for share in (SHARE / 2**halved for halved in range(20)):
         if init_scale is None:
             q.start_at({site: share * _typical(value) for site, value in q.sites().items()})
         widest = variance_ratio(model, guide, rows)
         if init_scale is not None or widest <= FACTOR:
             break
-        share /= 2
     facts = {
         "class": type(net).__name__,
         "layers": layers_digest(net),
@@ -88,8 +86,9 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
     """Raises UserError where an output is not finite; warns where those of classes are probabilities."""
     name, f = type(net).__name__, net(x)
-    if not torch.isfinite(f).all():
-        raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with")
+    if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # a tanh is finite at infinity
+        raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with, "
+                        "or has such weights; give it finite ones")  # fmt: skip
     with isolated(0):  # also at weights far away, where logits are large
         far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
         f = torch.cat([f, with_weights(net, far, x)])
@@ -103,18 +102,17 @@ def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
 def _check_training(net: nn.Module, x: Tensor) -> None:
     """Raises UserError where a pass in training mode fails, changes weights, or gives outputs of another shape."""
     name, shape = type(net).__name__, net(x).shape
-    values = {n: value.clone() for n, value in (*net.named_parameters(), *net.named_buffers())}
-    with isolated(0), in_mode(net, training=True):
-        for n, p in net.named_parameters():  # far away, where a norm is beyond its bound
-            values[n] += 30 * _typical(p) * torch.randn_like(p)
-        w = {n: values[n].clone() for n, _ in net.named_parameters()}
+    buffers = {n: value.clone() for n, value in net.named_buffers()}
+    with isolated(0), in_mode(net, training=True):  # with weights far away, where a norm is beyond its bound
+        far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
+        w = {n: value.clone() for n, value in far.items()}
         with users_code(f"{name} fails in training mode"):
-            f = with_weights(net, values, x)
+            f = with_weights(net, buffers | w, x)
     if getattr(f, "shape", None) != shape:
         what = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(shape)} out of it; leave "
                         "out what is for training alone, such as aux_logits")  # fmt: skip
-    if changed := [n for n, value in w.items() if not torch.equal(values[n], value)]:
+    if changed := [n for n, value in far.items() if not torch.equal(w[n], value)]:
         raise UserError(f"{name} changes its own '{changed[0]}' in a forward pass, as an nn.Embedding with max_norm "
                         "does; leave that out, and let the prior keep weights small")  # fmt: skip
 
@@ -146,15 +144,13 @@ def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
         tables = {id(part.weight) for part in net.modules() if hasattr(part, "padding_row")}
         with _WholeGradients([id(w[n]) for n, p in net.named_parameters() if id(p) in tables]):
             f = with_weights(net, w, x)
-        total = (f * torch.randn_like(f)).sum()
-        slopes: Sequence[Tensor | None] = [None] * len(w)
-        try:
-            if total.requires_grad:
-                slopes = torch.autograd.grad(total, w.values(), allow_unused=True)
-        except RuntimeError as error:
-            raise UserError(f"{type(net).__name__} has no gradient by other weights than its own, as with checkpoints "
-                            f"of activations; leave these out ({first_line(error)})") from error  # fmt: skip
-    return [name for name, slope in zip(w, slopes, strict=True) if slope is None or not slope.any()]
+        total, name = (f * torch.randn_like(f)).sum(), type(net).__name__
+        with refusing(f"{name} has no gradient by other weights than its own, as with checkpoints of activations, or "
+                      "torch.no_grad, .detach() or numpy in its forward; leave these out ({error})"):  # fmt: skip
+            slopes = dict(zip(w, torch.autograd.grad(total, w.values(), allow_unused=True), strict=True))
+            if all(slope is None for slope in slopes.values()):
+                raise RuntimeError("none of its parameters is used")
+    return [name for name, slope in slopes.items() if slope is None or not slope.any()]
 
 
 def _typical(value: Tensor) -> float:
@@ -167,17 +163,14 @@ def _typical(value: Tensor) -> float:
 def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
     """Variance of outputs over draws of q and rows x (in training, no dropout) over that at the means: the most off."""
     with isolated(0):
-        means = _mean_squares(model, {name: p for name, p in model.net.named_parameters()}, x)
+        means = _mean_squares(model, own := dict(model.net.named_parameters()), x)
         off = dict.fromkeys(means, 0.0)
         for _ in range(START_DRAWS):
-            with poutine.trace() as trace:
-                guide(x[:1])
-            w = {name: trace.trace.nodes[name]["value"] for name in dict(model.net.named_parameters())}
-            for path, square in _mean_squares(model, w, x).items():
+            drawn = poutine.trace(guide).get_trace(x[:1]).nodes
+            for path, square in _mean_squares(model, {name: drawn[name]["value"] for name in own}, x).items():
                 off[path] += square / START_DRAWS
-    ratios = [off[path] / means[path] for path in means if means[path] > 1e-12]
-    finite = [ratio if math.isfinite(ratio) else math.inf for ratio in ratios]
-    return max(finite, key=lambda ratio: abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf, default=1.0)
+    ratios = [off[k] / mean if math.isfinite(off[k]) else math.inf for k, mean in means.items() if mean > 1e-12]
+    return max(ratios, key=lambda ratio: abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf, default=1.0)
 
 
 def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[str, float]:
@@ -187,7 +180,8 @@ def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[
     def record(path: str, output: Any) -> None:
         first = output[0] if isinstance(output, tuple | list) and output else output
         if isinstance(first, Tensor) and first.is_floating_point() and first.numel() > 1:
-            variances[path] = first.double().var().item()
+            with suppress(RuntimeError):  # a vmap of the network's own lets no values be read
+                variances[path] = first.double().var().item()
 
     buffers = {name: value.clone() for name, value in model.net.named_buffers()}  # running averages stay as they are
     norms = norm_layers(model.net).values() if model.statistics is not None else ()
@@ -202,7 +196,9 @@ class _DrawnNorm(_BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+            with refusing("a step or a part of one has a single row, and batch normalisation takes several: take a "
+                          "larger batch_size, a smaller accumulate, or batch_norm='frozen'", ValueError):  # fmt: skip
+                return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
         if not torch.is_grad_enabled():  # in a third of the time, but without gradients by the buffers
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         scale = (self.running_var + self.eps).rsqrt() * (1.0 if self.weight is None else self.weight)
@@ -243,7 +239,7 @@ class BatchStatistics(nn.Module):
         values = inputs[0].reshape(*inputs[0].shape[:2], -1)  # (R, channels, places)
         mean = values.mean(-1).mean(0)
         # By norms: several times as fast as ``var``, without a second copy of the activations.
-        variance = vector_norm(values - mean[:, None], dim=-1).square().mean(0) / values.shape[-1]
+        variance = torch.linalg.vector_norm(values - mean[:, None], dim=-1).square().mean(0) / values.shape[-1]
         layer.running_mean, layer.running_var = mean, variance
         if f"{path}.running_mean" in self._seen:
             raise UserError(f"'{path}' normalises several times in one call; use batch_norm='frozen'")
@@ -270,8 +266,7 @@ class BatchStatistics(nn.Module):
         buffers, pieces = dict(net.named_buffers()), []
         for draw in range(lead.numel()):
             self._seen = {}
-            one = {**buffers, **{name: v[draw] for name, v in flat.items()}}
-            with_weights(self._probe[0], one, self.rows)
+            with_weights(self._probe[0], buffers | {name: v[draw] for name, v in flat.items()}, self.rows)
             pieces.append(self._seen)
         self._seen = {}
         statistics = {name: torch.stack([piece[name] for piece in pieces]).reshape(*lead, -1) for name in pieces[0]}

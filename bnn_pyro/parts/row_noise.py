@@ -47,14 +47,15 @@ class RowNoise(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         """A layer's outputs, or what the function gives."""
         used = [self.sites[id(part)] for part in tree_leaves((args, kwargs)) if id(part) in self.sites]
+        if getattr(func, "__name__", "") in ("grad", "_make_dual"):  # by noise of f, df/dx is not a drawn weight's
+            used = [*self.sites.values()]
         layer = used and func in LAYERS and not kwargs and id(args[0]) not in self.sites and len(args[0]) == self.rows
         output = self._layer(func, *args) if layer else func(*args, **(kwargs or {}))
-        if used and any(isinstance(part, Tensor) for part in tree_leaves(output)):
-            for site in used:
-                if site in self.q and (self.ways[site] or not layer):
-                    raise UserError(f"'{site}' is used again in a pass of training, or on other inputs than the rows, "
-                                    "and noise of each row would be wrong; take sampling='weights'")  # fmt: skip
-                self.ways[site].append("weights" if not layer else "rows" if args[0].dim() == 2 else "flipout")
+        for site in used if any(isinstance(part, Tensor) for part in tree_leaves(output)) else ():
+            if site in self.q and (self.ways[site] or not layer):
+                raise UserError(f"'{site}' is used again in a pass of training, or on other inputs than the rows, and "
+                                "noise of each row would be wrong; take sampling='weights'")  # fmt: skip
+            self.ways[site].append("weights" if not layer else "rows" if args[0].dim() == 2 else "flipout")
         return output
 
     def _layer(self, func: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:

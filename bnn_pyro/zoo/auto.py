@@ -155,8 +155,8 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
     kinds = {"variant, such as bp.MeanField(hidden=(50,))": entry, "method, such as bp.SVI(lr=0.01)": method}
     for what, value in kinds.items():
         if not (value is None or isinstance(value, str) or is_dataclass(value)):
-            raise UserError(f"{value!r:.60} is neither a name nor a dataclass with the settings of a {what}"
-                            + "; of a class give an instance" * isinstance(value, type))  # fmt: skip
+            way = f"; of a class give an instance, {value.__name__}(...)" if isinstance(value, type) else ""
+            raise UserError(f"{value!r:.60} is neither a name nor a dataclass with the settings of a {what}{way}")
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
     entry = ZOO[entry]() if isinstance(entry, str) else entry  # settings may decide what a variant has

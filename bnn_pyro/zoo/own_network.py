@@ -110,9 +110,7 @@ class Bayesian(Settings):
             raise UserError(f"likelihood={kind.__name__} is a class; give an instance, {kind.__name__}(...)")
         if isinstance(kind, Likelihood) and self.noise != "learned":
             raise UserError(f"noise={self.noise} is not of a likelihood of your own; leave it out")
-        module = self.module
-        if isinstance(module, nn.Module) or (callable(module) and not isinstance(module, str)):
-            module = ModuleSource(module)
+        module = ModuleSource(self.module) if callable(self.module) else self.module
         if not isinstance(module, str | ModuleSource):
             raise UserError(f"a module is a torch.nn.Module, or package.module:function, not {module!r:.80}")
         put = {"module": module, "where": _pattern(self.where), "frozen": _pattern(self.frozen)}
@@ -120,10 +118,12 @@ class Bayesian(Settings):
         if isinstance(self.prior, Mapping):
             put["prior"] = texts = {_pattern(key): text for key, text in self.prior.items()}
         for text in texts.values():
+            if not isinstance(text, str):
+                raise UserError(f"a prior is a text, as 'normal:1', or {{pattern: text}}, not {type(text).__name__}")
             parse_prior(text)
         # Points that are trained have no prior to draw from; those that stay are no sites.
         proper = put["where"] == "*" or put["frozen"] == "*"
-        if not proper or any(str(text).startswith("log-uniform") for text in texts.values()):
+        if not proper or any(text.startswith("log-uniform") for text in texts.values()):
             put["has"] = type(self).has - {"proper prior"}
         for name, value in put.items():
             object.__setattr__(self, name, value)
@@ -157,15 +157,14 @@ class Bayesian(Settings):
         before = constants(net)
         bayesian = select(net, self.where, "where")
         still = {name for name, p in net.named_parameters() if not p.requires_grad}
-        said = set(select(net, self.frozen, "frozen")) if self.frozen else set()
+        said = set() if self.frozen in ("", "*") else set(select(net, self.frozen, "frozen"))
         if self.where == "*":
-            kept = still if self.frozen == "*" else still | said
-            bayesian = [name for name in bayesian if name not in kept]
-        elif self.frozen != "*" and (both := said.intersection(bayesian)):
+            bayesian = [name for name in bayesian if name not in still | said]
+        elif both := said.intersection(bayesian):
             raise UserError(f"'{min(both)}' is in where={self.where!r:.40} and in frozen={self.frozen!r:.40}: leave it "
                             "out of one of them")  # fmt: skip
-        still |= said
-        still = [name for name, _ in net.named_parameters() if name in still and name not in bayesian]
+        kept = still | said if self.frozen != "*" else dict(net.named_parameters())
+        still = [name for name, _ in net.named_parameters() if name in kept and name not in bayesian]
         freeze(net, still)
         points = [name for name, _ in net.named_parameters() if name not in bayesian]
         if not bayesian:
@@ -210,11 +209,10 @@ class Bayesian(Settings):
 
     def _likelihood(self, schema: Schema, net: nn.Module, row: Tensor) -> Likelihood:
         """That of the data, or the user's; of two classes a network has one output, or two."""
-        likelihood = self.likelihood if isinstance(self.likelihood, Likelihood) else None
-        own = likelihood or make_likelihood(schema, self.noise, self.likelihood)
+        own = kind if isinstance(kind := self.likelihood, Likelihood) else make_likelihood(schema, self.noise, kind)
         count, what = len(schema.classes), f"the {len(schema.classes)} classes" if schema.classes else "the target"
-        widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
-        if self.likelihood is None and count == 2:
+        widths = {own.outputs: what if kind is None else type(own).__name__}
+        if kind is None and count == 2:
             widths[2] = "two logits"
         with in_mode(net, training=False):
             shapes = {part.name: (2, *part.shape) for part in schema.input_parts}

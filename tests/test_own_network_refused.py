@@ -1,0 +1,153 @@
+"""Networks of one's own that are odd: what can be fitted is, and the rest is refused with the way out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from own_networks import OUT, OUTPUTS, Wrong, made
+from refused import refuses
+from run_folders import reseal
+from test_own_network import fit, rows
+from torch import nn
+from torch.nn.utils import prune
+
+import bnn_pyro as bp
+from bnn_pyro.posterior import read_archive
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+
+@pytest.mark.parametrize("method", [bp.SVI(epochs=2, accumulate=40), bp.MAP(epochs=2, batch_size=1)])
+def test_a_single_row_is_no_batch_to_normalise_by(method):
+    net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, OUT))
+    refuses("a single row, .* larger batch_size, a smaller accumulate, or batch_norm='frozen'", fit, net, method)
+    fit(bp.Bayesian(net, batch_norm="frozen"), method, data=rows(10))
+
+
+def by_numpy(f, net):
+    return torch.as_tensor(f.detach().numpy())
+
+
+def of_another(f, net):
+    return f.detach() * OTHER
+
+
+OTHER = nn.Parameter(torch.ones(OUT))
+
+
+@pytest.mark.parametrize("outputs", [by_numpy, of_another, torch.no_grad, torch.inference_mode])
+def test_a_network_without_any_gradient_is_refused(monkeypatch, outputs):
+    net = Wrong("outputs")
+    if outputs in (by_numpy, of_another):
+        monkeypatch.setitem(OUTPUTS, "outputs", outputs)
+    else:
+        monkeypatch.setattr(Wrong, "forward", outputs()(Wrong.forward))
+    refuses("Wrong has no gradient .* torch.no_grad, .detach.. or numpy in its forward; leave these out", fit, net)
+
+
+def test_a_parameter_without_a_gradient_is_named():
+    net = Wrong("nothing")
+    net.unused = nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match="no gradient along unused.weight, unused.bias:"):
+        fit(net)
+
+
+@torch.enable_grad()
+def by_autograd(f, x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(f(x).sum(), x, create_graph=True)[0]
+
+
+DERIVATIVES = {
+    "autograd": by_autograd,
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "by row": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    "forward": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1].expand(-1, OUT),
+}
+
+
+class Slope(nn.Sequential):
+    def forward(self, x):
+        return DERIVATIVES[self.how](super().forward, x.flatten(1))[:, :OUT]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*no gradient along 2.bias", "ignore:.*one draw after the other", "ignore::FutureWarning"
+)
+@pytest.mark.parametrize("how", DERIVATIVES)
+def test_a_network_that_takes_derivatives_is_fitted_by_drawn_weights(how):
+    net = Slope(nn.Linear(24, 5), nn.Tanh(), nn.Linear(5, 1))
+    net.how = how
+    assert set(fit(net).describe()["sampled"]) == {"weights"}
+
+
+class Remembering(nn.Sequential):
+    def get_extra_state(self):
+        return {"state": 1}
+
+    def set_extra_state(self, state):
+        assert state == {"state": 1}
+
+
+def test_state_that_is_no_tensor_stays_with_the_module(tmp_path):
+    net, data = Remembering(nn.Flatten(), nn.Linear(24, OUT)), rows()
+    posterior = fit(net, bp.SVI(epochs=3, patience=1), out=tmp_path)
+    assert [*read_archive(tmp_path)[0].get("buffers", {})] == []
+    here, there = (bp.predict(p, data.x_test, num_draws=3).probs for p in (posterior, bp.load(tmp_path, module=net)))
+    assert torch.equal(here, there)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
+def test_layers_quantised_by_the_range_of_a_batch_are_refused():
+    body = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(24, 5)), {nn.Linear}, dtype=torch.qint8)
+    refuses("depend on the other rows of a batch", fit, nn.Sequential(nn.Flatten(), body, nn.Linear(5, OUT)))
+
+
+@pytest.mark.parametrize("prior", [["normal:1"], torch.distributions.Normal(0, 1), {"*": ("normal:1",)}, None])
+def test_a_prior_is_a_text(prior):
+    refuses("a prior is a text, as 'normal:1', or {pattern: text}, not", bp.Bayesian, nn.Linear(1, 1), prior=prior)
+
+
+class Ids(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 2), nn.Linear(48, OUT)
+
+    def forward(self, x):
+        return self.head(self.table(x).flatten(1))
+
+
+def test_numbers_that_are_no_ids_are_refused():
+    ids = torch.randint(9, (40, 24)).numpy()
+    for x in (ids, (ids.astype(float),)):
+        refuses(r"whole numbers in a tuple: bp.dataset\(\(ids,\), y\)", fit, Ids(), data=bp.dataset(x, rows().y_train))
+    fit(Ids(), data=bp.dataset((ids,), rows().y_train))
+
+
+def test_pruned_layers_are_refused_until_they_are_plain_ones():
+    net = nn.Sequential(nn.Flatten(), prune.l1_unstructured(nn.Linear(24, OUT), "weight", 0.5))
+    refuses(r"cannot be copied .*pruned layers after prune\.remove\)", fit, net)
+    prune.remove(net[1], "weight")
+    fit(net)
+
+
+@pytest.mark.parametrize("outputs", [lambda f, net: (f, f), lambda f, net: {"logits": f}])
+def test_outputs_come_alone(monkeypatch, outputs):
+    monkeypatch.setitem(OUTPUTS, "outputs", outputs)
+    refuses(r"for the 3 classes; return the logits \(or the mean\) alone", fit, Wrong("outputs"))
+
+
+def test_weights_that_are_not_finite_are_refused_though_outputs_are():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Hardtanh(), nn.Linear(5, OUT))
+    nn.init.constant_(net[1].bias, torch.inf)
+    refuses("not finite for training rows, with the weights it came with, or has such weights", fit, net)
+
+
+@pytest.mark.parametrize("entry", [bp.Bayesian(made("linear"), noise="heteroscedastic"), bp.MeanField(noise=0.3)])
+def test_noise_of_classes_is_refused_in_fits_and_archives_of_before_load(tmp_path, entry):
+    refuses("noise=.* is for targets that are numbers, and these are classes; leave it out", fit, entry)
+    fit(replace(entry, noise="learned"), out=tmp_path)
+    about = read_archive(tmp_path)[1]["provenance"]
+    about["entry_settings"]["noise"] = entry.noise
+    reseal(tmp_path, provenance=about)
+    bp.predict(bp.load(tmp_path, **({"module": made("linear")} if "module" in about else {})), rows().x_test)
