@@ -46,7 +46,7 @@ FEW, SEVERAL = 40, 4
 #: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, and a Gaussian kernel no
 #: less than CURVED of that; of few rows, or with hardly any left, where the first leaves less than the rows allow.
 LEFT, CURVED, MIN_CURVED, EXACT = 0.2, 0.85, (50, 1.5), 1e-3
-MIN_LINEAR, MAX_EACH, MAX_LINEAR = 10, 10, 1_000_000  # rows, rows for each, numbers
+MIN_LINEAR, MAX_LINEAR, MAX_ROWS, MAX_EACH = 10, 1_000_000, 1000, 10  # rows, numbers; rows for a kernel, and for each
 #: Settings that ask for no other model or method than that of nearly linear targets.
 LINEAR_TAKES = {"prior", "noise", "bias", "draws", "warmup", "chains", "thin", "target_accept", "cores", "compiled"}
 #: Noise of numbers: see ``Rule.noise``.
@@ -222,21 +222,21 @@ def is_linear(data: Dataset) -> bool:
     small = MIN_LINEAR <= rows <= FEW * inputs and rows * inputs <= MAX_LINEAR
     if schema.task != "regression" or schema.is_image or not small or not isinstance(data.x_train, torch.Tensor):
         return False
-    from sklearn import linear_model, metrics
+    from sklearn.linear_model import RidgeCV
+    from sklearn.metrics.pairwise import rbf_kernel
 
     x, y = (part.detach().cpu().double().numpy() for part in (data.x_train.flatten(1), data.y_train))
     y = np.log(y) if schema.target_scale == "log" else y
-    ridge = linear_model.RidgeCV([10.0**k for k in range(-6, 5)])
 
     def left(features: np.ndarray) -> float:
-        return -ridge.fit(features, (y - y.mean()) / y.std()).best_score_
+        return -RidgeCV([10.0**k for k in range(-6, 5)]).fit(features, y).best_score_ / y.var()
 
     linear, each = left(x), rows / (inputs + SEVERAL)
     if linear < EXACT or rows < max(MIN_CURVED[0], MIN_CURVED[1] * inputs):
         return bool(linear < LEFT / max(1.0, each) ** 2)
-    kernels = (metrics.pairwise.rbf_kernel(x, gamma=0.5 / (inputs * width**2)) for width in (1, 2, 4, 8))
+    kernels = (rbf_kernel(x, gamma=0.5 / (inputs * width**2)) for width in (1, 2, 4, 8))
     curved = (left(np.linalg.cholesky(kernel + 1e-8 * np.eye(rows))) for kernel in kernels)
-    return bool(each <= MAX_EACH and linear < LEFT and min(curved) > CURVED * linear)
+    return bool(linear < LEFT and each <= MAX_EACH and rows <= MAX_ROWS and min(curved) > CURVED * linear)
 
 
 def limit_of(setup: Setup, max_minutes: float | None) -> dict[str, float]:
