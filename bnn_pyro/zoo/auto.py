@@ -45,7 +45,7 @@ WIDE = 16
 FEW, SEVERAL = 40, 4
 #: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, and a Gaussian kernel no
 #: less than CURVED of that; of few rows, or with hardly any left, where the first leaves less than the rows allow.
-LEFT, CURVED, MIN_CURVED, EXACT = 0.2, 0.85, (50, 1.5), 1e-3
+LEFT, CURVED, MIN_CURVED, EXACT = 0.2, 0.85, (50, 2), 1e-3
 MIN_LINEAR, MAX_LINEAR, MAX_ROWS, MAX_EACH = 10, 1_000_000, 1000, 10  # rows, numbers; rows for a kernel, and for each
 #: Settings that ask for no other model or method than that of nearly linear targets.
 LINEAR_TAKES = {"prior", "noise", "bias", "draws", "warmup", "chains", "thin", "target_accept", "cores", "compiled"}
