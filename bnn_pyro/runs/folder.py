@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
+from bnn_pyro.files import has_shape, is_occupied, lock_folder, write_whole
 from bnn_pyro.inference import METHODS
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.reports.tables import RunFacts
@@ -103,10 +103,11 @@ class OutputFolder:
         path = self.path / name
         if not path.is_file():
             return {}
-        content = read_json(path, SHAPES[name][0])
-        if content is None:
-            raise self.damaged(name)
-        return content
+        with suppress(ValueError, RecursionError):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if has_shape(content, SHAPES[name][0]):
+                return content
+        raise self.damaged(name)
 
     def damaged(self, name: str) -> UserError:
         """The error for a JSON file that does not hold what it should, with the command that writes it again."""
