@@ -38,8 +38,10 @@ class CompiledGradient:
     """The log density and its gradient by C, the same on any number of threads.   constants: what it reads, y first."""
 
     def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int) -> None:
-        self._library, self._constants, self.size, self.threads = library, constants, size, _threads()
-        self.targets = constants[0]
+        self._library, self._constants, self.size, self.targets = library, constants, size, constants[0]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        self.threads = int(text) if text.isdigit() and int(text) else cores  # that this process may use
         library.bind((ctypes.c_void_p * len(constants))(*(k.data_ptr() for k in constants)))
         for name, arrays, doubles, numbers in FUNCTIONS:
             types = [ctypes.c_void_p] * arrays + [ctypes.c_double] * doubles + [ctypes.c_long] * numbers
@@ -69,13 +71,6 @@ class CompiledGradient:
     def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
         """A subtree of NUTS; see the C code for the five arrays of doubles that the addresses are of."""
         self._library.subtree(*pointers, step, energy, depth, self.size)
-
-
-def _threads() -> int:
-    """The cores that this process may use, or as many as OMP_NUM_THREADS says."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(text) if text.isdigit() and int(text) else cores
 
 
 def compile_gradient(
