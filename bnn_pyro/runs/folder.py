@@ -163,10 +163,9 @@ class RunFolder(OutputFolder):
     @property
     def is_begun(self) -> bool:
         """Whether a run was begun here."""
-        try:
+        with suppress(UserError):
             return "variant" in read_config(self.path / "config.json")
-        except UserError:
-            return False
+        return False
 
     @property
     def is_trained(self) -> bool:
@@ -226,10 +225,9 @@ class RunFolder(OutputFolder):
 
     def _clear(self) -> None:
         """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""
-        for name in (*ARCHIVE, *FILES, "checkpoint/training.pt"):
-            (self.path / name).unlink(missing_ok=True)
-        for figure in (self.path / "figures").glob("*.png"):
-            figure.unlink()
+        files = (self.path / name for name in (*ARCHIVE, *FILES, "checkpoint/training.pt"))
+        for file in (*files, *(self.path / "figures").glob("*.png")):
+            file.unlink(missing_ok=True)
         if self.baseline.is_begun:
             self.baseline._clear()
             (self.baseline.path / "config.json").unlink()
