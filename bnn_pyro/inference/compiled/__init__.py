@@ -84,14 +84,12 @@ def compile_gradient(
         raise NotCompiled(f"the model is on {z.device}")
     find_compiler()  # before the trace, which takes longer
     inputs = z[:1], y.clone(memory_format=torch.contiguous_format)
-    if same is None:
-        source, constants = _trace(gradient, inputs)
-    else:
-        TRACES[same] = TRACES.pop(same, None) or _trace(gradient, inputs)  # the last one used is the last
+    source, constants = TRACES.pop(same, None) or _trace(gradient, inputs)
+    if same is not None:
+        TRACES[same] = source, constants  # the last one used is the last
         while len(TRACES) > KEPT:
             del TRACES[next(iter(TRACES))]
-        source, constants = TRACES[same]
-        constants = [inputs[1], *constants[1:]]
+    constants = [inputs[1], *constants[1:]]
     return CompiledGradient(load(PRELUDE.read_text() + source + DRIVER.read_text()), constants, z.shape[1])
 
 
