@@ -104,10 +104,7 @@ def infer_task(cells: pd.Series) -> str:
     That is twice or more each, and five times in the mean. Everything else is regression: a rating of 1 to 5 stars
     counts as classes, so say ``task="regression"`` where the order matters.
     """
-    if cells.dtype == "category":
-        return "classification"
-    values = parsed(cells)
-    if np.isnan(values).mean() > 0.5:
+    if cells.dtype == "category" or np.isnan(values := parsed(cells)).mean() > 0.5:
         return "classification"
     if np.isnan(values).any() or (values != np.round(values)).any():
         return "regression"

@@ -66,7 +66,6 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
         frame = frame[(frame != "").any(axis=1)]
     if frame.empty:
         raise UserError(f"{path}: has a header and no rows")
-    frame.attrs = {"separator": separator, "commas": {}, "row_names": row_names}
     kinds = {name: _commas(frame[name], separator) for name in text_columns(frame)}
     if "decimal comma" in kinds.values():
         if text is not None:  # 248.000 is one number by itself, and another one here
@@ -74,12 +73,12 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
         for name in [name for name, kind in kinds.items() if not kind and "." in "".join(frame[name])]:
             if all(cell in MISSING or POINTS.fullmatch(cell) for cell in frame[name]):
                 kinds[name] = "decimal comma"
-    for name, kind in kinds.items():
-        if kind:
-            frame.attrs["commas"][name] = kind
-            drop, point = (",", ".") if kind == "thousands" else (".", ",")
-            cells = frame[name].where(frame[name].isin(MISSING), frame[name].str.replace(drop, "", regex=False))
-            frame[name] = cells.str.replace(point, ".", regex=False)
+    commas = {name: kind for name, kind in kinds.items() if kind}
+    frame.attrs = {"separator": separator, "commas": commas, "row_names": row_names}
+    for name, kind in commas.items():
+        drop, point = (",", ".") if kind == "thousands" else (".", ",")
+        cells = frame[name].where(frame[name].isin(MISSING), frame[name].str.replace(drop, "", regex=False))
+        frame[name] = cells.str.replace(point, ".", regex=False)
     return frame
 
 

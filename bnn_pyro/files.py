@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -105,26 +104,18 @@ def telling(path: Path) -> Iterator[None]:
         raise UserError(f"{reason}; {way}") from None
 
 
-def read_json(path: Path, shape: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The table in a JSON file; None where the file is damaged, or does not hold what ``shape`` says.
+def has_shape(value: Any, shape: Any) -> bool:
+    """Whether what a JSON file holds is of this kind: a type, a list of a kind, or a table.
 
-    shape: the kind of every value by its key, "*" for any other key (keys may be missing); in turn a table, or a list.
+    Of a table: the kind of every value by its key, "*" for any other key (keys may be missing).
     """
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        return None
-    return table if isinstance(table, dict) and _has_shape(table, shape) else None
-
-
-def _has_shape(value: Any, shape: Any) -> bool:
     if isinstance(shape, list):
-        return isinstance(value, list) and all(_has_shape(item, shape[0]) for item in value)
+        return isinstance(value, list) and all(has_shape(item, shape[0]) for item in value)
     if isinstance(shape, Mapping):
         kinds = shape
         if "*" in shape and isinstance(value, dict):
             kinds = {key: shape.get(key, shape["*"]) for key in value}
-        return isinstance(value, dict) and all(k in value and _has_shape(value[k], kind) for k, kind in kinds.items())
+        return isinstance(value, dict) and all(k in value and has_shape(value[k], kind) for k, kind in kinds.items())
     return isinstance(value, shape) and not isinstance(value, bool)
 
 

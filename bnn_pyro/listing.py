@@ -91,11 +91,10 @@ def _about(name: str, item: Mapping[str, Any], width: int) -> list[str]:
 def check_names(variant: str | None, method: str | None) -> None:
     """Raise UserError for a variant or method that there is not, before anything that takes seconds is imported."""
     for what, name, folder in (("variant", variant, "zoo"), ("inference method", method, "inference")):
-        if name is None:
-            continue
-        module = sys.modules.get(f"bnn_pyro.{folder}")  # imported, it may have got entries
-        names = _read_table(folder) if module is None else getattr(module, TABLES[folder])
-        check_known(what, names, name)
+        if name is not None:
+            module = sys.modules.get(f"bnn_pyro.{folder}")  # imported, it may have got entries
+            names = _read_table(folder) if module is None else getattr(module, TABLES[folder])
+            check_known(what, names, name)
 
 
 def _lines(item: str | Mapping[str, Any]) -> list[str]:

@@ -187,15 +187,13 @@ def _of_elbo(
         findings += _alike(names, values[name], values[whole], tolerance, level)
     # As training computes it, mean over an epoch: a KL up to a constant, and masks, have no definition to go by.
     trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=STILL, batch_size=size))
-    if "dropout" in facts or facts.get("batch_norm") == "batch":
-        pass  # training mode is another function
-    elif subject.improper or (point and any(getattr(weights.net, "rates", ()))):
-        findings += _alike(["ELBO as trained, beside that of all rows (nats)"], trace, elbos[whole], rounding)
-    else:
-        level = "caution" if approximate and weights is not model else "bad"
-        about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"
-        findings += _alike([about], trace, trained.defined(*in_weights, 4 * check.repeats, point), rounding, level)
-    return findings
+    if "dropout" in facts or facts.get("batch_norm") == "batch":  # training mode is another function
+        return findings
+    if subject.improper or (point and any(getattr(weights.net, "rates", ()))):
+        return findings + _alike(["ELBO as trained, beside that of all rows (nats)"], trace, elbos[whole], rounding)
+    level = "caution" if approximate and weights is not model else "bad"
+    about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"
+    return findings + _alike([about], trace, trained.defined(*in_weights, 4 * check.repeats, point), rounding, level)
 
 
 @dataclass

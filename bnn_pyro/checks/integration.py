@@ -124,13 +124,8 @@ def best_normal(
 
 def _with_gradient(loss: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     """As scipy's ``minimize`` takes it."""
-
-    def both(p: np.ndarray) -> tuple[float, np.ndarray]:
-        leaf = torch.from_numpy(p).requires_grad_()
-        value = loss(leaf)
-        return value.item(), torch.autograd.grad(value, leaf)[0].numpy()
-
-    return both
+    both = torch.func.grad_and_value(loss)
+    return lambda p: tuple(part.numpy() for part in both(torch.from_numpy(p))[::-1])
 
 
 def stationary_covariance(precision: Tensor, eta: float, friction: float, noise: Tensor | float = 0.0) -> Tensor:

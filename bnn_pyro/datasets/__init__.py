@@ -247,9 +247,8 @@ def _located(name_or_path: str | Path, also: Sequence[str] = ()) -> Path | None:
     if text in DATASETS:
         return None
     path = resolve(name_or_path)
-    if path.is_dir() or path.suffix.lower() in SUFFIXES:
-        return path if path.is_dir() else existing(path)
-    if path.exists() or path.suffix or len(path.parts) > 1:
-        existing(path)
-        raise UserError(f"{path}: can't read a '{path.suffix}' file; save it as {', '.join(SUFFIXES)}")
-    raise UserError(f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a file or folder")
+    if not (path.exists() or path.suffix or len(path.parts) > 1):
+        raise UserError(f"{unknown('data set', text, [*DATASETS, *also])}; or the path of a file or folder")
+    if path.is_dir() or existing(path).suffix.lower() in SUFFIXES:
+        return path
+    raise UserError(f"{path}: can't read a '{path.suffix}' file; save it as {', '.join(SUFFIXES)}")

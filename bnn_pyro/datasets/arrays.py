@@ -172,14 +172,11 @@ def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int
 def parts_of(x: Any, axes: int = 2) -> dict[str, Any]:
     """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of so many axes or more; else {}."""
     parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}
-    parts = {str(k): _as_list(v) for k, v in parts.items()}
+    parts = {str(k): v for k, v in parts.items()}
+    for name, part in parts.items():
+        of_objects = getattr(getattr(part, "dtype", None), "kind", "") == "O" and np.ndim(part) == 1
+        parts[name] = list(part) if of_objects and _axes(next(iter(part), 0)) else part  # an array of arrays as a list
     return parts if any(_axes(part) >= axes for part in parts.values()) else {}
-
-
-def _as_list(part: Any) -> Any:
-    """An array of arrays as a list of them; anything else as it is."""
-    of_objects = getattr(getattr(part, "dtype", None), "kind", "") == "O" and np.ndim(part) == 1
-    return list(part) if of_objects and _axes(next(iter(part), 0)) else part
 
 
 def _axes(part: Any) -> int:

@@ -90,12 +90,11 @@ def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int], dro
     for file, label in files:
         try:
             x[len(y)] = _pixels(file, shape)
+            y.append(label)
         except UserError as error:
             if not drop:
                 way = "or remove it; a run trained with missing='drop' (--missing drop) leaves such files out"
                 raise UserError(f"{error}, {way}") from None
-            continue
-        y.append(label)
     return x[: len(y)], torch.tensor(y, dtype=torch.int64)
 
 

@@ -121,8 +121,6 @@ def _pooled(a: tuple, b: tuple) -> tuple:
 
 def _filled(raw: Raw, rows: Tensor) -> Raw:
     """With the training rows' median for the missing numbers of each column that may have them."""
-    if not any(column.fill is not None for column in raw.columns):
-        return raw
     parts, columns = [raw.x, *([] if raw.test is None else raw.test[:1])], []
     for column, place in raw.column_places:
         if column.fill is not None:
@@ -184,17 +182,15 @@ def _moments(x: Tensor | OnDisk, rows: Tensor, robust: bool) -> tuple[Tensor, Te
 def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Those of :func:`_moments` of each feature, of a series (N, T, columns) of each column; 0, mean of an exposure."""
     mean, shift, scale = _moments(raw.x, rows, robust)
-    as_they_are = ~quantities(raw.columns, len(shift))
-    if raw.input_parts:
-        end, as_they_are = 0, torch.zeros(len(shift), dtype=torch.bool)
-        for part in raw.input_parts:
-            place = slice(end, end := end + math.prod(part.shape))
-            x = raw.x[:, place]
-            as_they_are[place] = part.is_whole or bool(((x == 0) | (x == 1)).all())
-            if len(part.shape) == 2:
-                series = x[rows].reshape(-1, part.shape[1])
-                _, *of_columns = _moments(series, torch.arange(len(series)), robust)
-                shift[place], scale[place] = (v.repeat(part.shape[0]) for v in of_columns)
+    as_they_are, end = ~quantities(raw.columns, len(shift)), 0
+    for part in raw.input_parts:
+        place = slice(end, end := end + math.prod(part.shape))
+        x = raw.x[:, place]
+        as_they_are[place] = part.is_whole or bool(((x == 0) | (x == 1)).all())
+        if len(part.shape) == 2:
+            series = x[rows].reshape(-1, part.shape[1])
+            _, *of_columns = _moments(series, torch.arange(len(series)), robust)
+            shift[place], scale[place] = (v.repeat(part.shape[0]) for v in of_columns)
     shift[as_they_are], scale[as_they_are] = 0.0, 1.0
     if raw.exposure:
         shift[-1], scale[-1] = 0.0, mean[-1]

@@ -210,14 +210,12 @@ def read_items(
     items = items.dataset if isinstance(items, DataLoader) and _takes_each_once(items) else items
     batches = isinstance(items, DataLoader)
     source = items.sampler if batches else items  # what has the number of rows
-    if isinstance(items.dataset if batches else items, IterableDataset) or not hasattr(source, "__len__"):
-        if rows is None:
-            raise UserError(f"{what} has no length; give rows=, the number of its rows")
-        num = rows
-    else:
-        num = len(source)
-        if rows not in (None, num):
-            raise UserError(f"{what} has {num:,} rows, and rows={rows:,}; leave rows= out")
+    is_stream = isinstance(items.dataset if batches else items, IterableDataset) or not hasattr(source, "__len__")
+    num = rows if is_stream else len(source)
+    if num is None:
+        raise UserError(f"{what} has no length; give rows=, the number of its rows")
+    if rows not in (None, num):
+        raise UserError(f"{what} has {num:,} rows, and rows={rows:,}; leave rows= out")
     if not num:
         raise UserError(f"{what} is a torch data set without items")
     try:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Raw
 from bnn_pyro.dates import find_dates
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import read_archive
 
 #: Training, validation and test share of a set that brings no test part of its own.
@@ -93,13 +93,12 @@ def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tupl
 
 
 def _shares(fractions: Sequence[float]) -> tuple[float, ...]:
-    try:
+    wrong = f"fractions={fractions}: give three shares (train, validation, test) that sum to 1"
+    with refusing(wrong, TypeError, ValueError):
         shares = tuple(float(f) for f in fractions)
-    except (TypeError, ValueError):
-        shares = ()
-    if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
-        raise UserError(f"fractions={fractions}: give three shares (train, validation, test) that sum to 1")
-    return shares
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6 or shares[0] == 0:
+            raise ValueError
+        return shares
 
 
 def _cut(raw: Raw, rows: np.ndarray, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

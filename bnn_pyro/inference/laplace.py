@@ -68,15 +68,16 @@ class Laplace(Settings):
         curvature = Curvature(log_joint)
         try:
             mode, trace = self._mode(curvature, Run(**how))
-            lower, log_det = _root_of_inverse(curvature.precision(mode, summed))
+            upper = torch.linalg.cholesky(curvature.precision(mode, summed).flip(-2, -1)).flip(-2, -1)  # Λ = U Uᵀ
         except torch.linalg.LinAlgError:  # as where the features fit all rows, and a learned noise is about 0
             raise FitFailed("the curvature of the log joint is not positive definite in 64 bits: the features fit the "
                             "training rows all but exactly; set the noise (--noise), take a narrower prior, or "
                             "--inference svi") from None  # fmt: skip
+        lower = torch.linalg.solve_triangular(upper.mT, torch.eye(len(upper)).to(upper), upper=False)  # L Lᵀ = Λ⁻¹
         # A Newton step: where the log joint is quadratic, it is exact.
         mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
         density = log_joint.log_density(mode[None]).item()
-        evidence = density + 0.5 * (len(mode) * math.log(2 * math.pi) - log_det.item())
+        evidence = density + 0.5 * (len(mode) * math.log(2 * math.pi) - 2 * upper.diagonal().log().sum().item())
         q = FullNormal.of(log_joint.sites(mode), lower).to(data.x_train.dtype)
         stats = {"log_evidence": torch.tensor([[evidence]], dtype=torch.float64)}
         return Posterior(model, data.schema, guide=q, stats=stats, trace=trace)
@@ -148,10 +149,3 @@ def _near_the_mode(features: Tensor, information: Information) -> Tensor:
     first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
     precision = summed(features[first], information)
     return precision + factored(features[rest], information) if len(rest) else precision
-
-
-def _root_of_inverse(precision: Tensor) -> tuple[Tensor, Tensor]:
-    """(L lower triangular with LLᵀ = Λ⁻¹, log det Λ): from the Cholesky root of Λ with its rows in reverse."""
-    upper = torch.linalg.cholesky(precision.flip(-2, -1)).flip(-2, -1)  # Λ = U Uᵀ
-    eye = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-    return torch.linalg.solve_triangular(upper.mT, eye, upper=False), 2 * upper.diagonal().log().sum()

@@ -111,17 +111,14 @@ class Batches:
             return
         while start < stop:
             epoch, first = divmod(start, self.per_epoch)
-            for rows in self._rows(epoch)[first : first + stop - start]:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            orders = (torch.randperm(len(self.x), generator=generator) for _ in range(self.chains))
+            blocks = [order[: self.per_epoch * self.size].view(self.per_epoch, self.size) for order in orders]
+            of_epoch = torch.stack(blocks, 1).to(self.x.device)  # (steps, C, B)
+            for rows in of_epoch[first : first + stop - start]:
                 flat = rows.flatten()
                 yield tuple(part.index_select(0, flat).unflatten(0, rows.shape) for part in (self.x, self.y))
                 start += 1
-
-    def _rows(self, epoch: int) -> Tensor:
-        """Row numbers of every step of an epoch (steps, C, B)."""
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        orders = (torch.randperm(len(self.x), generator=generator) for _ in range(self.chains))
-        rows = [order[: self.per_epoch * self.size].view(self.per_epoch, self.size) for order in orders]
-        return torch.stack(rows, 1).to(self.x.device)
 
 
 def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:

@@ -79,7 +79,12 @@ class Backbone(nn.Module):
 
     def __init__(self, pretrained: Pretrained, schema: Schema) -> None:
         super().__init__()
-        self.net = _frozen_copy(pretrained.net)
+        reason = f"the backbone {type(pretrained.net).__name__} cannot be copied ({{error}})"
+        what = f"{reason}; give it as a TorchScript or torch.export file"
+        with refusing(what), torch.no_grad():  # TorchScript copies by operations
+            self.net = copy.deepcopy(pretrained.net).cpu()  # so that no other model's is changed, moved or overwritten
+        for parameter in self.net.parameters():  # TorchScript has no requires_grad_ of a whole module
+            parameter.requires_grad_(False)
         self.description = pretrained.description
         where = next((p.device for p in (*self.net.parameters(), *self.net.buffers())), None)
         self.register_buffer("scale", torch.tensor(1.0, device=where))
@@ -175,17 +180,6 @@ def _off(net: nn.Module, x: Tensor) -> float:
     observed = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
     known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
     return kl_divergence(observed, known).mean().item()
-
-
-def _frozen_copy(net: nn.Module) -> nn.Module:
-    """Frozen as a copy: neither the user's module nor another model's is changed, moved or overwritten."""
-    reason = f"the backbone {type(net).__name__} cannot be copied ({{error}})"
-    what = f"{reason}; give it as a TorchScript or torch.export file"
-    with refusing(what), torch.no_grad():  # TorchScript copies by operations
-        own = copy.deepcopy(net).cpu()
-    for parameter in own.parameters():  # TorchScript has no requires_grad_ of a whole module
-        parameter.requires_grad_(False)
-    return own
 
 
 def from_text(text: str) -> Pretrained:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
-from bnn_pyro.files import is_occupied, lock_folder, read_json, write_whole
+from bnn_pyro.files import has_shape, is_occupied, lock_folder, write_whole
 from bnn_pyro.inference import METHODS
 from bnn_pyro.posterior import Posterior, read_archive
 from bnn_pyro.reports.tables import RunFacts
@@ -103,10 +103,11 @@ class OutputFolder:
         path = self.path / name
         if not path.is_file():
             return {}
-        content = read_json(path, SHAPES[name][0])
-        if content is None:
-            raise self.damaged(name)
-        return content
+        with suppress(ValueError, RecursionError):
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if has_shape(content, SHAPES[name][0]):
+                return content
+        raise self.damaged(name)
 
     def damaged(self, name: str) -> UserError:
         """The error for a JSON file that does not hold what it should, with the command that writes it again."""
@@ -162,10 +163,9 @@ class RunFolder(OutputFolder):
     @property
     def is_begun(self) -> bool:
         """Whether a run was begun here."""
-        try:
+        with suppress(UserError):
             return "variant" in read_config(self.path / "config.json")
-        except UserError:
-            return False
+        return False
 
     @property
     def is_trained(self) -> bool:
@@ -225,10 +225,9 @@ class RunFolder(OutputFolder):
 
     def _clear(self) -> None:
         """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""
-        for name in (*ARCHIVE, *FILES, "checkpoint/training.pt"):
-            (self.path / name).unlink(missing_ok=True)
-        for figure in (self.path / "figures").glob("*.png"):
-            figure.unlink()
+        files = (self.path / name for name in (*ARCHIVE, *FILES, "checkpoint/training.pt"))
+        for file in (*files, *(self.path / "figures").glob("*.png")):
+            file.unlink(missing_ok=True)
         if self.baseline.is_begun:
             self.baseline._clear()
             (self.baseline.path / "config.json").unlink()

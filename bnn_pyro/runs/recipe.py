@@ -123,9 +123,8 @@ class Recipe(Setup, Settings):
             # No baseline: a point mass in a scale mixture's narrow peak, at 0, a gamma prior's mode, or without decay.
             if prior is not None and not str(prior).startswith(("scale-mixture", "gamma", "by-target")):
                 decay = {"prior": prior}
-            setup = make_setup(*self.own_baseline).changed(decay)
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
-            setup = setup.changed({}, length, shared)
+            setup = make_setup(*self.own_baseline).changed(decay, length, shared)
         alone = dict(auto={}, baseline=False, boosting=False)
         return dataclasses.replace(self, entry=setup.entry, method=setup.method, **alone)
 
@@ -240,11 +239,10 @@ def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str
     data = data if name in (None, data["name"]) else {"name": name}
     special = ("name", "features", "classes", "exclude", "categorical", "seed")
     data |= {k: flags[k] for k in DATA_KEYS if k in flags and k not in special}
-    for key in {"features", "classes"} & flags.keys():
-        data[key] = next(csv.reader([flags[key]], skipinitialspace=True), [])
-    for key in ("exclude", "categorical"):
-        if flags.get(key):
-            data[key] = [name for names in csv.reader(flags[key], skipinitialspace=True) for name in names]
+    lists = {key: [flags[key]] for key in ("features", "classes") if key in flags}
+    lists |= {key: flags[key] for key in ("exclude", "categorical") if flags.get(key)}
+    for key, texts in lists.items():
+        data[key] = [name for names in csv.reader(texts, skipinitialspace=True) for name in names]
     if "data_seed" in flags:
         data["seed"] = flags["data_seed"]
     return located(data)

@@ -122,10 +122,8 @@ def typed_command() -> str:
 def _commit() -> str | None:
     """The commit of the package's own checkout, marked where files differ from it; None outside of one."""
     package = Path(__file__).parents[1]
-    if not (package.parent / ".git").exists():
-        return None
-    try:
-        ask = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-        return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    ask = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):
+        if (package.parent / ".git").exists():
+            return subprocess.run(ask, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return None

@@ -47,9 +47,6 @@ class Network(Settings):
                 ordered classes: ordinal; the first of the task where not given
     """
 
-    #: The deterministic variant to compare with.
-    baseline: ClassVar[str] = "mlp"
-
     hidden: tuple[int, ...] = setting((50,), low=1)
     activation: str = "relu"
     bias: bool = True
@@ -152,6 +149,7 @@ class Convolutions(Settings):
     padding: int = 1
 
     images_only: ClassVar[bool] = True
+    #: The deterministic variant to compare with.
     baseline: ClassVar[str] = "convnet"
     dropout: ClassVar[float] = 0.0
 
@@ -228,7 +226,6 @@ class VariationalDropout(HiddenLayerNet):
     init_scale: float = setting(0.05, above=0)
 
     summary: ClassVar[str] = "Gaussian dropout with learned rates (variational dropout)"
-    paper: ClassVar[str] = "Kingma, Salimans & Welling 2015, arXiv:1506.02557"
 
 
 @dataclass(frozen=True)

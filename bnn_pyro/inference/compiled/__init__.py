@@ -38,8 +38,10 @@ class CompiledGradient:
     """The log density and its gradient by C, the same on any number of threads.   constants: what it reads, y first."""
 
     def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int) -> None:
-        self._library, self._constants, self.size, self.threads = library, constants, size, _threads()
-        self.targets = constants[0]
+        self._library, self._constants, self.size, self.targets = library, constants, size, constants[0]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        self.threads = int(text) if text.isdigit() and int(text) else cores  # that this process may use
         library.bind((ctypes.c_void_p * len(constants))(*(k.data_ptr() for k in constants)))
         for name, arrays, doubles, numbers in FUNCTIONS:
             types = [ctypes.c_void_p] * arrays + [ctypes.c_double] * doubles + [ctypes.c_long] * numbers
@@ -71,13 +73,6 @@ class CompiledGradient:
         self._library.subtree(*pointers, step, energy, depth, self.size)
 
 
-def _threads() -> int:
-    """The cores that this process may use, or as many as OMP_NUM_THREADS says."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    text = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    return int(text) if text.isdigit() and int(text) else cores
-
-
 def compile_gradient(
     gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], z: Tensor, y: Tensor, same: bytes | None = None
 ) -> CompiledGradient:
@@ -89,14 +84,12 @@ def compile_gradient(
         raise NotCompiled(f"the model is on {z.device}")
     find_compiler()  # before the trace, which takes longer
     inputs = z[:1], y.clone(memory_format=torch.contiguous_format)
-    if same is None:
-        source, constants = _trace(gradient, inputs)
-    else:
-        TRACES[same] = TRACES.pop(same, None) or _trace(gradient, inputs)  # the last one used is the last
+    source, constants = TRACES.pop(same, None) or _trace(gradient, inputs)
+    if same is not None:
+        TRACES[same] = source, constants  # the last one used is the last
         while len(TRACES) > KEPT:
             del TRACES[next(iter(TRACES))]
-        source, constants = TRACES[same]
-        constants = [inputs[1], *constants[1:]]
+    constants = [inputs[1], *constants[1:]]
     return CompiledGradient(load(PRELUDE.read_text() + source + DRIVER.read_text()), constants, z.shape[1])
 
 
