@@ -109,10 +109,10 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
             inferred, seen = on_features(model, data, False)
             if hasattr(setup.entry, "prepare"):
                 setup.entry.prepare(inferred, setup.entry.guide(model), seen)
-        draws = prior_draws(weight_space(model), blank_row(model, data.schema), num_draws)
-    chains = {site: w[None] for site, w in draws.items()}
-    posterior = Posterior(model, data.schema, chains=chains, provenance=provenance_of(setup, data, seed))
-    return posterior.derived({"method": "prior", "method_settings": {}, "stored_draws": num_draws})
+        chains = prior_draws(weight_space(model), blank_row(model, data.schema), num_draws)
+    about = provenance_of(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
+    del about["key"]  # a fit must not take it for its own result
+    return Posterior(model, data.schema, chains={site: w[None] for site, w in chains.items()}, provenance=about)
 
 
 def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
@@ -136,9 +136,6 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows; bp.prior(variant, data) is the prior as a "
                         "posterior")  # fmt: skip
-    noise = getattr(setup.entry, "noise", "learned")
-    if noise != "learned" and type(setup.entry) in ZOO.values() and data.schema.has_classes:
-        raise UserError(f"noise={noise} is for targets that are numbers, and these are classes; leave it out")
     if max_minutes is not None and not 0 < max_minutes < math.inf:
         raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
     if max_minutes is not None and not getattr(setup.method, "timed", False):

@@ -1,12 +1,9 @@
 """Networks of one's own that are odd: what can be fitted is, and the rest is refused with the way out."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from own_networks import OUT, OUTPUTS, Wrong, made
+from own_networks import OUT, OUTPUTS, Wrong
 from refused import refuses
-from run_folders import reseal
 from test_own_network import fit, rows
 from torch import nn
 from torch.nn.utils import prune
@@ -141,13 +138,3 @@ def test_weights_that_are_not_finite_are_refused_though_outputs_are():
     net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Hardtanh(), nn.Linear(5, OUT))
     nn.init.constant_(net[1].bias, torch.inf)
     refuses("not finite for training rows, with the weights it came with, or has such weights", fit, net)
-
-
-@pytest.mark.parametrize("entry", [bp.Bayesian(made("linear"), noise="heteroscedastic"), bp.MeanField(noise=0.3)])
-def test_noise_of_classes_is_refused_in_fits_and_archives_of_before_load(tmp_path, entry):
-    refuses("noise=.* is for targets that are numbers, and these are classes; leave it out", fit, entry)
-    fit(replace(entry, noise="learned"), out=tmp_path)
-    about = read_archive(tmp_path)[1]["provenance"]
-    about["entry_settings"]["noise"] = entry.noise
-    reseal(tmp_path, provenance=about)
-    bp.predict(bp.load(tmp_path, **({"module": made("linear")} if "module" in about else {})), rows().x_test)

@@ -209,10 +209,11 @@ class Bayesian(Settings):
 
     def _likelihood(self, schema: Schema, net: nn.Module, row: Tensor) -> Likelihood:
         """That of the data, or the user's; of two classes a network has one output, or two."""
-        own = kind if isinstance(kind := self.likelihood, Likelihood) else make_likelihood(schema, self.noise, kind)
+        likelihood = self.likelihood if isinstance(self.likelihood, Likelihood) else None
+        own = likelihood or make_likelihood(schema, self.noise, self.likelihood)
         count, what = len(schema.classes), f"the {len(schema.classes)} classes" if schema.classes else "the target"
-        widths = {own.outputs: what if kind is None else type(own).__name__}
-        if kind is None and count == 2:
+        widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
+        if self.likelihood is None and count == 2:
             widths[2] = "two logits"
         with in_mode(net, training=False):
             shapes = {part.name: (2, *part.shape) for part in schema.input_parts}
