@@ -80,7 +80,8 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
 def may_be_class(cells: pd.Series, gaps: pd.Series) -> str:
     """What is asked of a word that is most of the missing values of a target that is text; "" where none is."""
     word, num = next(cells[gaps].value_counts().items(), ("", 0))
-    asked = num >= max(RARE, gaps.sum() / 2) and str(word).isalpha() and np.isnan(parsed(cells[~gaps])).mean() > 0.5
+    is_text = np.isnan(parsed(cells[~gaps])).sum() > (~gaps).sum() / 2
+    asked = is_text and num >= max(RARE, gaps.sum() / 2) and str(word).isalpha()
     return f"; if '{word}' is a class, write another word in these {num:,} cells" if asked else ""
 
 

@@ -126,7 +126,7 @@ FOLDS = KFold(5, shuffle=True, random_state=0)
 
 def best_of_folds(model, y, about, scoring):
     """scikit-learn's model at the iterations that were taken, fitted; by its own folds others are no better."""
-    taken = int(about["about"].split(" iterations")[0].rpartition(" ")[2])
+    taken = int(about["about"].split(" iteration")[0].rpartition(" ")[2])
     scores = {n: cross_val_score(clone(model).set_params(max_iter=n), PLAIN[:150], y, cv=FOLDS, scoring=scoring).mean()
               for n in (taken - 1, taken, taken + 1, 100)}  # fmt: skip
     assert max(scores, key=scores.get) == taken < 100
@@ -159,6 +159,16 @@ def test_classes_have_scikit_learns_probabilities_and_a_missing_one_is_not_impos
     assert (prediction.log_prob(torch.full((400,), 3)) > -20).all()
     nll = [-np.log(p[np.arange(400), y[150:].numpy()]).mean() for p in (own, all_of_them)]
     assert nll[0] < math.log(3) < nll[1]
+
+
+@pytest.mark.parametrize("most", [10_000, 100], ids=["folds choose", "its own early stopping"])
+def test_a_class_of_two_rows_is_predicted_where_folds_lack_it(most, monkeypatch):
+    """Also where one fold has no other class than the other one."""
+    monkeypatch.setattr("bnn_pyro.runs.baselines.MAX_STAGED", most)
+    y, (_, out), *_ = torch.zeros(550, dtype=torch.long), *FOLDS.split(PLAIN[:150])
+    y[out[:2]] = 1
+    prediction, about = boosted_by(y, task="classification", classes=("a", "b"))
+    assert "150 training rows" in about["about"] and (prediction.mean[:, 0] > 0.5).all()
 
 
 def test_a_run_says_how_it_compares_with_it(tmp_path, command, no_figures):

@@ -4,7 +4,7 @@
 
 Exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014, arXiv:1111.4246), every gradient a
 pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M, a
-diagonal, are adapted in the warm-up, which is dropped. A linear model's coordinates (``linear``) shorten trajectories.
+diagonal, are adapted in the warm-up, which is dropped. A linear model's ``coordinates`` shorten trajectories.
 """
 
 import json

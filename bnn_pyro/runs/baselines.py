@@ -22,7 +22,7 @@ from torch import Tensor
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
-from bnn_pyro.errors import UserError, refusing
+from bnn_pyro.errors import UserError, counted, refusing
 from bnn_pyro.files import existing
 from bnn_pyro.parts.components import spread_counts
 from bnn_pyro.posterior import Posterior
@@ -108,51 +108,58 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     from sklearn.model_selection import KFold
 
     x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
-    how = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0, early_stopping=len(x) > MAX_STAGED)
-    classes, counts = schema.has_classes, schema.task == "counts"
+    how = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0)
+    classes, counts, few = schema.has_classes, schema.task == "counts", len(x) <= MAX_STAGED
     y = np.log(y) if schema.target_scale == "log" else y
     loss = {} if classes else {"loss": "poisson" if counts else "squared_error"}
     model = (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(**loss, **how)
 
-    def stages(inputs: np.ndarray) -> np.ndarray:
-        """What it predicts after each iteration, or the last of many rows: (T, B), of classes (T, B, K) above 0."""
-        staged = (model.staged_predict_proba if classes else model.staged_predict)(inputs)
-        made = np.stack([*staged][-1 if how["early_stopping"] else 0 :])
+    def predicted(inputs: np.ndarray, every: bool) -> np.ndarray:
+        """After every iteration, or the last: (T, B), of classes (T, B, K) above 0."""
+        name = "predict_proba" if classes else "predict"
+        made = np.stack([*getattr(model, f"staged_{name}")(inputs)] if every else [getattr(model, name)(inputs)])
         if not classes:
             return made.clip(FLOOR) if counts else made
         probs = np.full((*made.shape[:2], len(schema.classes)), FLOOR)
         probs[..., model.classes_.astype(int)] += made
         return probs
 
-    folds = [*KFold(5, shuffle=True, random_state=0).split(x)]
-    if min(len(set(y[rest])) for rest, _ in folds) < 2:
+    folds = [] if classes and not few else [*KFold(5, shuffle=True, random_state=0).split(x)]
+    if counts and min(y[rest].sum() for rest, _ in folds) == 0:
         return None
-    parts = [stages(x[out]) for rest, out in folds if model.fit(x[rest], y[rest])]
-    fitted = np.concatenate(parts, 1)[:, np.argsort(np.concatenate([out for _, out in folds]))]
-    each = np.arange(len(y))
-    losses = (
-        -np.log(fitted[:, each, y.astype(int)])
-        if classes
-        else (fitted - y * np.log(fitted) if counts else (fitted - y) ** 2)
-    )
-    best = int(losses.mean(1).argmin())
-    fitted = fitted[best]
-    if not how["early_stopping"]:
+    losses, left_out = 0.0, []
+    for rest, out in folds:
+        if not classes or len(set(y[rest])) > 1:
+            model.fit(x[rest], y[rest])
+            left_out.append((out, made := predicted(x[out], few)))
+            losses += _loss(made, y[out], schema.task).sum(1)
+    best = int(np.argmin(losses))
+    if few and left_out:
         model.set_params(max_iter=best + 1)
+    fitted = np.empty(len(y))
+    for out, made in left_out if not classes else ():
+        fitted[out] = made[best]
     model.fit(x, y)
-    made = torch.from_numpy(stages(new)[-1:]).float()
+    made = torch.from_numpy(predicted(new, every=False)).float()
     if classes:
         made, what = of_classes(schema.task, made), "its own probabilities"
     elif counts:
         made = Prediction(spread_counts(made, torch.from_numpy(y), torch.from_numpy(fitted)))
         what = "a negative binomial of its mean, as dispersed as training rows left out"
     else:
-        scale = max(np.sqrt(losses.mean(1)[best]), 1e-6 * y.std())
-        made = of_numbers(schema, made, torch.full_like(made, scale))
+        made = of_numbers(schema, made, torch.full_like(made, max(np.sqrt(losses[best] / len(y)), 1e-6 * y.std())))
         log = " of log y" if schema.target_scale == "log" else ""
         what = f"a Normal{log} whose scale is its error on training rows left out"
-    about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {model.n_iter_} iterations; {what}"
+    long = counted(model.n_iter_, "iteration")
+    about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {long}; {what}"
     return made, {"about": about, "seconds": round(time.perf_counter() - start, 3)}
+
+
+def _loss(made: np.ndarray, y: np.ndarray, task: str) -> np.ndarray:
+    """(T, B) that boosting's iterations are chosen by: −log p of classes, Poisson's, squared errors."""
+    if made.ndim > 2:
+        return -np.log(made[:, np.arange(len(y)), y.astype(int)])
+    return made - y * np.log(made) if task == "counts" else (made - y) ** 2
 
 
 def read_predictions(path: Path, data: Dataset) -> Prediction:
