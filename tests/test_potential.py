@@ -1,18 +1,14 @@
-"""The log joint over a flat vector: against Pyro's own trace, on constrained sites, compiled, whitened; refusals."""
+"""The log joint over a flat vector: against Pyro's own trace, on constrained sites, compiled; refusals."""
 
-import math
 import platform
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from refused import refuses
-from scipy.optimize import minimize
-from scipy.stats import multivariate_normal, norm
 from torch import nn
 from zoo_problems import problem, traced_log_joint
 
@@ -20,8 +16,6 @@ import bnn_pyro as bp
 from bnn_pyro import c_code
 from bnn_pyro.inference import compiled
 from bnn_pyro.inference.compiled import c_pieces
-from bnn_pyro.inference.coordinates import Rounded, Whitened, centre_of, coordinates, mode_of
-from bnn_pyro.inference.linear import Curvature
 from bnn_pyro.inference.potential import Potential
 
 #: Networks that are compiled here: what a recipe is of is traced and built once for all tests.
@@ -112,60 +106,6 @@ def test_elementwise_functions_and_numbers_too_small_to_be_normal_which_are_zero
     made = compiled.compile_gradient(lambda z, y: (z.sum(1), z.float().square().double()), z, z)
     assert (made(z)[1] == 0).all() == (platform.machine() in ("x86_64", "AMD64"))
     assert (z.float().square() > 0).all()
-
-
-@pytest.mark.parametrize(("classes", "bias"), [(0, True), (2, False), (3, True)])
-@pytest.mark.parametrize("dense", [0, 4096], ids=["kronecker", "whole"])
-def test_coordinates(dense, classes, bias, monkeypatch):
-    """There and back is the identity; by all of Λ the log joint is −½ zᵀz around its mode, to second order."""
-    monkeypatch.setattr("bnn_pyro.inference.coordinates.DENSE", dense)
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(60, 2, generator=g) + 1
-    y = torch.randint(classes, (60,), generator=g) if classes else 3 + torch.randn(60, generator=g)
-    kind, units = ("classification", {}) if classes else ("regression", dict(y_shift=2.0, y_scale=2.0))
-    schema = bp.Schema(kind, (2,), classes=tuple("abc"[:classes]), **units)
-    entry = bp.MeanField(hidden=(), prior="normal:2", noise=0.7, bias=bias)
-    with bp.isolated(0):
-        target = Potential(entry.model(schema), x, y, 0.5)
-        space = coordinates(target)
-        mode = mode_of(target.log_density, Whitened(Curvature(target), target.initial), target.initial)
-    assert type(space) is (Rounded if dense else Whitened)
-    there = space.inverse(mode)
-    many = torch.stack([there, there + 1, there - 1])
-    torch.testing.assert_close(space.forward(many)[0], mode, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(space.inverse(space.forward(many)), many, rtol=1e-5, atol=1e-5)
-    curve = torch.autograd.functional.hessian(lambda z: -target.log_density(space.forward(z)[None]).sum(), there)
-    if dense:
-        assert (curve - torch.eye(len(curve))).abs().max() < 0.02
-    else:  # an approximation, near enough to be of use: the weights' own has a ratio of scales above 5
-        values = torch.linalg.eigvalsh(curve)
-        assert values[0] > 0.2 and values[-1] < 5
-
-
-@pytest.mark.parametrize("prior", ["fan-in:1", "gamma:1,0.1"])
-@pytest.mark.parametrize("rows", [20, 80])
-def test_the_centre_has_the_scales_of_the_highest_evidence(rows, prior):
-    """Against its closed form; of 30 weights given 20 rows, the mode of weights and noise together has none."""
-    g = torch.Generator().manual_seed(2)
-    x = torch.randn(rows, 30, generator=g)
-    y = x[:, :4].sum(1) / 2 + 0.3 * torch.randn(rows, generator=g)
-    entry = bp.MeanField(hidden=(), prior=prior, noise="learned", bias=False)
-    with bp.isolated(0):
-        target = Potential(entry.model(bp.Schema("regression", (30,))), x, y)
-        curvature = Curvature(target)
-        mode = mode_of(target.log_density, Whitened(curvature, target.initial), target.initial)
-        centre = centre_of(target, curvature)
-    found = [centre[-1].item(), curvature.prior_precision[0].log().item()]
-
-    def cost(scales):
-        log_noise, log_tau = *scales, *found[len(scales) :]
-        covariance = math.exp(2 * log_noise) * np.eye(rows) + (x @ x.mT).double().numpy() / math.exp(log_tau)
-        log_p = multivariate_normal(np.zeros(rows), covariance).logpdf(y.numpy()) + norm(-1).logpdf(log_noise)
-        return -log_p - (log_tau - 0.1 * math.exp(log_tau)) * ("gamma" in prior)
-
-    best = minimize(cost, [-1, 2] if "gamma" in prior else [-1], method="Nelder-Mead")
-    assert cost(found) < best.fun + 0.2
-    assert rows == 80 or cost([mode[-1].item(), math.log(30)]) > best.fun + 2
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -1,0 +1,94 @@
+"""Coordinates of linear models: their curvature, their centre by the closed form of the evidence, and NUTS in them."""
+
+import math
+
+import arviz
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.stats import multivariate_normal, norm
+
+import bnn_pyro as bp
+from bnn_pyro.inference.coordinates import Rounded, Whitened, centre_of, coordinates, mode_of
+from bnn_pyro.inference.linear import Curvature
+from bnn_pyro.inference.potential import Potential
+
+
+@pytest.mark.parametrize(("classes", "bias"), [(0, True), (2, False), (3, True)])
+@pytest.mark.parametrize("dense", [0, 4096], ids=["kronecker", "whole"])
+def test_coordinates(dense, classes, bias, monkeypatch):
+    """There and back is the identity; by all of Λ the log joint is −½ zᵀz around its mode, to second order."""
+    monkeypatch.setattr("bnn_pyro.inference.coordinates.DENSE", dense)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 2, generator=g) + 1
+    y = torch.randint(classes, (60,), generator=g) if classes else 3 + torch.randn(60, generator=g)
+    kind, units = ("classification", {}) if classes else ("regression", dict(y_shift=2.0, y_scale=2.0))
+    schema = bp.Schema(kind, (2,), classes=tuple("abc"[:classes]), **units)
+    entry = bp.MeanField(hidden=(), prior="normal:2", noise=0.7, bias=bias)
+    with bp.isolated(0):
+        target = Potential(entry.model(schema), x, y, 0.5)
+        space = coordinates(target)
+        mode = mode_of(target.log_density, Whitened(Curvature(target), target.initial), target.initial)
+    assert type(space) is (Rounded if dense else Whitened)
+    there = space.inverse(mode)
+    many = torch.stack([there, there + 1, there - 1])
+    torch.testing.assert_close(space.forward(many)[0], mode, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(space.inverse(space.forward(many)), many, rtol=1e-5, atol=1e-5)
+    curve = torch.autograd.functional.hessian(lambda z: -target.log_density(space.forward(z)[None]).sum(), there)
+    if dense:
+        assert (curve - torch.eye(len(curve))).abs().max() < 0.02
+    else:  # an approximation, near enough to be of use: the weights' own has a ratio of scales above 5
+        values = torch.linalg.eigvalsh(curve)
+        assert values[0] > 0.2 and values[-1] < 5
+
+
+def linear(rows):
+    """30 weights without a bias, and their evidence in closed form: of log σ and log τ, with the priors of both."""
+    g = torch.Generator().manual_seed(2)
+    x = torch.randn(rows, 30, generator=g)
+    y = x[:, :4].sum(1) / 2 + 0.3 * torch.randn(rows, generator=g)
+    gram, target = (x @ x.mT).double().numpy(), y.double().numpy()
+
+    def log_p(log_noise, log_tau, gamma):
+        covariance = math.exp(2 * log_noise) * np.eye(rows) + gram / math.exp(log_tau)
+        found = multivariate_normal(np.zeros(rows), covariance).logpdf(target) + norm(-1).logpdf(log_noise)
+        return found + gamma * (log_tau - 0.1 * math.exp(log_tau))
+
+    return x, y, log_p
+
+
+def linear_model(prior):
+    return bp.MeanField(hidden=(), prior=prior, noise="learned", bias=False)
+
+
+@pytest.mark.parametrize("prior", ["fan-in:1", "gamma:1,0.1"])
+@pytest.mark.parametrize("rows", [20, 80])
+def test_the_centre_has_the_scales_of_the_highest_evidence(rows, prior):
+    """Against its closed form; of 30 weights given 20 rows, the mode of weights and noise together has none."""
+    (x, y, log_p), gamma = linear(rows), "gamma" in prior
+    with bp.isolated(0):
+        target = Potential(linear_model(prior).model(bp.Schema("regression", (30,))), x, y)
+        curvature = Curvature(target)
+        mode = mode_of(target.log_density, Whitened(curvature, target.initial), target.initial)
+        centre = centre_of(target, curvature)
+    found = [centre[-1].item(), curvature.prior_precision[0].log().item()]
+    best = minimize(lambda v: -log_p(*v, *found[len(v) :], gamma), [-1, 2][: 1 + gamma], method="Nelder-Mead")
+    assert -log_p(*found, gamma) < best.fun + 0.2
+    assert rows == 80 or -log_p(mode[-1].item(), math.log(30), gamma) > best.fun + 2
+
+
+@pytest.mark.parametrize("prior", ["fan-in:1", "gamma:1,0.1"])
+def test_with_fewer_rows_than_weights_nuts_has_the_noise_of_numerical_integration(prior):
+    (x, y, log_p), gamma = linear(20), "gamma" in prior
+    data = bp.Dataset("by-hand", bp.Schema("regression", (30,)), x, y, x[:0], y[:0], x[:0], y[:0])
+    posterior = bp.fit(linear_model(prior), data, bp.NUTS(cores=1), seed=0, progress=False, device="cpu")
+    grid, taus = np.linspace(-7, 2, 91), np.linspace(-2, 7, 61) if gamma else [math.log(30)]
+    p = np.array([[log_p(noise, tau, gamma) for tau in taus] for noise in grid])
+    p = np.exp(p - p.max()).sum(1)
+    mean = (p * grid).sum() / p.sum()
+    sd = math.sqrt((p * (grid - mean) ** 2).sum() / p.sum())
+    draws = posterior.chains["log_noise"].double().numpy()
+    effective = float(arviz.ess(draws))
+    assert effective > 100 and draws.mean() == pytest.approx(mean, abs=4 * sd / math.sqrt(effective))
+    assert draws.std() == pytest.approx(sd, rel=4 / math.sqrt(effective))
