@@ -82,7 +82,6 @@ class Posterior(Introduced):
 
     def __repr__(self) -> str:
         about = self.provenance
-        weights = sum(value.numel() for value in self.model.initial.values())
         draws = "a guide, which gives any number of draws"
         if self.chains is not None:
             chains, stored = next(iter(self.chains.values())).shape[:2]
@@ -90,10 +89,15 @@ class Posterior(Introduced):
         name, method, data = (about.get(key, "unknown") for key in ("entry", "method", "data"))
         settings = {**about.get("entry_settings", {}), **about.get("method_settings", {})}
         return (
-            f"<Posterior of {name} by {method} on {data}: {weights:,} weights; {draws}>\n"
+            f"<Posterior of {name} by {method} on {data}: {self.num_weights:,} weights; {draws}>\n"
             f"settings: {', '.join(f'{name}={value}' for name, value in settings.items())}\n"
             "next: bp.predict(posterior, data.x_test); posterior.draw(100); posterior.history; posterior.save(folder)"
         )
+
+    @property
+    def num_weights(self) -> int:
+        """P, the number of weights."""
+        return sum(value.numel() for value in self.model.initial.values())
 
     @property
     def history(self) -> pd.DataFrame:
@@ -107,8 +111,7 @@ class Posterior(Introduced):
         By up to 200 draws, of many millions of weights by 20: a site of means 0 has |μ|/σ of 0.05 to 0.15 by chance.
         """
         model, lines = getattr(self.model, "head", self.model), []
-        numbers = sum(value.numel() for value in self.model.initial.values())
-        draws, priors, q = self.draw(min(200, max(20, DESCRIBED // numbers)), seed=0), model.prior(), {}
+        draws, priors, q = self.draw(min(200, max(20, DESCRIBED // self.num_weights)), seed=0), model.prior(), {}
         if self.guide is not None:
             with isolated(0):
                 q = {site: node["fn"] for site, node in drawn_sites(self.guide).items()}
@@ -149,8 +152,7 @@ class Posterior(Introduced):
         """The same, ``BLOCK_BYTES`` at most at once: fixed, as a guide's draws depend on it; call in ``isolated``."""
         if num < 1:
             raise UserError(f"the number of draws must be at least 1, got {num}")
-        weights = sum(value.numel() for value in self.model.initial.values())
-        size = max(1, BLOCK_BYTES // (4 * weights))
+        size = max(1, BLOCK_BYTES // (4 * self.num_weights))
         if self.chains is None:
             for start in range(0, num, size):
                 with pyro.plate("draws", min(size, num - start), dim=-1):

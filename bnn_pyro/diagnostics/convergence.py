@@ -70,8 +70,10 @@ def _numbers(v: np.ndarray, superchain: np.ndarray | None) -> dict[str, np.ndarr
     both = _normal_scores(halves)
     with np.errstate(divide="ignore", invalid="ignore"):
         if nested or (chains > 1 and splits):
-            groups = np.concatenate([superchain, superchain]) if nested and splits else superchain
-            numbers["rhat"] = np.fmax(*(nested_rhat(s, groups) if nested else _rhat(s) for s in both))
+            groups = np.tile(superchain, 1 + splits) if nested else np.arange(halves.shape[1])
+            rhat = np.fmax(*(nested_rhat(s, groups) for s in both))
+            # The usual one, where each chain has a start of its own, has 1 − 1/D in place of 1.
+            numbers["rhat"] = rhat if nested else np.sqrt(np.square(rhat) - 1 / halves.shape[2])
             chance = np.minimum(*(_chance(s, superchain, chains) for s in both))
             numbers["rhat_p"] = np.minimum(2 * chance, 1.0)  # the larger R-hat of two was taken
         short = chains >= MANY and draws < SHORT
@@ -156,13 +158,6 @@ def _normal_scores(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     flat = values.reshape(len(values), -1)
     both, size = (flat, np.abs(flat - np.median(flat, 1, keepdims=True))), flat.shape[1]
     return tuple(ndtri((rankdata(v, axis=1) - 0.375) / (size + 0.25)).reshape(values.shape) for v in both)
-
-
-def _rhat(values: np.ndarray) -> np.ndarray:
-    draws = values.shape[2]
-    between = draws * values.mean(2).var(1, ddof=1)
-    within = values.var(2, ddof=1).mean(1)
-    return np.sqrt((between / within + draws - 1) / draws)
 
 
 def _ess(values: np.ndarray) -> np.ndarray:

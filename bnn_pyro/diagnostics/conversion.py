@@ -53,7 +53,7 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
         raise UserError(f"the number of draws must be at least 1, got {num_draws}")
     data.schema.need_one_target("to_arviz")
     left_out: list[str] = []
-    affordable = max(50, int(draws.WORK / (500 * draws.weight_count(posterior))))
+    affordable = max(50, int(draws.WORK / (500 * posterior.num_weights)))
     most = num_draws or (NUMBERS // 100 if posterior.chains is not None else min(GUIDE_DRAWS, affordable))
     whole, step = draws.sized(posterior, most), draws.stride(posterior, most)
     posterior = draws.thinned(posterior, most)
@@ -162,7 +162,7 @@ def _prior(
     if reason := proper_prior(posterior, data):
         left_out.append(f"prior and prior_predictive: {reason}")
         return {}
-    num = max(1, min(PRIOR_DRAWS, 2 * NUMBERS // draws.weight_count(posterior), NUMBERS // len(rows)))
+    num = max(1, min(PRIOR_DRAWS, 2 * NUMBERS // posterior.num_weights, NUMBERS // len(rows)))
     with isolated(seed + 2):
         own = draws.as_chain(posterior, prior_draws(posterior.model, data.x_train[:1].to(posterior.device), num))
     predictive = _training_rows(own, data, rows, (1, num), seed + 3)["posterior_predictive"]

@@ -142,7 +142,7 @@ class _Work:
     def __init__(self, posterior: Posterior, data: Dataset, most: int, values: float) -> None:
         self.posterior, self.data, self.most, self.values = posterior, data, most, values
         self.x = data.x_test if len(data.x_test) else data.x_train
-        affordable = int(draws.WORK / (draws.weight_count(posterior) * min(most, len(self.x))))
+        affordable = int(draws.WORK / (posterior.num_weights * min(most, len(self.x))))
         self.shape = draws.sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
         self.findings = Findings(
             kind=draws.kind(posterior),
@@ -188,7 +188,7 @@ class _Work:
 
     def weights(self) -> None:
         """A bounded table of single weights, and a few of their series."""
-        num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / draws.weight_count(self.posterior))))
+        num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / self.posterior.num_weights)))
         names, values = draws.even_weights(self.posterior, self.most, num)
         self.statistics["weights_shown"] = float(len(names))
         columns: dict[str, np.ndarray] = {"mean": values.mean((1, 2)), "sd": values.std((1, 2))}

@@ -49,11 +49,6 @@ def sized(posterior: Posterior, num_draws: int = 0) -> tuple[int, int]:
     return (1, num_draws) if posterior.chains is None else tuple(next(iter(posterior.chains.values())).shape[:2])
 
 
-def weight_count(posterior: Posterior) -> int:
-    """P, the number of weights."""
-    return sum(value.numel() for value in posterior.model.initial.values())
-
-
 def stride(posterior: Posterior, most: int) -> int:
     """k: where every k-th draw of every chain is taken, at most ``most`` remain in all, but one a chain."""
     if posterior.chains is None:
@@ -83,7 +78,7 @@ def even(num: int, most: int) -> np.ndarray:
 
 def rows_within(posterior: Posterior, num: int, draws: int, numbers: float) -> np.ndarray:
     """Rows of ``num``, evenly chosen, so that draws × rows stays within ``numbers`` and the work within ``WORK``."""
-    return even(num, int(min(numbers / draws, WORK / (draws * weight_count(posterior)))))
+    return even(num, int(min(numbers / draws, WORK / (draws * posterior.num_weights))))
 
 
 def walk(posterior: Posterior, x: Tensor, num_draws: int, seed: int = 0) -> Iterator[tuple[slice, Prediction]]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.convergence import ess_mean
-from bnn_pyro.diagnostics.draws import WORK, as_chain, even, rows_within, sized, thinned, walk, weight_count
+from bnn_pyro.diagnostics.draws import WORK, as_chain, even, rows_within, sized, thinned, walk
 from bnn_pyro.inference import METHODS
 from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.isolation import isolated
@@ -137,7 +137,7 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
         raise NoWeights("the draws are no approximation's")
     if reason := proper_prior(posterior, data):
         raise NoWeights(f"{reason}, so there is no posterior to compare with")
-    weights = weight_count(posterior)
+    weights = posterior.num_weights
     num = int(min(MAX_DRAWS, WORK / (weights * len(data.x_train)), MAX_WEIGHTS / weights))
     if num < MIN_DRAWS:
         work = f"{len(data.x_train):,} rows × {weights:,} weights × {MIN_DRAWS} draws would take too long here"
