@@ -34,10 +34,9 @@ def load(source: str) -> ctypes.CDLL:
     """The library of this source, after ``MATHEMATICS``; one of its own at every call.   Raises NotCompiled."""
     compiler = find_compiler()
     try:
-        blob = build(compiler, MATHEMATICS.read_text() + source)
         with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:  # what is loaded twice from one file is one
             path = Path(folder, "code.so")
-            path.write_bytes(blob)
+            path.write_bytes(build(compiler, MATHEMATICS.read_text() + source))
             return ctypes.CDLL(str(path))  # stays loaded when the file is gone
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotCompiled(f"{compiler}, or what it makes, cannot be used ({error})") from None

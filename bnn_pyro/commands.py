@@ -84,8 +84,9 @@ def evaluate(args: Namespace) -> None:
     data = recipe.load()
     num = 10_000 if args.limit is None else args.limit  # rows of each outside data set
     outside = scoring.outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
-    module = getattr(args, "module", None)
-    baseline = scoring.load_posterior(folder.baseline, recipe.device, module) if folder.baseline.is_trained else None
+    baseline = (
+        scoring.load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
+    )
     with lock_folder(folder.path):
         pruned = scoring.prune_run(folder, data, posterior, recipe.num_draws) if args.prune else ""
         run = scoring.evaluate_run(folder, recipe, data, posterior, baseline, outside=outside)
@@ -202,7 +203,7 @@ def _opened(args: Namespace) -> tuple[RunFolder, Recipe, Posterior]:
 
     folder = RunFolder.open(args.run)
     recipe = _with_flags(folder.recipe, args)
-    return folder, recipe, load_posterior(folder, recipe.device, getattr(args, "module", None))
+    return folder, recipe, load_posterior(folder, recipe.device, args.module)
 
 
 def _with_flags(recipe: Recipe, args: Namespace) -> Recipe:

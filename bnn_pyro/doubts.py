@@ -264,8 +264,7 @@ def _determined(x: np.ndarray, y: np.ndarray) -> str:
         right = int(best[-1])
     chance = len(values) * math.log(k) if few else math.lgamma(k + 1)
     chance += (num - right) * math.log(num * k) + sum(map(math.lgamma, rows + 1.0)) - math.lgamma(num + 1)
-    enough = num - right <= WRONG * (num - rows.max()) and chance < CHANCE
-    return f"{right:,} of {num:,} rows" * bool(enough)
+    return f"{right:,} of {num:,} rows" if num - right <= WRONG * (num - rows.max()) and chance < CHANCE else ""
 
 
 def _on_a_line(a: np.ndarray, b: np.ndarray) -> bool:

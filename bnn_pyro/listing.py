@@ -93,8 +93,7 @@ def check_names(variant: str | None, method: str | None) -> None:
     for what, name, folder in (("variant", variant, "zoo"), ("inference method", method, "inference")):
         if name is not None:
             module = sys.modules.get(f"bnn_pyro.{folder}")  # imported, it may have got entries
-            names = _read_table(folder) if module is None else getattr(module, TABLES[folder])
-            check_known(what, names, name)
+            check_known(what, _read_table(folder) if module is None else getattr(module, TABLES[folder]), name)
 
 
 def _lines(item: str | Mapping[str, Any]) -> list[str]:

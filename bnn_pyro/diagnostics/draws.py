@@ -51,9 +51,7 @@ def sized(posterior: Posterior, num_draws: int = 0) -> tuple[int, int]:
 
 def stride(posterior: Posterior, most: int) -> int:
     """k: where every k-th draw of every chain is taken, at most ``most`` remain in all, but one a chain."""
-    if posterior.chains is None:
-        return 1
-    chains, draws = sized(posterior)
+    chains, draws = sized(posterior)  # of a guide none
     return max(1, math.ceil(draws / max(1, most // chains)))
 
 
@@ -119,8 +117,6 @@ def even_weights(posterior: Posterior, most: int, num_draws: int) -> tuple[list[
 
 def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
     """{name: (C, D)} of what the sampler kept, by ArviZ's names; "lp" is the log joint density."""
-    if posterior.chains is None:
-        return {}
     pairs = posterior.stats.items()
     series = {"lp" if n == "log_joint" else n: v.cpu().numpy() for n, v in pairs if tuple(v.shape) == sized(posterior)}
     for name in series.keys() & {"n_steps", "tree_depth", "superchain"}:

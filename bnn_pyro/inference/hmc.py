@@ -52,8 +52,7 @@ class SeparateChains(Sampler):
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``; from starts that are kept in the checkpoint."""
-        steps = self.typical(type(potential.space) is not Space)
-        gradients = float(self.chains * self.transitions * steps)
+        gradients = float(self.chains * self.transitions * self.typical(type(potential.space) is not Space))
         compiled = choose_compiled(self.compiled, gradients, potential)
         tasks = 1 if self.group and not compiled else self.chains
         together = self.chains // tasks

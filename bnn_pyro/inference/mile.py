@@ -274,8 +274,7 @@ class Kernel:
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
         parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
-        own = ("step_size", "length", "lost", "halved", "ends")
-        parts["own"] = {name: getattr(self, name) for name in own}
+        parts["own"] = {name: getattr(self, name) for name in ("step_size", "length", "lost", "halved", "ends")}
         parts |= {"positions": self.positions, "averages": [vars(average) for average in self.averages]}
         generators = json.dumps([rng.bit_generator.state for rng in self.rngs])
         return tree_map_only(np.ndarray, torch.from_numpy, {**parts, "done": self.done, "rngs": generators})

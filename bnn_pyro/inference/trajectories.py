@@ -173,14 +173,13 @@ def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float
     """One trajectory that goes on, in both directions, until it turns back, diverges or was doubled so many times."""
     u = rng.standard_normal(len(start.z))
     energy = 0.5 * float(u.dot(u)) - start.log_density
-    uniform = rng.random
     ends = [(start.z, u, start.gradient)] * 2  # the past end and the future one
     point, momentum, weight = start, u, 0.0
     depth = steps = 0
     acceptance = 0.0
     diverging = False
     while depth < max_depth:
-        forwards = int(uniform() < 0.5)
+        forwards = int(rng.random() < 0.5)
         tree = dynamics.subtree(rng, depth, ends[forwards], step if forwards else -step, energy)
         ends[forwards] = tree.end
         acceptance += tree.acceptance
@@ -189,7 +188,7 @@ def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float
         if diverging or tree.turning:
             break
         depth += 1
-        if uniform() < math.exp(min(tree.weight - weight, 0.0)):
+        if rng.random() < math.exp(min(tree.weight - weight, 0.0)):
             point = tree.proposal
         momentum = momentum + tree.momentum
         if _turns(ends[0][1], ends[1][1], momentum):

@@ -25,8 +25,7 @@ from bnn_pyro.predictive import Prediction
 
 
 def _crps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    if prediction.task in ("targets", "labels"):
-        prediction._need("regression", "crps")
+    prediction._need("regression", "crps")
     some = torch.arange(len(y)).split(max(1, 16 * BLOCK // (GRID * prediction.num_draws)))
     return torch.cat([prediction[rows].crps(torch.from_numpy(y)[rows]) for rows in some]).numpy()
 

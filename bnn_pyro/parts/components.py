@@ -64,8 +64,7 @@ class HeavyTailed(StudentT):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """In nats."""
-        unexpanded = tuple(slice(None) if stride else slice(1) for stride in self.df.stride())
-        df = self.df[unexpanded]
+        df = self.df[tuple(slice(None) if stride else slice(1) for stride in self.df.stride())]
         z = (value - self.loc) / self.scale
         wide = df.double()  # the gamma functions cancel
         constant = torch.lgamma(0.5 * (wide + 1)) - torch.lgamma(0.5 * wide) - 0.5 * (math.pi * wide).log()

@@ -30,37 +30,10 @@ from bnn_pyro.settings import parse_named
 ALL_WEIGHTS = "_all_weights"
 
 
-class FullCovariance(ArrayDistribution):
-    """w = loc + scale ⊙ (I + A) ε, one event (P,). root: A (P, P), strictly lower triangular."""
+class FullCovariance(dist.MultivariateNormal):
+    """With variances that are computed once: every site takes its part of them."""
 
-    def __init__(self, loc: Tensor, scale: Tensor, root: Tensor) -> None:
-        self.loc, self.scale, self.root = loc, scale, root
-        super().__init__(loc.shape)
-
-    #: (P,), whatever the batch shape.
-    mean = property(lambda self: self.loc)
-
-    @cached_property
-    def variance(self) -> Tensor:
-        """The diagonal of the covariance (P,), whatever the batch shape; every site takes its part of it."""
-        return self.scale.square() * (1 + torch.linalg.vector_norm(self.root, dim=-1).square())
-
-    def _draw(self, shape: torch.Size) -> Tensor:
-        noise = torch.randn(shape, device=self.loc.device, dtype=self.loc.dtype)
-        return self.loc + self.scale * (noise + noise @ self.root.mT)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats."""
-        z = (value - self.loc) / self.scale
-        columns = z.reshape(-1, len(self.loc)).mT
-        noise = torch.linalg.solve_triangular(self.root, columns, upper=False, unitriangular=True)
-        constant = self.scale.log().sum() + 0.5 * len(self.loc) * math.log(2 * math.pi)
-        return -0.5 * noise.square().sum(0).view(z.shape[:-1]) - constant
-
-    def entropy(self) -> Tensor:
-        """In nats, of batch shape."""
-        constant = len(self.loc) + len(self.loc) * math.log(2 * math.pi)
-        return (self.scale.log().sum() + 0.5 * constant).expand(self.batch_shape)
+    variance = cached_property(lambda self: torch.linalg.vector_norm(self.scale_tril, dim=-1).square())
 
 
 class Part(ArrayDistribution):
@@ -100,8 +73,7 @@ def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
         raise NotImplementedError
     gap, constant = q.mean - p.mean, 0.5 * math.log(2 * math.pi)
     each = 0.5 * (q.variance + gap.square()) / p.scale.square() + p.scale.log() + constant
-    total = each.sum(tuple(range(-len(shape), 0))) if shape else each
-    return total.expand(q.batch_shape)
+    return (each.sum(tuple(range(-len(shape), 0))) if shape else each).expand(q.batch_shape)
 
 
 class _CorrelatedGuide(NormalGuide):
@@ -127,7 +99,11 @@ class FullNormal(_CorrelatedGuide):
         super().__init__(initial, init_scale)
         self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
 
-    distribution = property(lambda self: FullCovariance(self.loc, self.scale, self.lower.tril(-1)))
+    @property
+    def distribution(self) -> "FullCovariance":
+        """q of the flat vector."""
+        root = self.scale.diag() + self.scale[:, None] * self.lower.tril(-1)
+        return FullCovariance(self.loc, scale_tril=root, validate_args=False)
 
     @classmethod
     def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> Self:

@@ -53,8 +53,6 @@ class LocalLayer(ArrayDistribution):
 
     def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
         """The same layer for a larger batch; the weights' KL is still counted once for each leading index."""
-        if torch.Size(batch_shape) == self.batch_shape:
-            return self
         new = super().expand(batch_shape)
         new.X = self.X.expand(new.batch_shape + self.X.shape[self.X.dim() - self.input_dims :])
         return new

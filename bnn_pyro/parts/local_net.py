@@ -83,8 +83,7 @@ class LocalNet(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw the activations, then the site "y" for inputs x (B, *input_shape); y (B,) observes it."""
-        weights = [prior() for prior in self.priors]
-        f = _activations(self.net.enter, self.net.stages(), weights, x)
+        f = _activations(self.net.enter, self.net.stages(), [prior() for prior in self.priors], x)
         return self.weight_space.likelihood(self.net.add_exposure(f, x), y)
 
 

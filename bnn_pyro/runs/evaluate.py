@@ -271,8 +271,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
             raise UserError(f"{name}: no column '{schema.target}', so there is nothing to score against; use predict")
         return x, y
     if name in DATASETS:
-        options = {"features": recipe.data["features"]} if "features" in recipe.data else {}
-        data = load_data(name, **options)
+        data = load_data(name, features=recipe.data.get("features"))
         task, classes, x, y = data.schema.task, data.schema.classes, data.x_test, data.y_test
         x = schema.standardise(data.schema.unstandardise(x)) if data.schema.input_shape == schema.input_shape else x
     else:

@@ -121,11 +121,10 @@ def run_sweep(
     write()
     try:
         if missing:
-            where, command = folder.path.resolve(), facts["command"]
-            make = functools.partial(make_run, sweep=where, command=command, overwrite=overwrite)
+            where = folder.path.resolve()
             with executor(facts["executor"] or None), progress_bar("sweep", unit="fit") as bar:
                 map_tasks(
-                    make,
+                    functools.partial(make_run, sweep=where, command=facts["command"], overwrite=overwrite),
                     missing,
                     cores=cores,
                     names=[task.name for task in missing],

@@ -65,8 +65,8 @@ def fit_run(
             if here().first:
                 # One line per recorded epoch, in nats of the whole training set.
                 folder.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
-                facts = environment(posterior.provenance["device"], posterior.provenance["seconds"])
-                folder.write("environment.json", facts)
+                facts = environment(posterior.provenance["device"])
+                folder.write("environment.json", facts | {"training_seconds": posterior.provenance["seconds"]})
         return posterior
 
     def fit_baseline() -> Posterior:
@@ -98,12 +98,11 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
         return data or load()
 
 
-def environment(device: str, seconds: float | None = None) -> dict[str, Any]:
-    """The command, the machine, versions and time; JSON-able.   seconds: of the training."""
+def environment(device: str) -> dict[str, Any]:
+    """The command, the machine, versions and time; JSON-able."""
     return {
         "command": typed_command(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
-        **({} if seconds is None else {"training_seconds": seconds}),
         "device": device if device == "cpu" else f"{device}: {torch.cuda.get_device_name(device)}",
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "threads": torch.get_num_threads(),

@@ -118,8 +118,7 @@ class _Shapes(cloudpickle.Pickler):
 
 def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, Tensor]) -> tuple[str, list[Tensor]]:
     try:
-        first = make_fx(lambda *inputs: gradient(*inputs))(*inputs)
-        plain = functionalize(first)
+        plain = functionalize(make_fx(lambda *inputs: gradient(*inputs))(*inputs))
         table = {**core_aten_decompositions(), **_of_norms()}
         graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=table)(*inputs)
         graph.graph.eliminate_dead_code()
