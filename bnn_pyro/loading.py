@@ -7,9 +7,9 @@ import hashlib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -71,9 +71,8 @@ def _restored(
         for name, value in json.loads(json.dumps(plain(entry))).items():
             if value != saved.get(name, value):
                 now, then = (in_words(v) if isinstance(v, dict) else v for v in (value, saved[name]))
-                more = " (its weights or layers differ)" if now == then else ""
                 raise UserError(f"the posterior in {folder} was fitted with {name} {then}, and the variant given has "
-                                f"{now}{more}")  # fmt: skip
+                                f"{now}{' (its weights or layers differ)' * (now == then)}")  # fmt: skip
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
         if "module" in provenance:  # the archive says what is frozen, not what requires a gradient now
@@ -154,8 +153,7 @@ def _differences(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]])
     return "; ".join(f"{kind}: {names}" for kind, names in short.items())
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Where a fit starts: ``how`` "guide" at the posterior's q or "point" at its weights, and facts for provenance."""
 
     posterior: Posterior

@@ -160,8 +160,7 @@ class Posterior(Introduced):
                 yield {name: node["value"] for name, node in sites.items()}
             return
         stored = next(iter(self.chains.values())).shape[:2].numel()
-        keep = torch.linspace(0, stored - 1, min(num, stored)).round().long()
-        for part in keep.split(size):
+        for part in torch.linspace(0, stored - 1, min(num, stored)).round().long().split(size):
             yield {site: v.flatten(0, 1)[part.to(v.device)] for site, v in self.chains.items()}
 
     def at_mean_weights(self) -> Self:

@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from scipy.stats import norm, t
@@ -213,8 +213,7 @@ def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0)
     return settings
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Means of M quantities, their standard errors, and the degrees of freedom of the errors; each (M,)."""
 
     mean: np.ndarray

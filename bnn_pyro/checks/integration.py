@@ -7,8 +7,7 @@ weights than a grid holds, Sobol points of a Normal, weighted by the density (im
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +26,7 @@ POINTS, WIDER = 2**15, 1.3
 LogDensity = Callable[[Tensor], Tensor]  # (S, P) -> (S,), float64
 
 
-@dataclass(frozen=True)
-class Nodes:
+class Nodes(NamedTuple):
     """w (n, P) and mass (n,), which sums to 1: mass @ values (n, M) is their expectation, (M,)."""
 
     w: Tensor

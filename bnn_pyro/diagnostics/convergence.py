@@ -76,8 +76,7 @@ def _numbers(v: np.ndarray, superchain: np.ndarray | None) -> dict[str, np.ndarr
             numbers["rhat"] = rhat if nested else np.sqrt(np.square(rhat) - 1 / halves.shape[2])
             chance = np.minimum(*(_chance(s, superchain, chains) for s in both))
             numbers["rhat_p"] = np.minimum(2 * chance, 1.0)  # the larger R-hat of two was taken
-        short = chains >= MANY and draws < SHORT
-        numbers["ess_bulk"] = _counted(both[0], _normal_scores(v)[0] if short else v)
+        numbers["ess_bulk"] = _counted(both[0], _normal_scores(v)[0] if chains >= MANY and draws < SHORT else v)
         tails = (v <= q[:, None, None] for q in np.quantile(v, (0.05, 0.95), axis=(1, 2)))
         numbers["ess_tail"] = np.minimum(*(_counted(_split(tail), tail) for tail in tails))
         numbers["mcse"] = _counted(halves, v) ** -0.5

@@ -115,8 +115,7 @@ class LogJoint:
         with torch.no_grad(), in_mode(model, training=False), Recorder(values) as first:
             model(x[:2], y[:2])
         self.event_dim = first.sites[OBSERVED]["fn"].event_dim  # 1 of several targets, y (N, T)
-        latent = {name for name, site in first.sites.items() if not site["is_observed"]}
-        for site in latent - values.keys():
+        for site in {name for name, site in first.sites.items() if not site["is_observed"]} - values.keys():
             raise UserError(f"the model's `initial` has no value for its latent site '{site}'")
         for site in values.keys() - first.sites.keys():
             raise UserError(f"the model's `initial` has a value for '{site}', which is no site of the model")

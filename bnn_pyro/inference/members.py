@@ -39,10 +39,9 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
     if checkpoint is not None:  # whatever its timer says
         checkpoint.save(job.state_dict())
     if not job.finished:
-        again = ", with --resume" if checkpoint is not None else ""
         raise UserError(f"the limit of {run.max_minutes:g} min was reached at epoch {job.epoch:,} of {job.epochs:,} of "
                         "the networks that chains start from, before the first draw; take a larger "
-                        f"--max-minutes{again}")  # fmt: skip
+                        f"--max-minutes{', with --resume' * (checkpoint is not None)}")  # fmt: skip
     if not (finite := torch.isfinite(job.least)).all():
         lost = int((~finite).nonzero()[0]) + 1
         lr = job.schedule.base_lrs[0]

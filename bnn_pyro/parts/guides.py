@@ -138,8 +138,7 @@ class DroppedColumns(ArrayDistribution):
         chosen = (self.weight != 0).any(-2)  # a column of zeros says nothing of its mask
         log_kept, log_dropped = math.log1p(-self.rate), math.log(self.rate) if self.rate else -math.inf
         mass = torch.where(chosen, torch.where(kept, log_kept, log_dropped), 0.0).sum(-1)
-        possible = (value == self._masked(kept)).all(-1).all(-1)
-        return torch.where(possible, mass, -math.inf)
+        return torch.where((value == self._masked(kept)).all(-1).all(-1), mass, -math.inf)
 
 
 class DroppedInputs(PointMass):

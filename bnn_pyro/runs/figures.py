@@ -187,8 +187,7 @@ def sites_of(posterior: Posterior) -> dict[str, Any]:
     table = posterior.describe()
     total, names = table["KL"].sum(), {"σ/prior": "σ / prior's", "KL": "KL, nats"}
     table["shape"] = ["×".join(map(str, shape)) or "1" for shape in table["shape"]]
-    for column in ("σ/prior", "|μ|/σ"):
-        table[column] = [f"{value:.2g}" for value in table[column]]
+    table = table.assign(**table[["σ/prior", "|μ|/σ"]].map("{:.2g}".format))
     table["KL"] = [f"{kl:,.1f} ({kl / total:.0%})" for kl in table["KL"]]
     table = table.replace({"nan": "–", "nan (nan%)": "–", "": "–"})
     return {"sites": table.rename(columns=names).to_dict("records")}

@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import read_archive
@@ -55,8 +55,7 @@ class RunTask:
         return f"{_folder_name(self.recipe_name)}-{_folder_name(self.data)}-seed{self.seed}-split{self.split}"
 
 
-@dataclass(frozen=True)
-class SweepConfig:
+class SweepConfig(NamedTuple):
     """Every recipe on every split of every data set with every seed.   text: of the file."""
 
     path: Path
