@@ -31,9 +31,14 @@ ALL_WEIGHTS = "_all_weights"
 
 
 class FullCovariance(dist.MultivariateNormal):
-    """With variances that are computed once: every site takes its part of them."""
+    """Of one root for all draws, by one product; its variances (P,) once: every site takes its part of them."""
 
-    variance = cached_property(lambda self: torch.linalg.vector_norm(self.scale_tril, dim=-1).square())
+    variance = cached_property(lambda self: torch.linalg.vector_norm(self._unbroadcasted_scale_tril, dim=-1).square())
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        """Draws (*sample_shape, *batch_shape, P); torch multiplies a matrix for each."""
+        noise = self.loc.new_empty(self._extended_shape(sample_shape)).normal_()
+        return self.loc + noise @ self._unbroadcasted_scale_tril.mT
 
 
 class Part(ArrayDistribution):
