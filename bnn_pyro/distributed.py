@@ -11,8 +11,7 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from bnn_pyro.errors import UserError, check_known, refusing
 
@@ -33,8 +32,7 @@ class Alone(UserError):
     """An error of one rank, which has to tell it by itself."""
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(NamedTuple):
     """This process among those of a fit.
 
     rank  its number, from 0; rank 0 writes files and speaks to the user     size  how many there are

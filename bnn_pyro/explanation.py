@@ -9,7 +9,6 @@ the other (Zeiler & Fergus 2014, arXiv:1311.2901, section 4.2) by what a pixel h
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,8 +36,7 @@ class Dependence(NamedTuple):
     outputs: np.ndarray
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """What :func:`explain` found on N rows.
 
     importance  a line a column (a date is one, whatever numbers it became), the largest first: median over the draws,
@@ -58,8 +56,7 @@ class Explanation:
     loss: str
 
 
-@dataclass(frozen=True)
-class PixelMaps:
+class PixelMaps(NamedTuple):
     """What :func:`explain` found of M images, from the most certain to the most uncertain.
 
     rows    (M,) their numbers among the test rows, or where there are none the training rows

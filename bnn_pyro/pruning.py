@@ -9,7 +9,6 @@ draw. A weight is an entry of a layer's matrix or kernels; biases and the noise 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -41,8 +40,7 @@ class Removed(NamedTuple):
     layers: dict[str, float]
 
 
-@dataclass(frozen=True)
-class PrunedScore:
+class PrunedScore(NamedTuple):
     """What is left after pruning. Intervals are 95 % bootstrap ones over the points.
 
     share    removed, of all weights            weights  how many are left

@@ -6,8 +6,8 @@ exchangeable. An alarm says that something changed, not that predictions are wro
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,8 +31,7 @@ HIGH = 0.95
 BETS, JUMP = np.array([-2.0, -1.0, 0.0, 1.0, 2.0]), 0.01
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What a test says. p_value: of the martingale 1 / its largest value, which bounds one."""
 
     test: str

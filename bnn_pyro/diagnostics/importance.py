@@ -10,9 +10,9 @@ by Magnusson, Andersen, Jonasson & Vehtari 2019 (arXiv:1904.10679), which is val
 
 import math
 import warnings
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
+from typing import NamedTuple
 
 import numpy as np
 import pyro
@@ -49,8 +49,7 @@ class NoWeights(Exception):
     """Says in a sentence why there are no importance weights."""
 
 
-@dataclass(frozen=True)
-class Loo:
+class Loo(NamedTuple):
     """Leave-one-out cross-validation by importance sampling, of M training rows.
 
     rows      (M,) which of the training rows; all of them where that is little work
