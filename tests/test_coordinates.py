@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
-from scipy.stats import norm
 
 import bnn_pyro as bp
 from bnn_pyro.inference.coordinates import Rounded, Whitened, centre_of, coordinates, mode_of
@@ -44,7 +43,7 @@ def test_coordinates(dense, classes, bias, monkeypatch):
 
 
 def linear(rows, two=False):
-    """30 weights without a bias, and their evidence in closed form: of log σ and log τ, with the priors of both.
+    """30 weights without a bias, and their evidence in closed form up to a constant: of log σ and log τ, with their priors.
 
     two: of columns so small that weights of 1 leave what depends on them to the noise, a second maximum.
     """
@@ -59,7 +58,7 @@ def linear(rows, two=False):
 
     def log_p(log_noise, log_tau, gamma):
         variances = math.exp(2 * log_noise) + values.clip(0) / math.exp(log_tau)
-        found = norm(0, np.sqrt(variances)).logpdf(along).sum() + norm(-1).logpdf(log_noise)
+        found = -(np.log(variances) + along**2 / variances).sum() / 2 - (log_noise + 1) ** 2 / 2
         return found + gamma * (log_tau - 0.1 * math.exp(log_tau))
 
     return x, y, log_p
