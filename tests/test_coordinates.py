@@ -43,7 +43,7 @@ def test_coordinates(dense, classes, bias, monkeypatch):
 
 
 def linear(rows, two=False):
-    """30 weights without a bias, and their evidence in closed form up to a constant: of log σ and log τ, with their priors.
+    """30 weights without a bias, and their evidence up to a constant: of log σ and log τ, with their priors.
 
     two: of columns so small that weights of 1 leave what depends on them to the noise, a second maximum.
     """
