@@ -36,16 +36,23 @@ def flat(potential, z):
     return torch.cat([v.flatten(1).double() for v in potential.weights(z).values()], 1)
 
 
-@pytest.mark.parametrize("white", [False, True], ids=["plain", "whitened"])
-def test_jitter_is_the_priors_width_around_initial_values_and_prior_starts_are_its_draws(white):
+def test_jitter_is_the_priors_width_around_initial_values_and_prior_starts_are_its_draws():
     problem, num = correlated(num=10, prior_scale=0.5), 300
-    potential, z = starts(problem, "jitter", num, jitter=2.0, white=white)
+    potential, z = starts(problem, "jitter", num, jitter=2.0)
     offset = flat(potential, z) - torch.cat([v.flatten() for v in potential.model.initial.values()])
     assert offset.std() == pytest.approx(1.0, rel=0.1) and offset.mean().abs() < 4 / math.sqrt(offset.numel())
-    _, same = starts(problem, "jitter", 2, jitter=0.0, white=white)
+    _, same = starts(problem, "jitter", 2, jitter=0.0)
     assert torch.equal(same[0], same[1])
     unit = flat(*starts(correlated(num=10, prior_scale=0.5), "prior", 400)) / 0.5
     assert kstest(unit.flatten().numpy(), "norm").pvalue > 1e-4
+
+
+def test_chains_of_a_linear_model_start_twice_as_far_apart_as_its_posterior_is_wide():
+    problem = correlated(num=40, noise=1.4, prior_scale=0.3)
+    potential, z = starts(problem, "jitter", num := 300, jitter=0.5, white=True)
+    offset = (flat(potential, z) - problem.mean) @ torch.linalg.cholesky(problem.precision)  # in standard deviations
+    assert offset.mean(0).abs().max() < 4 / math.sqrt(num)
+    assert (offset.mT.cov() - torch.eye(offset.shape[1])).abs().max() < 4 * math.sqrt(2 / num)
 
 
 @pytest.mark.parametrize(("white", "temperature"), [(False, 0.25), (True, 1.0)], ids=["plain", "whitened"])

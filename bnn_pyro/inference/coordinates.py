@@ -11,7 +11,9 @@ Grosse 2015, arXiv:1503.05671). In the weights themselves the widest direction o
 the narrowest. A linear change of coordinates alters no draw's distribution, however rough the approximation.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,6 +31,8 @@ from bnn_pyro.parts.weights import cut
 MAX_SLOPE = 0.01
 #: Rounds at most to find scales that are learned, the last of which changes log σ by so much at most.
 ROUNDS, MAX_CHANGE = 30, 0.05
+#: How much wider the prior is where the second search for these scales begins.
+WIDER = 100.0
 #: Weights up to which Λ is used as it is: 4,096 make a matrix of 67 MB.
 DENSE = 4096
 
@@ -89,6 +93,8 @@ class Whitened(Space):
 def coordinates(potential: Potential, former: bool = False) -> Space:
     """Rounded at the centre of a linear model, else plain, as the potential's are; call inside ``isolated``.
 
+    The centre becomes the potential's initial numbers, around which chains start.
+
     former: at the mode, where runs that an earlier version began have them.
     """
     likelihood = type(getattr(potential.model, "likelihood", None))
@@ -98,6 +104,8 @@ def coordinates(potential: Potential, former: bool = False) -> Space:
     curvature = Curvature(potential)
     where = potential.log_density, Whitened(curvature, potential.initial), potential.initial
     u = mode_of(*where) if former else centre_of(potential, curvature)
+    if not former:
+        potential.initial = u
     return Rounded(curvature, u) if potential.size <= DENSE else Whitened(curvature, u)
 
 
@@ -109,36 +117,49 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
         ∂ log p(y, w, σ) / ∂ log σ = −γ,  γ = Σ (1 − τ var w)        τ = (shape + γ_τ/2) / (rate + Σ w²/2)
 
     var w is the diagonal of Λ⁻¹, γ_τ the sum over the weights of that prior (MacKay 1992, Neural Computation 4:415,
-    section 4, where Normal noise has σ² = Σ (y − f)² / (N − γ)).
+    section 4, where Normal noise has σ² = Σ (y − f)² / (N − γ)). The evidence can have two maxima, so that a second
+    search begins at weights ``WIDER`` times as large and a tenth of the noise; the higher one counts.
     """
     at, order, tau = cut(torch.arange(potential.size), potential.free), curvature.order, curvature.prior_precision
     gammas = [(at[s].flatten(), prior) for s, prior in potential.priors.items() if isinstance(prior, GammaNormal)]
-    u, held = potential.initial, torch.zeros(potential.size, dtype=torch.bool)
+    held = torch.zeros(potential.size, dtype=torch.bool)
     if "log_noise" in at:
         held[at["log_noise"].flatten()] = True
-    for i, prior in gammas:
-        tau[i] = (prior.shape_ / prior.rate).double()
 
-    def density(v: Tensor) -> Tensor:
+    def density(v: Tensor, u: Tensor) -> Tensor:
         """At the noise of u, and gamma priors as Normal ones."""
         v = torch.where(held.to(u.device), u, v)
         others = [p.log_prob(v[:, i].view(-1, *p.event_shape)) + v[:, i].square() @ tau[i] / 2 for i, p in gammas]
         return potential.log_density(v) - sum(others)
 
-    for _ in range(ROUNDS if gammas or held.any() else 0):
-        space, variance, change = Whitened(curvature, u), torch.zeros_like(u), torch.zeros_like(u)
-        u = mode_of(density, space, u)
-        variance[order] = space.variances()
-        known = 1 - tau * variance
-        slope = potential.gradient(u[None])[1][0, held] + known[order].sum() / held.sum()
-        change[held] = (slope / curvature.own_precision[held[order.numel() :]]).clamp(-1, 1)
-        u = u + change
+    def search(u: Tensor, wider: float) -> tuple[float, Tensor, Tensor]:
+        """(log evidence up to a constant, u, τ)."""
         for i, prior in gammas:
-            before, tau[i] = tau[i], (prior.shape_ + known[i].sum() / 2) / (prior.rate + u[i].square().sum() / 2)
-            change[i] = (tau[i] / before).log() / 2
-        if change.abs().max() < MAX_CHANGE:
-            return u
-    return mode_of(density, Whitened(curvature, u), u)
+            tau[i] = (prior.shape_ / prior.rate).double() / wider**2
+        for _ in range(ROUNDS if gammas or held.any() else 0):
+            space, variance, change = Whitened(curvature, u), torch.zeros_like(u), torch.zeros_like(u)
+            u = mode_of(partial(density, u=u), space, u)
+            variance[order] = space.variances()
+            known = 1 - tau * variance
+            slope = potential.gradient(u[None])[1][0, held] + known[order].sum() / held.sum()
+            change[held] = (slope / curvature.own_precision[held[order.numel() :]]).clamp(-1, 1)
+            u = u + change
+            for i, prior in gammas:
+                before, tau[i] = tau[i], (prior.shape_ + known[i].sum() / 2) / (prior.rate + u[i].square().sum() / 2)
+                change[i] = (tau[i] / before).log() / 2
+            if change.abs().max() < MAX_CHANGE:
+                break
+        space = Whitened(curvature, u)
+        u = mode_of(partial(density, u=u), space, u)
+        scales = sum((p.shape_ * tau[i][0].log() - p.rate * tau[i][0] for i, p in gammas), torch.zeros(()))
+        return float(density(u[None], u) + space.scale.log().sum() + scales), u, tau.clone()
+
+    found = [search(potential.initial, 1.0)]
+    if gammas and held.any():
+        low = torch.where(held.to(potential.initial.device), potential.initial - math.log(10), potential.initial)
+        found.append(search(low, WIDER))
+    _, u, tau[:] = max(found, key=lambda one: one[0])
+    return u
 
 
 def mode_of(density: Callable[[Tensor], Tensor], space: Space, start: Tensor) -> Tensor:

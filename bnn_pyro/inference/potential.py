@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MAX_MEMORY, ROWS_MEMORY = 512 * 2**20, 64 * 2**20
 #: How far a compiled gradient may be off, relative to its largest entry (float32 has 1e-7), and at how many points.
 AGREEMENT, MIN_COMPARED = 1e-4, 8
+#: Or as many times as far as the operators differ from themselves where z is larger by so small a part.
+MOST_ROUNDING, ROUNDING = 5.0, 1e-7
 
 
 class Space:
@@ -119,12 +121,13 @@ class Potential(LogJoint):
         noise = torch.randn(max(chains, MIN_COMPARED), self.size, generator=g, dtype=torch.float64).to(self.x.device)
         z = self.space.inverse(self.initial) + 0.3 * noise
         same = recipe(self.model, self.x, self.y.shape, self.y.dtype, self.temperature, self.space)
+        by_operators = self.evaluate(z)
+        rounding = _difference(self.evaluate(z * (1 + ROUNDING)), by_operators)
         try:
             for key in (same, None):  # a model that its recipe does not say all of?
                 made = compile_gradient(self._gradient, z, self.y, key)
-                pairs = zip(made(z), self.evaluate(z), strict=True)
-                error = torch.stack([(a - b).abs().max() / b.abs().max().clamp_min(1.0) for a, b in pairs]).max()
-                if error < AGREEMENT:  # not where it is not a number
+                error = _difference(made(z), by_operators)
+                if error < max(AGREEMENT, MOST_ROUNDING * rounding):  # not where it is not a number
                     self.compiled = made
                     return True
             raise NotCompiled(f"its result is off by {error:.1g}")
@@ -134,6 +137,12 @@ class Potential(LogJoint):
 
     def _gradient(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return with_gradient(lambda z: self.log_density(self.space.forward(z), y), z)
+
+
+def _difference(some: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> float:
+    """The largest, of densities and gradients, relative to the largest entry of each; NaN where one is."""
+    pairs = zip(some, others, strict=True)
+    return torch.stack([(a - b).abs().max() / b.abs().max().clamp_min(1.0) for a, b in pairs]).max().item()
 
 
 @torch.no_grad()

@@ -27,7 +27,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.cost import Forecast
 from bnn_pyro.inference.members import optimised
-from bnn_pyro.inference.potential import Potential
+from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
 from bnn_pyro.parts.guides import weight_sites
 from bnn_pyro.posterior import Posterior, weight_space
@@ -38,6 +38,8 @@ STARTS = ("jitter", "prior", "map", "members")
 #: Units of a hidden layer above which ``auto`` takes members: from random weights of a wide network a chain needs
 #: thousands of gradients to where it predicts at all, and the step size is found on the way there.
 WIDE = 20
+#: How far apart chains of a linear model start, where its coordinates make the posterior about 1 wide.
+SPREAD = 2.0
 #: How often a chain may draw a start of finite density before it gives up (as in Stan).
 ATTEMPTS = 100
 #: Steps of Adam to a mode, the first of its learning rates, which fall to 0 by a cosine, and starts in one call.
@@ -60,7 +62,8 @@ class Sampler(Settings):
     target_accept  acceptance rate that the step size is adapted to; higher where trajectories diverge
     thin           transitions a draw
     start          where chains start: auto, jitter, prior, map or members
-    jitter         how far apart jittered chains start, in standard deviations of the prior
+    jitter         how far apart jittered chains start, in standard deviations of the prior; of a linear model in twice
+                   those of the posterior, as its curvature tells them
     temperature    T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
     compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
     """
@@ -214,8 +217,12 @@ def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int)
             if how == "prior":
                 z = potential.prior_draws(1)
             else:
-                a, b = potential.prior_draws(2)  # their difference has mean 0 and twice the variance
-                z = (potential.space.inverse(potential.initial) + jitter / math.sqrt(2) * (a - b))[None]
+                if type(potential.space) is not Space and potential.centred:
+                    apart = SPREAD * torch.randn_like(potential.initial)
+                else:
+                    a, b = potential.prior_draws(2)  # their difference has mean 0 and twice the variance
+                    apart = (a - b) / math.sqrt(2)
+                z = (potential.space.inverse(potential.initial) + jitter * apart)[None]
             if _finite(potential, z).all():
                 break
     return z[0]
