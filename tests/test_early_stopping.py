@@ -4,6 +4,7 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conjugate import correlated
@@ -97,33 +98,39 @@ def test_where_epochs_are_left_out_the_rate_falls_when_patience_is_over(tmp_path
     assert nll.index(min(nll)) < first - 1 and same(bp.load(tmp_path), whole)
 
 
-def test_held_out_rows_stop_svi_of_a_network_of_ones_own(tmp_path):
-    """With a q of the way where it is clearly better; the rate falls from there on. With few rows, and in the zoo, not.
+def smoothed(nll):
+    """Means of five lines up to each."""
+    return [np.mean(nll[max(0, i - 4) : i + 1]) for i in range(len(nll))]
 
-    Of 12 rows none is better by 4 nats in all, so that the fit is the one without early stopping, bit for bit.
-    """
-    data, method = rows(3, num=60, num_val=256), dict(kind=bp.SVI, epochs=None, patience=100, lr=0.05, batch_size=20)
+
+@pytest.mark.parametrize("num_val", [256, 12])
+def test_held_out_rows_stop_svi_of_a_network_of_ones_own(num_val, tmp_path):
+    """With the q of the lowest NLL, a mean of five lines; the rate falls from there on. In the zoo they do not."""
+    data = rows(3, num=60, num_val=num_val)
+    method = dict(kind=bp.SVI, epochs=None, patience=100, lr=0.05, batch_size=20)
     own = bp.Bayesian(lambda schema: nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 3)))
     whole = fit(data, own, **method)
     nll, epochs, elbo = (whole.trace[name] for name in ("validation_nll", "epoch", "elbo"))
+    means = smoothed(nll)
+    best = means.index(min(means))
     drawn = bp.predict(whole, data.x_val, num_draws=8, seed=0).log_prob(data.y_val)
-    assert min(nll) == pytest.approx(-drawn.mean().item(), rel=1e-4) and min(nll) < nll[-1]
-    stopping = {"rows": 256, "of": "validation rows", "patience": 100, "epoch": epochs[nll.index(min(nll))]}
+    stopping = {"rows": num_val, "of": "validation rows", "patience": 100, "epoch": epochs[best]}
     assert whole.provenance["early_stopping"] == stopping | {"sd_factor": 1.0}
+    assert nll[best] == pytest.approx(-drawn.mean().item(), rel=1e-4) and (num_val == 12 or best < len(nll) - 1)
     by_rule = {**method, "patience": None, "epochs": 1}
     assert fit(data, own, **by_rule).provenance["early_stopping"]["patience"] == 334  # 1,000 steps, 3 an epoch
-    assert len(whole.rows) == 316 and "early_stopping" not in fit(data, bp.MeanField(hidden=(4,)), **by_rule).provenance
+    zoo = fit(data, bp.MeanField(hidden=(4,)), **by_rule)
+    assert len(whole.rows) == 60 + num_val and "early_stopping" not in zoo.provenance
     over = max(range(len(elbo) - 1), key=lambda i: elbo[i] - elbo[i + 1])  # the line before it goes back
-    assert epochs[over] - epochs[nll.index(before := min(nll[: over + 1]))] >= 100
-    assert abs(nll[over + 1] - before) < 0.3 * (nll[over] - before)
-    few, short = replace(data, x_val=data.x_val[:12], y_val=data.y_val[:12]), {**method, "epochs": 40, "lr": 0.01}
-    assert torch.equal(*(fit(few, own, **{**short, "patience": num}).guide.loc for num in (None, 0)))
+    kept = means.index(min(means[: over + 1]))
+    assert epochs[over] - epochs[kept] >= 100
+    assert num_val == 12 or abs(nll[over + 1] - nll[kept]) < 0.3 * (nll[over] - nll[kept])
     for slope, factor in ((100.0, 1.0), (0.0, 0.5)):  # below the highest objective; made narrower
         about = whole.provenance | {"early_stopping": stopping | {"sd_factor": factor}}
         told = replace(whole, trace={"elbo": [slope * epoch for epoch in range(40)]}, provenance=about)
         said = " ".join(verdict.sentence for verdict in bp.diagnostics.diagnose(told, data).verdicts)
         narrowed = ", 0.5 times as wide as it was trained" * (factor < 1)
-        assert f"256 held-out rows chose q{narrowed}: the objective rose by another" in said
+        assert f"{num_val} held-out rows chose q{narrowed}: the objective rose by another" in said
     lines = 3 * len(nll)
     assert goes_on(whole, (lines // 3, lines // 2), fit, data, own, out=tmp_path, **method)
 
@@ -182,7 +189,7 @@ def test_given_weights_that_no_epoch_improves_are_kept(seeded):
 
 @pytest.mark.parametrize(("num_val", "lr"), [(12, 0.02), (20, 0.5)], ids=["an epoch", "the start"])
 def test_with_trained_points_beside_q_the_epoch_of_the_lowest_nll_is_kept(num_val, lr):
-    """By however little; and these begin with a tenth of the learning rate."""
+    """Or the start, where none is lower; and these begin with a tenth of the learning rate."""
     data = rows(2, num=40, num_val=num_val)
     with bp.isolated(0):
         net = torch.nn.Sequential(torch.nn.Linear(3, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
@@ -191,7 +198,8 @@ def test_with_trained_points_beside_q_the_epoch_of_the_lowest_nll_is_kept(num_va
     nll, seen = -mixture_log_p(found, data.x_val, data.y_val).mean().item(), found.trace["validation_nll"]
     kept = int(found.provenance["early_stopping"]["epoch"])
     assert (kept == 0) == (lr == 0.5)
-    assert nll == pytest.approx(seen[kept - 1], abs=1e-6) and seen[-1] > nll + 0.002 if kept else nll < min(seen)
+    assert nll == pytest.approx(seen[kept - 1], abs=1e-6) if kept else nll < min(seen)
+    assert not kept or (kept > 5 and min(smoothed(seen)[4:]) == smoothed(seen)[kept - 1])  # the start is in the others
     with bp.isolated(0):
         model = given.model(data.schema)
         training = Training(bp.SVI(lr=0.02, scale_lr=0.03), model, given.guide(model), data)

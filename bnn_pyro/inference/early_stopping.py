@@ -37,6 +37,8 @@ DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 #: A q is better by more than chance where the held-out rows favour it by so many nats in all (a Bayes factor of 55:
 #: about what one row that is missed costs), and by so many standard errors of the paired differences.
 EVIDENCE, ERRORS = 4.0, 2.0
+#: Lines of the trace whose mean NLL is compared.
+SMOOTHED = 5
 #: Draws for the width of q at the end, which is halved so often at most.
 LAST_DRAWS, HALVINGS = 32, 6
 
@@ -146,11 +148,9 @@ class EarlyStopping:
 class GuideStopping(EarlyStopping):
     """The same by draws of a guide, whose parameters are kept.
 
-    The q of the highest ELBO is what SVI is after. σ rises on the way there, and where the prior outweighs few rows of
-    many weights a q on the way predicts better. It is taken, and the learning rate falls from it, where it does so by
-    more than chance (``EVIDENCE``, ``ERRORS``); epochs that are worse by chance alone do not count for patience. In the
-    end σ is halved as long as held-out rows gain more than that. Points that are trained beside q overfit the ELBO as
-    they would a likelihood: with them the lowest NLL decides.
+    Where the prior outweighs the rows a q on the way to the highest ELBO, on which σ rises, predicts better than that
+    one, so that held-out rows decide, by the mean NLL of the last ``SMOOTHED`` lines of the trace: of a single one
+    the lowest is partly chance. In the end σ is halved as long as they gain more than by chance.
 
     data: with the rows held out as validation rows, of which some are scored where they are many.
     """
@@ -159,7 +159,6 @@ class GuideStopping(EarlyStopping):
         self.posterior = Posterior(model, data.schema, guide=guide)
         #: What every σ of a mean-field q was multiplied by at the end.
         self.factor = 1.0
-        self.has_points = bool(getattr(model, "points", ()))
         most = max(MIN_SCORED, int(SCORED * len(data.x_train)))
         rows = torch.linspace(0, len(data.x_val) - 1, min(most, len(data.x_val))).round().long()
         super().__init__(model, guide, part_of(data.x_val, rows), data.y_val[rows], patience)
@@ -171,19 +170,13 @@ class GuideStopping(EarlyStopping):
         return -self.log_p.mean().item()
 
     def seen(self, epoch: float, nll: float) -> None:
-        """See ``EarlyStopping``; of the last call of :meth:`score`."""
-        super().seen(epoch, nll)
-        if self.state["best_epoch"] == epoch:
-            self.state["log_p"] = self.log_p
-        if not self.worse():
-            self.state["good_epoch"] = epoch
-        self.state["epoch"] = epoch
+        """See ``EarlyStopping``."""
+        recent = [*self.state.get("recent", ()), nll][-SMOOTHED:]
+        super().seen(epoch, sum(recent) / len(recent))
+        self.state["recent"] = recent
 
     def finish(self) -> None:
-        """The last q, or the best if it is better by more than chance; σ halved as long as that is, too."""
-        self.log_p = mixture_log_p(self.posterior, self.x, self.y)
-        if not self.worse():
-            self.state |= {"best": self._weights(), "best_epoch": self.state.get("epoch", 0.0)}
+        """The best q; σ halved as long as that is better by more than chance."""
         self.restore()
         log_p = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
         for _ in range(HALVINGS):
@@ -193,11 +186,6 @@ class GuideStopping(EarlyStopping):
                 break
             log_p, self.factor = half, self.factor / 2
         self._narrow(self.factor)
-
-    def worse(self) -> bool:
-        """Whether the best q was better than the last one by more than chance; with points, at all."""
-        best = self.state.get("log_p", self.log_p)
-        return _is_better(best, self.log_p) or (self.has_points and best.sum().item() > self.log_p.sum().item())
 
     @torch.no_grad()
     def _narrow(self, factor: float) -> None:

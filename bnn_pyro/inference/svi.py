@@ -87,7 +87,7 @@ class SVI(Optimisation):
         apart, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = watch = GuideStopping(model, guide, apart, patience)
-            if watch.has_points and getattr(model, "is_pretrained", False):  # which no epoch may improve
+            if getattr(model, "is_pretrained", False):  # which no epoch may improve
                 watch.seen(0.0, watch.score(here()))
         training, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, training.trace, over)

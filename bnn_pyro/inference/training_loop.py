@@ -181,7 +181,7 @@ class Training:
             self.trace[name].append(value)
         self.since = 0
         if self.decay is None and (3 * self.step >= 2 * self.total or self._over() or self._settled()):
-            if isinstance(self.watch, GuideStopping) and self.watch.worse():
+            if isinstance(self.watch, GuideStopping):
                 self.watch.restore()
             self._decay_from(self.step)
         return figures
