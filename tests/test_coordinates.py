@@ -106,3 +106,22 @@ def test_nuts_has_the_noise_of_numerical_integration(prior, two):
     effective = float(arviz.ess(draws))
     assert effective > 100 and draws.mean() == pytest.approx(mean, abs=4 * sd / math.sqrt(effective))
     assert draws.std() == pytest.approx(sd, rel=4 / math.sqrt(effective))
+
+
+def test_a_compiled_gradient_is_held_to_the_rounding_of_the_operators(monkeypatch):
+    """Of nearly equal columns, such as the channels of a spectrum, single precision leaves less than 1e-4."""
+    g = torch.Generator().manual_seed(0)
+    x = (
+        torch.randn(150, 60, generator=g)
+        * 0.7 ** torch.arange(60.0)
+        @ torch.linalg.qr(torch.randn(60, 60, generator=g))[0]
+    )
+    x = x / x.std(0)
+    y = torch.linalg.svd(x, full_matrices=False)[0][:, :20].sum(1) * 3 + 0.05 * torch.randn(150, generator=g)
+    with bp.isolated(0):
+        target = Potential(linear_model("gamma:1,0.1").model(bp.Schema("regression", (60,))), x, y)
+        target.space = coordinates(target)
+    assert target.compile(1)
+    monkeypatch.setattr("bnn_pyro.inference.potential.MOST_ROUNDING", 0.0)
+    with pytest.warns(UserWarning, match="its result is off by 0.00"):
+        assert not target.compile(1)

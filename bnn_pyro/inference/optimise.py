@@ -52,8 +52,8 @@ class Optimisation(Settings):
     batch_size  rows a step, by rule all of up to 512; 0 takes all rows in every step
     lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr
     final_lr    the last learning rate as a share of the first
-    patience    epochs without a better NLL of held-out rows (of a q: clearly worse ones) after which training stops,
-                with what the best had; by a rule for points, and any q of a network of one's own. The rows are the
+    patience    epochs without a better NLL of held-out rows after which training stops, with what the best had (of a q
+                a mean over some epochs); by a rule for points, and any q of a network of one's own. The rows are the
                 validation rows, or 15 % of the training rows where the data have none, or more of few. 0: all epochs
     lr_warmup   steps in which the learning rate rises to ``lr`` in equal parts; of a network of one's own by rule a
                 twentieth of the steps, 100 at most, else none

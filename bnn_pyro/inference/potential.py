@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 MAX_MEMORY, ROWS_MEMORY = 512 * 2**20, 64 * 2**20
 #: How far a compiled gradient may be off, relative to its largest entry (float32 has 1e-7), and at how many points.
 AGREEMENT, MIN_COMPARED = 1e-4, 8
-#: Or as many times as far as the operators differ from themselves where z is larger by so small a part.
-MOST_ROUNDING, ROUNDING = 5.0, 1e-7
+#: Or as many times as far as the operators differ from themselves where z is larger by so small a part; at most.
+MOST_ROUNDING, ROUNDING, MAX_ERROR = 5.0, 1e-7, 1e-2
 
 
 class Space:
@@ -127,7 +127,7 @@ class Potential(LogJoint):
             for key in (same, None):  # a model that its recipe does not say all of?
                 made = compile_gradient(self._gradient, z, self.y, key)
                 error = _difference(made(z), by_operators)
-                if error < max(AGREEMENT, MOST_ROUNDING * rounding):  # not where it is not a number
+                if error < max(AGREEMENT, min(MOST_ROUNDING * rounding, MAX_ERROR)):  # not where it is not a number
                     self.compiled = made
                     return True
             raise NotCompiled(f"its result is off by {error:.1g}")
