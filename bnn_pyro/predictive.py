@@ -17,7 +17,7 @@ from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.components import make, parameters, spread_counts, without_inputs
+from bnn_pyro.parts.components import kind_of, make, parameters, spread_counts, without_inputs
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, TimeMixture, read_likelihood
@@ -102,7 +102,7 @@ def predict(
             if progress is not None:
                 progress(done, num_draws)
         joined = blocks[0] if len(blocks) == 1 else {n: torch.cat([b[n] for b in blocks]) for n in blocks[0]}
-        made = read.mixture(make(type(read.likelihood), joined))
+        made = read.mixture(make(kind_of(read.likelihood), joined))
     made.schema, made.index = posterior.schema, index
     return made
 
