@@ -182,3 +182,20 @@ def test_the_network_that_looks_for_it_gets_copies():
 def test_a_network_that_loses_the_axis_of_a_single_row_is_refused(monkeypatch):
     monkeypatch.setitem(OUTPUTS, "outputs", lambda f, net: f.squeeze())
     refuses(r"Wrong gives outputs of shape \(3,\) for one row, .*take squeeze\(-1\)", fit, Wrong("outputs"))
+
+
+def test_a_function_that_makes_a_module_is_given_to_bayesian():
+    refuses(r"give bp.Bayesian\(function\)$", bp.fit, lambda schema: Masked(), rows(), progress=False)
+
+
+class Packed(nn.LSTM):
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, [4] * len(x), True, enforce_sorted=False)
+        return super().forward(packed)[1][0][-1]
+
+
+def test_draws_one_after_the_other_are_said_in_plain_words():
+    with pytest.warns(
+        UserWarning, match=r"one draw after the other, which is slower, .* not implemented for [\w:.]+\)$"
+    ):
+        bp.predict(fit(Packed(6, OUT, batch_first=True)), rows().x_test)

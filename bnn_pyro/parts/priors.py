@@ -189,7 +189,8 @@ class BayesianNet(nn.Module):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
                             "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip
         if taken := names.keys() & {OBSERVED, "data", "draws", *likelihood.initial}:
-            raise UserError(f"a parameter of the network is called '{min(taken)}', as another site is; rename it")
+            raise UserError(f"a parameter of the network is called '{min(taken)}', which is the name of something else "
+                            "in the model, such as the targets 'y'; rename it")  # fmt: skip
         self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
         has_classes = getattr(likelihood, "has_classes", False)
         for text in texts.values():
