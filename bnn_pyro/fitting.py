@@ -212,7 +212,7 @@ def fit_setup(
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
                 announce(f"a gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows; "
                          "a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
-            widest_activation(inferred, seen.x_train[:1])  # refuses a likelihood that has no Prediction
+            widest_activation(weight_space(inferred), seen.x_train[:1])  # refuses a likelihood that has no Prediction
             options |= {} if start is None else start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
