@@ -29,6 +29,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import Start, load
 from bnn_pyro.parts.backbone import from_text
 from bnn_pyro.parts.nets import blank_row, in_mode
+from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
 from bnn_pyro.progress import announce, forwarded, progress_bar
 from bnn_pyro.zoo import ZOO, Entry, model_of
@@ -211,6 +212,7 @@ def fit_setup(
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
                 announce(f"a gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows; "
                          "a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
+            widest_activation(weight_space(inferred), seen.x_train[:1])  # refuses a likelihood that has no Prediction
             options |= {} if start is None else start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)

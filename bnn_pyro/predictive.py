@@ -3,6 +3,7 @@
 Nothing is averaged before scoring. The likelihood is the one that trained: it is read off the model's site "y".
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,7 @@ from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.components import make, parameters, spread_counts, without_inputs
+from bnn_pyro.parts.components import kind_of, make, parameters, spread_counts, without_inputs
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.observed import LogNormalMixture, OrdinalMixture, TimeMixture, read_likelihood
@@ -28,6 +29,8 @@ from bnn_pyro.posterior import Posterior, split_frozen
 #: Bytes that the largest intermediate of one chunk may take; on a CPU, whose cache larger ones outgrow at up to twice
 #: the time, less, but enough for so many rows.
 MAX_MEMORY, CPU_MEMORY, CPU_ROWS = 256 * 2**20, 16 * 2**20, 32
+#: Standard deviations that the mean of a column is off, of rows that seem to be in the user's units, and near there.
+FAR_OFF, NEAR = 10.0, 3.0
 #: S, where nobody says another.
 NUM_DRAWS = 100
 #: The least probability of a class, or mean of counts: one that no training row has would else be impossible.
@@ -77,6 +80,11 @@ def predict(
         x = x.float()
         if not (finite := x.isfinite().flatten(1).all(1)).all():
             raise UserError(f"x has a value that is nan or infinite in row {int(finite.long().argmin())} (from 0)")
+        mean = x.mean(0)
+        if ((mean.abs() > FAR_OFF) & (posterior.schema.standardise(mean).abs() < NEAR)).any():
+            warnings.warn(f"a tensor is taken as standardised, and a column of x is {FAR_OFF:g} standard deviations off"
+                          ", but not so in the units of the data; if it is in these, give x.numpy() or "
+                          "posterior.schema.standardise(x)", stacklevel=2)  # fmt: skip
     keep_freed_memory()
     blocks, done, enough = [], 0, _enough_memory(num_draws, len(x), max_memory or MAX_MEMORY)
     with enough, torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
@@ -102,7 +110,7 @@ def predict(
             if progress is not None:
                 progress(done, num_draws)
         joined = blocks[0] if len(blocks) == 1 else {n: torch.cat([b[n] for b in blocks]) for n in blocks[0]}
-        made = read.mixture(make(type(read.likelihood), joined))
+        made = read.mixture(make(kind_of(read.likelihood), joined))
     made.schema, made.index = posterior.schema, index
     return made
 

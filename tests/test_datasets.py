@@ -284,3 +284,10 @@ def test_rows_are_shown_with_the_digits_that_32_bits_keep():
     schema = bp.dataset(frame, "y").schema
     shown = row_texts(bp.load_inputs(frame[["rare"]], schema), schema)
     assert shown[2] == "rare 2" and shown[79] == "rare 79" and shown[0] == "rare 5e+06"
+
+
+def test_rows_of_exactly_one_1_may_be_classes(capsys):
+    x, y = np.random.default_rng(0).normal(size=(60, 2)), np.eye(3)[np.arange(60) % 3]
+    for task, said in ((None, True), ("labels", False)):
+        assert bp.dataset(x, y, task=task).schema.task == "labels"
+        assert ("has exactly one 1; if they are classes" in capsys.readouterr().err) == said

@@ -1,6 +1,7 @@
 """Likelihoods of numbers with outliers and of counts, and their mixtures: against SciPy, sums and integrals."""
 
 import json
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -103,6 +104,27 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
     assert prediction.is_discrete and not prediction.has_classes
 
 
+class Blend:
+    """SciPy's mixture of two Gammas."""
+
+    def __init__(self, share, rate):
+        self.parts = (share, stats.gamma(2, scale=1 / rate)), (1 - share, stats.gamma(9, scale=1 / rate))
+        self.pdf, self.cdf, self.mean = (partial(self.of, name) for name in ("pdf", "cdf", "mean"))
+
+    def of(self, name, *y):
+        return sum(share * getattr(part, name)(*y) for share, part in self.parts)
+
+    def var(self):
+        return sum(s * (p.var() + p.mean() ** 2) for s, p in self.parts) - self.mean() ** 2
+
+
+SHARE = np.array([[0.3, 0.6, 0.01], [0.9, 0.2, 0.5]])
+BLEND = dist.MixtureSameFamily(
+    dist.Categorical(torch.tensor(np.stack([SHARE, 1 - SHARE], -1))),
+    dist.Gamma(torch.tensor([2.0, 9.0]), torch.tensor(DISPERSION)[..., None]).expand([2, 3, 2]),
+)
+
+
 @pytest.mark.parametrize(
     ("prediction", "reference", "y", "lowest"),
     [
@@ -117,8 +139,10 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
          [0.5, 3.0, 20.0], 0),
         # Of which there is no class of its own, and whose cdf PyTorch has for positive numbers alone.
         (Mixture(dist.Gamma(*tensors(SHAPES, DISPERSION))), stats.gamma(SHAPES, scale=1 / DISPERSION), [2.0, 44, 1], 0),
+        (Mixture(BLEND), Blend(SHARE, DISPERSION), [2.0, 9, 1], 0),
     ],
-    ids=["normal", "three normals", "student-t", "one df a draw", "one wide draw", "laplace", "log-normal", "gamma"],
+    ids=["normal", "three normals", "student-t", "one df a draw", "one wide draw", "laplace", "log-normal", "gamma",
+         "mixtures of gammas"],
 )  # fmt: skip
 def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest, monkeypatch):
     y = np.array(y)

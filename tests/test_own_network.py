@@ -264,7 +264,7 @@ def test_bad_modules_are_told_in_one_line():
         *((lambda rows=rows: exported(rows), r"any number of rows, .*dynamic_shapes=\({0: torch") for rows in (2, 3)),
         (lambda: nn.Linear(6, OUT), r"shape \(2, 4, 3\) for 2 rows; they must be \(2, 3\) for the 3 classes"),
         *((partial(Wrong, how), "'_others' of Wrong .* not registered") for how in ("nested", "plain", "unregistered")),
-        *((partial(Wrong, how), f"the network is called '{how}', as another site is") for how in ("y", "data")),
+        *((partial(Wrong, how), f"the network is called '{how}', which is the name of") for how in ("y", "data")),
         (lambda: Wrong("empty"), "parameter 'empty' of Wrong has no numbers"),
         (lambda: Wrong("whole"), r"shape torch.int64, not floats, for 2 rows; they must be"),
         (lambda: Wrong("checkpoint"), "no gradient by other weights .* checkpoints of activations"),
@@ -281,7 +281,7 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: nn.Linear(5, OUT), r"does not take inputs of shape \(2, 4, 6\): .*mat1 and mat2"),
         (lambda: 3, "a module is a torch.nn.Module, or package.module:function, not 3"),
         (lambda: "own_networks:nonsense", "there is no own_networks:nonsense: .*no attribute"),
-        (lambda: "own_networks", "package.module:function, got"),
+        (lambda: "own_networks.pt", "package.module:function, and a file must be .pt2, got"),
     ):
         refuses(sentence, lambda make: fit(bp.Bayesian(make())), module)
     whole = torch.arange(960).reshape(40, 4, 6)

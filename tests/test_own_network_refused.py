@@ -138,3 +138,62 @@ def test_weights_that_are_not_finite_are_refused_though_outputs_are():
     net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Hardtanh(), nn.Linear(5, OUT))
     nn.init.constant_(net[1].bias, torch.inf)
     refuses("not finite for training rows, with the weights it came with, or has such weights", fit, net)
+
+
+class Masked(nn.Module):
+    """In training mode it masks its inputs in place, or, "seldom", does so by a coin."""
+
+    def __init__(self, how="mask", training=True):
+        super().__init__()
+        self.how, self.only_training, self.layer = how, training, nn.Linear(24, OUT)
+
+    def forward(self, x):
+        if self.training >= self.only_training:
+            if self.how == "mask":
+                nn.functional.dropout(x, 0.1, inplace=True)
+            elif torch.rand(()) < 0.05:
+                x.mul_(0.9)
+        return self.layer(x.flatten(1))
+
+
+@pytest.mark.parametrize("method", [bp.SVI(epochs=40), bp.MAP(epochs=2, batch_size=9), "nuts"])
+def test_inputs_changed_in_training_mode_alone_are_noticed_on_a_copy(method):
+    table = rows()
+    for data in (table, bp.dataset((table.x_train,), table.y_train), bp.dataset({"x": table.x_train}, table.y_train)):
+        before = data.x_train.clone()
+        refuses("Masked changes its inputs in place", fit, Masked(), method, data)
+        assert torch.equal(data.x_train, before)
+    if method != "nuts":
+        refuses("Masked changes its inputs in place", fit, Masked("seldom"), bp.SVI(epochs=99, patience=0), rows())
+
+
+def test_the_network_that_looks_for_it_gets_copies():
+    data = rows()
+    before = data.x_train.clone()
+    refuses("changes its inputs in place", fit, Wrong("in place"), data=data)
+    with_norm = nn.Sequential(nn.ReLU(inplace=True), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(24, OUT))
+    with_norm(data.x_train.clone())
+    refuses("changes its inputs in place", fit, bp.Bayesian(with_norm, start="pretrained"), data=data)
+    backbone = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(24, 5))
+    fit(bp.LastLayer(backbone=backbone), data=data)
+    assert torch.equal(data.x_train, before)
+
+
+def test_a_network_that_loses_the_axis_of_a_single_row_is_refused(monkeypatch):
+    monkeypatch.setitem(OUTPUTS, "outputs", lambda f, net: f.squeeze())
+    refuses(r"Wrong gives outputs of shape \(3,\) for one row, .*take squeeze\(-1\)", fit, Wrong("outputs"))
+
+
+def test_a_function_that_makes_a_module_is_given_to_bayesian():
+    refuses(r"give bp.Bayesian\(function\)$", bp.fit, lambda schema: Masked(), rows(), progress=False)
+
+
+class Packed(nn.LSTM):
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, [4] * len(x), True, enforce_sorted=False)
+        return super().forward(packed)[1][0][-1]
+
+
+def test_draws_one_after_the_other_are_said_in_plain_words():
+    with pytest.warns(UserWarning, match=r"one draw after the other, which is slower, .* for aten::[\w.]+\)$"):
+        bp.predict(fit(Packed(6, OUT, batch_first=True)), rows().x_test)

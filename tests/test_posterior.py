@@ -251,3 +251,12 @@ def test_tables_and_introductions_of_predictions_and_posteriors():
     refuses("to_frame .* bp.predict", bp.Prediction(Normal(torch.zeros(2, 3), 1.0)).to_frame)
     for shown, words in ((data, "&lt;price&gt;"), (posterior, "epochs=2"), (prediction, "<li><code>prediction")):
         assert words in shown._repr_html_() and "<price>" not in shown._repr_html_()
+
+
+def test_tensors_in_the_users_units_are_noticed():
+    x = 1000 + 5 * torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    posterior = bp.fit("mean-field", (x, x[:, 0]), bp.MAP(epochs=1), progress=False)
+    with pytest.warns(UserWarning, match="a column of x is 10 standard deviations off, but not so in the units"):
+        bp.predict(posterior, x)
+    bp.predict(posterior, x.numpy())
+    bp.predict(posterior, 50 + posterior.schema.standardise(x))  # far from the data in either units

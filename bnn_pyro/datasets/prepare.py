@@ -204,7 +204,10 @@ def quantities(columns: Sequence[Column], num: int) -> Tensor:
 
 
 def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
-    """Those of the inputs, and of a target that is a number; ``numbers`` are of its rows."""
+    """Those of the inputs, and of labels, or a target that is a number; ``numbers`` are of its rows."""
+    if raw.task == "labels" and raw.inferred and (raw.y.sum(1) == 1).all():
+        return ["the targets: each row has exactly one 1; if they are classes, give the class of each row in one "
+                "column, such as y.argmax(1)", *raw.doubts]  # fmt: skip
     if raw.task != "regression" or len(raw.y) <= FEW:
         return [*raw.doubts]
     from bnn_pyro.doubts import of_numbers, of_values  # data that come with the package need none

@@ -116,7 +116,7 @@ class Backbone(nn.Module):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)
-            features = self.net(x)
+            features = self.net(x.clone())  # which it may change
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
             got, rows = shape or type(features).__name__, len(x)
@@ -173,7 +173,7 @@ def _off(net: nn.Module, x: Tensor) -> float:
     inputs: list[Tensor] = []
     try:
         with layer.register_forward_pre_hook(lambda _, args: inputs.extend(args)), in_mode(net, training=False):
-            net(x)
+            net(x.clone())
         rows = inputs[0].double().transpose(0, 1).flatten(1)
     except Exception:  # it takes the one kind of inputs only
         return math.inf

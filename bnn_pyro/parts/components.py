@@ -6,7 +6,7 @@ happened at t, and −t where it had not happened by then. Its log density is lo
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,29 +17,54 @@ from scipy import optimize, special, stats
 from torch import Tensor
 from torch.distributions.transforms import ExpTransform
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 
 #: Log of the cumulative hazard from where it is a line (log p < −22,000): larger gradients would stay in Adam's memory.
 MAX_LOG_HAZARD = 10.0
 #: Steps of the table of Student's t, and the largest |t| read off it: its last steps are too wide for the tails.
 T_STEPS, MAX_T = 4096, 25.0
+#: What is said of distributions that no mixture is made of.
+NO_PREDICTION = ("has no Prediction; use a univariate one that the tensors in its arg_constraints make, such as Normal"
+                 ", a MixtureSameFamily of such, or .to_event(1) of one (docs/architecture.md)")  # fmt: skip
 
 
 def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
     """{name: (value, its number of event dimensions)} of what makes a distribution; as logits where it has them.
 
+    Those of MixtureSameFamily are its components', and ``mixing``, the logits of which it is.
+
     Raises UserError for a distribution that is not made of tensors, or of an event that is not one number.
     """
+    if isinstance(d, torch.distributions.MixtureSameFamily) and not d.event_shape:
+        values = {name: (value, event + 1) for name, (value, event) in parameters(d.component_distribution).items()}
+        return values | {"mixing": (d.mixture_distribution.logits, 1)}
     constraints = {} if d.event_shape else d.arg_constraints
     names = [name for name in constraints if name != "probs" or "logits" not in constraints]
     values = {name: (getattr(d, name), constraints[name].event_dim) for name in names}
     if not values:
-        raise UserError(f"a likelihood of type {type(d).__name__} has no Prediction; use a univariate one, such as "
-                        "Categorical, Bernoulli, Normal or Poisson")  # fmt: skip
+        raise UserError(f"a likelihood of type {type(d).__name__} {NO_PREDICTION}")
     return values
 
 
-def make(kind: type, values: dict[str, Tensor]) -> Distribution:
+def kind_of(d: Distribution) -> Callable[..., Distribution]:
+    """What makes distributions as d by their :func:`parameters`."""
+    if isinstance(d, torch.distributions.MixtureSameFamily):
+        return partial(_same_family, kind_of(d.component_distribution))
+    return type(d)
+
+
+def _same_family(kind: Callable, mixing: Tensor, validate_args: bool, **values: Tensor) -> dist.MixtureSameFamily:
+    shares = Categorical(logits=mixing, validate_args=False)
+    return dist.MixtureSameFamily(shares, make(kind, values), validate_args=validate_args)
+
+
+def check_prediction(d: Distribution) -> None:
+    """Raises UserError for a distribution of which :func:`make` makes no other."""
+    with refusing(f"a likelihood of type {type(d).__name__} {NO_PREDICTION}", TypeError, ValueError):
+        select(d, ...)
+
+
+def make(kind: Callable[..., Distribution], values: dict[str, Tensor]) -> Distribution:
     """A distribution of parameters read off others of its kind, whose logits are normalised: that takes time."""
     if kind is not Categorical:
         return kind(**values, validate_args=False)
@@ -51,7 +76,7 @@ def make(kind: type, values: dict[str, Tensor]) -> Distribution:
 
 def select(d: Distribution, index: Any) -> Distribution:
     """Some of a batch of distributions, by an index of their batch shape."""
-    return make(type(d), {name: value[index] for name, (value, _) in parameters(d).items()})
+    return make(kind_of(d), {name: value[index] for name, (value, _) in parameters(d).items()})
 
 
 def dtype_of(d: Distribution) -> torch.dtype:

@@ -15,7 +15,7 @@ from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch import Tensor
 
 from bnn_pyro.errors import UserError, refusing
-from bnn_pyro.parts.components import CDFS, dtype_of, make, parameters, select
+from bnn_pyro.parts.components import CDFS, dtype_of, kind_of, make, parameters, select
 from bnn_pyro.parts.decisions import BLOCK, COUNTS, GRID, Decisions, growing
 
 
@@ -24,8 +24,9 @@ class Mixture(Decisions):
 
     components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
 
-    For any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``. A family without
-    ``cdf`` gets a line in ``components.CDFS``, or its likelihood a ``mixture`` with a :meth:`component_cdf`.
+    For any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``, and is made of the
+    tensors in its ``arg_constraints``, or a ``MixtureSameFamily`` of such. A family without ``cdf`` gets a line in
+    ``components.CDFS``, or its likelihood a ``mixture`` with a :meth:`component_cdf`.
     """
 
     #: What the targets are: numbers or labels. ``has_classes`` decides which metrics and figures apply.
@@ -83,7 +84,7 @@ class Mixture(Decisions):
         """log p_s(y), (S, B), nats. y: (B,)."""
         law = self.components
         if self.is_discrete and not self.has_classes:  # whose gamma functions cancel
-            law = make(type(law), {name: value.double() for name, (value, _) in parameters(law).items()})
+            law = make(kind_of(law), {name: value.double() for name, (value, _) in parameters(law).items()})
         return law.log_prob(y.to(dtype_of(law)))
 
     def component_cdf(self, y: Tensor) -> Tensor:
@@ -92,7 +93,8 @@ class Mixture(Decisions):
         if family in CDFS:
             values = {name: value.double().numpy() for name, (value, _) in parameters(self.components).items()}
             return torch.from_numpy(CDFS[family](y.double().numpy(), **values))
-        y = y.clamp_min(getattr(self.components.support, "lower_bound", -math.inf))  # below it some are not a number
+        support = getattr(self.components.support, "base_constraint", self.components.support)  # of MixtureSameFamily
+        y = y.clamp_min(getattr(support, "lower_bound", -math.inf))  # below it some are not a number
         absent = f"{family.__name__} has no cdf; give its likelihood a mixture with 'component_cdf'"
         with refusing(absent, NotImplementedError):
             return self.components.cdf(y.to(dtype_of(self.components))).double()

@@ -5,7 +5,7 @@ scale of the schema are applied to its output: ELBOs, test densities and interva
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import pyro
 import pyro.distributions as dist
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts.mixtures import ClassMixture, Mixture, NormalMixture
+from bnn_pyro.parts.mixtures import MIXTURES, ClassMixture, Mixture, NormalMixture
 
 #: The observed site of every model.
 OBSERVED = "y"
@@ -26,9 +26,9 @@ class Likelihood(nn.Module):
     """p(y | f) of the network's output f (…, B, outputs); call it as ``likelihood(f, y=None)``.
 
     outputs          width that the network must have
-    mixture          the class of an equal mixture of its components, where that is not the one in ``MIXTURES``; it
-                     says whether the targets are labels or numbers
-    event_dim        1 where a row has several targets, y (B, T); else 0
+    mixture          the class of an equal mixture of its components (of one target), where that is not the one in
+                     ``MIXTURES``; it says whether the targets are labels or numbers
+    event_dim        1 where a row has several targets, y (B, T), and the components end in ``.to_event(1)``; else 0
     own_sites        the names of its own latent sites, such as the noise; see :meth:`add_own`
     own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
                      the network's output there is none
@@ -87,6 +87,9 @@ class Likelihood(nn.Module):
             raise UserError(f"{type(self).__name__}.components makes a distribution of batch shape {tuple(shape)} of f "
                             f"{tuple(f.shape)}, where {tuple(f.shape[:-1])} is right: take f.squeeze(-1), or "
                             ".to_event(1) of several targets")  # fmt: skip
+        if (dims := len(components.event_shape)) != self.event_dim:
+            raise UserError(f"{type(self).__name__}.components makes events of {dims} dimensions, and its event_dim is "
+                            f"{self.event_dim}; of several targets both are 1")  # fmt: skip
         with pyro.plate("data", components.batch_shape[-1], dim=-1):
             return pyro.sample(OBSERVED, components, obs=y, infer={"mixture": self.mixture})
 
@@ -218,6 +221,9 @@ class ReadLikelihood(Messenger):
             while isinstance(self.likelihood, dist.Independent):
                 self.likelihood = self.likelihood.base_dist
             self.mixture = msg["infer"].get("mixture", Mixture)
+            several, own = MIXTURES[dist.Independent], self.mixture
+            if isinstance(msg["fn"], dist.Independent) and isinstance(own, type) and not issubclass(own, several):
+                self.mixture = partial(several, one=own)
             msg["value"], msg["done"] = torch.empty(0), True
 
 

@@ -28,7 +28,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.errors import UserError, first_line, refusing, unknown
-from bnn_pyro.parts.nets import tensors_of, users_code, with_weights
+from bnn_pyro.parts.nets import on_copy, tensors_of, users_code, with_weights
 
 #: Rows from which on many draws of convolutions are slower by ``vmap`` than one after the other, on a CPU.
 MANY_ROWS = 16
@@ -102,7 +102,7 @@ def imported(text: str) -> Callable[..., Any]:
     """``"package.module:function"`` -> the function, by importing it.   Raises UserError where there is no such."""
     file, colon, name = text.partition(":")
     if not (colon and name):
-        raise UserError(f"a function is given as package.module:function, got '{text}'")
+        raise UserError(f"a function is given as package.module:function, and a file must be .pt2, got '{text}'")
     with users_code(f"there is no {text}"):
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
         try:
@@ -206,9 +206,8 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
         one_for_all = not any(value.stride()[: len(leads[name])])  # a point of q, expanded to the draws
         flat[name] = value[(0,) * len(leads[name])] if one_for_all else value.expand(*lead, *own).reshape(-1, *own)
     mapped = {name: 0 if flat[name].dim() > dims[name] else None for name in flat}
-    many = x.shape[int(rows_of_each)] >= MANY_ROWS and x.device.type == "cpu"
+    many, problem = x.shape[int(rows_of_each)] >= MANY_ROWS and x.device.type == "cpu", net.__dict__.get("_not_mapped")
     slow = many and any(isinstance(p, _ConvNd) for p in net.modules())
-    problem = net.__dict__.get("_not_mapped")
     if not (slow or problem):
         try:
             with _quiet_vmap(x):
@@ -222,8 +221,8 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
     f = torch.stack([call(w, x[s] if rows_of_each else x) for s, w in enumerate(one)])
     if problem and "_not_mapped" not in net.__dict__:
         net.__dict__["_not_mapped"] = problem
-        warnings.warn(f"{type(net).__name__} runs one draw after the other: vmap cannot map it ({problem})",
-                      stacklevel=2)  # fmt: skip
+        warnings.warn(f"{type(net).__name__} runs one draw after the other, which is slower, with the same results: "
+                      f"torch's vmap cannot map it ({problem.partition('. ')[0]})", stacklevel=2)  # fmt: skip
     return f.unflatten(0, lead)
 
 
@@ -282,9 +281,8 @@ def check_pure(net: nn.Module, x: Tensor) -> None:
     """Raises UserError where outputs out of training mode depend on anything but a row of x and the weights."""
     name = type(net).__name__
     before = {key: value.nan_to_num() for key, value in tensors_of(net).items()}
-    original, f = x.clone(), net(x)
-    if not torch.equal(x, original):
-        raise UserError(f"{name} changes its inputs in place; let it work on a copy (x = x.clone())")
+    with on_copy(x, name) as x:
+        f = net(x)
     if changed := [key for key, value in tensors_of(net).items() if not torch.equal(value.nan_to_num(), before[key])]:
         raise UserError(f"{name} changes its own '{changed[0]}' out of training mode; make it a function of its inputs")
     share = 1e-3 if x.device.type == "cpu" else 3e-2  # TF32 has 10 bits, and other kernels for other numbers of rows
@@ -292,6 +290,9 @@ def check_pure(net: nn.Module, x: Tensor) -> None:
     if not torch.allclose(net(x), f, **tolerance):
         raise UserError(f"{name} gives other outputs for the same inputs out of training mode: it is random, or "
                         "remembers calls; dropout must be nn.Dropout, or F.dropout(x, p, self.training)")  # fmt: skip
+    if (one := net(x[:1])).shape != f[:1].shape:
+        raise UserError(f"{name} gives outputs of shape {tuple(one.shape)} for one row, without the axis of the rows; "
+                        "take squeeze(-1), of the last axis alone, for squeeze()")  # fmt: skip
     # First and last: of a recurrent layer that takes rows for time, the first depends on no other.
     if not all(torch.allclose(net(x[i]), f[i], **tolerance) for i in (slice(1), slice(len(x) - 1, None))):
         raise UserError(f"the outputs of {name} for a row depend on the other rows of a batch, out of training mode; "

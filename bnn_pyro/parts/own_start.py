@@ -30,7 +30,7 @@ from torch.overrides import TorchFunctionMode
 
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.nets import in_mode, layers_digest, outputs_seen, users_code, with_weights
+from bnn_pyro.parts.nets import in_mode, layers_digest, on_copy, outputs_seen, users_code, with_weights
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 
 BATCH_NORM = ("batch", "frozen")
@@ -100,14 +100,14 @@ def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
 
 @torch.no_grad()
 def _check_training(net: nn.Module, x: Tensor) -> None:
-    """Raises UserError where a pass in training mode fails, changes weights, or gives outputs of another shape."""
+    """Raises UserError where a pass in training mode fails, changes weights or inputs, or gives another shape."""
     name, shape = type(net).__name__, net(x).shape
     buffers = {n: value.clone() for n, value in net.named_buffers()}
     with isolated(0), in_mode(net, training=True):  # with weights far away, where a norm is beyond its bound
         far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
         w = {n: value.clone() for n, value in far.items()}
-        with users_code(f"{name} fails in training mode"):
-            f = with_weights(net, buffers | w, x)
+        with on_copy(x, name) as own, users_code(f"{name} fails in training mode"):
+            f = with_weights(net, buffers | w, own)
     if getattr(f, "shape", None) != shape:
         what = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(shape)} out of it; leave "

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.components import check_prediction
 from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.observed import OBSERVED, read_likelihood
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
@@ -188,7 +189,8 @@ class BayesianNet(nn.Module):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
                             "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip
         if taken := names.keys() & {OBSERVED, "data", "draws", *likelihood.initial}:
-            raise UserError(f"a parameter of the network is called '{min(taken)}', as another site is; rename it")
+            raise UserError(f"a parameter of the network is called '{min(taken)}', which is the name of something else "
+                            "in the model, such as the targets 'y'; rename it")  # fmt: skip
         self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
         has_classes = getattr(likelihood, "has_classes", False)
         for text in texts.values():
@@ -231,7 +233,10 @@ class BayesianNet(nn.Module):
 
 @torch.no_grad()
 def widest_activation(model: nn.Module, x: Tensor) -> int:
-    """The most numbers per point and draw that a module of the model returns, by the first row of x (B, …)."""
+    """The most numbers per point and draw that a module of the model returns, by the first row of x (B, …).
+
+    Raises UserError for a likelihood that has no Prediction.
+    """
     widest = [1]
 
     def measure(_: str, output: object) -> None:
@@ -240,5 +245,5 @@ def widest_activation(model: nn.Module, x: Tensor) -> int:
 
     initial = {site: value.detach().to(x.device) for site, value in model.initial.items()}
     with isolated(0), in_mode(model, training=False), poutine.condition(data=initial), outputs_seen(model, measure):
-        read_likelihood(model, x[:1])
+        check_prediction(read_likelihood(model, x[:1]).likelihood)
     return max(widest)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bnn_pyro.errors import unknown
 from bnn_pyro.parts.components import select
-from bnn_pyro.parts.mixtures import Mixture, NormalMixture
+from bnn_pyro.parts.mixtures import MIXTURES, Mixture, NormalMixture
 from bnn_pyro.parts.observed import Likelihood
 
 
@@ -65,7 +65,7 @@ class SeveralMixture(Mixture):
         return operator.index(k)
 
     def _one(self, k: int) -> Mixture:
-        return self.one(select(self.components, (..., k)))
+        return self.one(select(self.components, (slice(None), slice(None), k)))
 
     #: The predictions of the T targets.
     each = property(lambda self: [self._one(k) for k in range(self.components.batch_shape[-1])])
@@ -92,6 +92,9 @@ class SeveralMixture(Mixture):
         """Of each target by itself, (B, T); y: (B, T)."""
         self._need("targets", "crps")
         return torch.stack([one.crps(y[:, k]) for k, one in enumerate(self.each)], -1)
+
+
+MIXTURES[dist.Independent] = SeveralMixture
 
 
 class Several(Likelihood):

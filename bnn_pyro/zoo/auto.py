@@ -155,7 +155,8 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
     kinds = {"variant, such as bp.MeanField(hidden=(50,))": entry, "method, such as bp.SVI(lr=0.01)": method}
     for what, value in kinds.items():
         if not (value is None or isinstance(value, str) or is_dataclass(value)):
-            way = f"; of a class give an instance, {value.__name__}(...)" if isinstance(value, type) else ""
+            function = "; of a function give bp.Bayesian(function)" * (callable(value) and value is entry)
+            way = f"; of a class give an instance, {value.__name__}(...)" if isinstance(value, type) else function
             raise UserError(f"{value!r:.60} is neither a name nor a dataclass with the settings of a {what}{way}")
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
@@ -201,10 +202,9 @@ def set_up(
         few = data.schema.task == "regression" and len(data.y_train.unique()) ** 2 < len(data.y_train)
         every = ({"noise": "learned"} if few else {}) | every
         linear = named is None and every.keys() <= LINEAR_TAKES and is_linear(data)
-        within = MINUTES if minutes is None else minutes
+        within, limited = (MINUTES, {}) if minutes is None else (minutes, {"limited": True})
         setup = choose(data.schema, len(data.x_train), minutes=within, method=named, settings=every, linear=linear)
-        auto = {**setup.auto} if minutes is None else {**setup.auto, "limited": True}
-        setup = replace(setup, method=fixed or setup.method, auto=auto)
+        setup = replace(setup, method=fixed or setup.method, auto={**setup.auto, **limited})
     else:
         setup = make_setup(variant, method)
     setup = setup.changed(of_variant, of_method, settings)
