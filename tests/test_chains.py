@@ -52,21 +52,25 @@ def test_a_stopped_run_goes_on_to_the_same_draws(name, tmp_path):
         assert same(fit(entry, data, other, out=out, resume=True), whole), stops
 
 
-@pytest.mark.parametrize("name", ["nuts", "chees"])
-def test_what_an_earlier_version_began_goes_on_in_its_coordinates(name, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("name", "centred"), [("nuts", 0), ("nuts", 1), ("chees", 0)])
+def test_what_an_earlier_version_began_goes_on_in_its_coordinates(name, centred, tmp_path, monkeypatch):
     """Of linear models with a learned noise these were others, and checkpoints hold positions in them."""
-    of, out = (bp.MeanField(hidden=(), noise="learned"), PROBLEM.data, SMALL[name]), tmp_path / "out"
+    entry = bp.MeanField(hidden=(), noise="learned", prior="gamma:1,0.1")
+    of, out = (entry, PROBLEM.data, SMALL[name]), tmp_path / "out"
     save = Checkpoint.save
+
+    def older(potential):
+        potential.centred = centred
+        return coordinates(potential)
 
     def unmarked(self, state):
         for part in (state, state.get("kernel", {})):
-            part.pop("centred", None)
+            if part.pop("centred", None) is not None and centred:
+                part["centred"] = True
         save(self, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "bnn_pyro.inference.coordinates.coordinates", lambda potential, former: coordinates(potential, True)
-        )
+        patch.setattr("bnn_pyro.inference.coordinates.coordinates", older)
         patch.setattr(Checkpoint, "save", unmarked)
         whole = fit(*of)
         with interrupted(12):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bnn_pyro.inference.linear import ROWS, Curvature, linear_layer, summed, trace
 from bnn_pyro.inference.log_joint import with_gradient
-from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.potential import CENTRED, Potential, Space
 from bnn_pyro.parts.likelihoods import Likelihood
 from bnn_pyro.parts.priors import GammaNormal
 from bnn_pyro.parts.weights import cut
@@ -90,12 +90,11 @@ class Whitened(Space):
         return torch.cat([v.flatten(-2), u[..., self.size :] / self.own_scale], -1)
 
 
-def coordinates(potential: Potential, former: bool = False) -> Space:
+def coordinates(potential: Potential) -> Space:
     """Rounded at the centre of a linear model, else plain, as the potential's are; call inside ``isolated``.
 
-    The centre becomes the potential's initial numbers, around which chains start.
-
-    former: at the mode, where runs that an earlier version began have them.
+    The centre becomes the potential's initial numbers, around which chains start. A run that an earlier version began,
+    as ``potential.centred`` says, has the coordinates that it began with, as it recorded positions in them.
     """
     likelihood = type(getattr(potential.model, "likelihood", None))
     unknown = getattr(likelihood, "information", Likelihood.information) is Likelihood.information
@@ -103,8 +102,8 @@ def coordinates(potential: Potential, former: bool = False) -> Space:
         return Space()
     curvature = Curvature(potential)
     where = potential.log_density, Whitened(curvature, potential.initial), potential.initial
-    u = mode_of(*where) if former else centre_of(potential, curvature)
-    if not former:
+    u = centre_of(potential, curvature) if potential.centred else mode_of(*where)
+    if potential.centred == CENTRED:
         potential.initial = u
     return Rounded(curvature, u) if potential.size <= DENSE else Whitened(curvature, u)
 
@@ -149,13 +148,14 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
                 change[i] = (tau[i] / before).log() / 2
             if change.abs().max() < MAX_CHANGE:
                 break
+        else:
+            u = mode_of(partial(density, u=u), Whitened(curvature, u), u)
         space = Whitened(curvature, u)
-        u = mode_of(partial(density, u=u), space, u)
         scales = sum((p.shape_ * tau[i][0].log() - p.rate * tau[i][0] for i, p in gammas), torch.zeros(()))
         return float(density(u[None], u) + space.scale.log().sum() + scales), u, tau.clone()
 
     found = [search(potential.initial, 1.0)]
-    if gammas and held.any():
+    if potential.centred == CENTRED and gammas and held.any():
         low = torch.where(held.to(potential.initial.device), potential.initial - math.log(10), potential.initial)
         found.append(search(low, WIDER))
     _, u, tau[:] = max(found, key=lambda one: one[0])

@@ -175,6 +175,11 @@ class GuideStopping(EarlyStopping):
         super().seen(epoch, sum(recent) / len(recent))
         self.state["recent"] = recent
 
+    def restore(self) -> None:
+        """See ``EarlyStopping``; the lines of what is left behind count no more."""
+        super().restore()
+        self.state["recent"] = [self.state["best_nll"]] * SMOOTHED
+
     def finish(self) -> None:
         """The best q; σ halved as long as that is better by more than chance."""
         self.restore()

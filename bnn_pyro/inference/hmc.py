@@ -66,7 +66,7 @@ class SeparateChains(Sampler):
         else:
             z = starts(self.chains).cpu().reshape(tasks, -1, potential.size)
             if run.checkpoint is not None:
-                run.checkpoint.save({"starts": z, "centred": True})
+                run.checkpoint.save({"starts": z, "centred": potential.centred})
         z = z.reshape(tasks, -1, potential.size).numpy()
         return run_chains(Chains(self, potential, z, run.seed, compiled), min(cores, tasks), run)
 

@@ -27,6 +27,9 @@ AGREEMENT, MIN_COMPARED = 1e-4, 8
 #: Or as many times as far as the operators differ from themselves where z is larger by so small a part; at most.
 MOST_ROUNDING, ROUNDING, MAX_ERROR = 5.0, 1e-7, 1e-2
 
+#: The coordinates of linear models that runs are begun with now.
+CENTRED = 2
+
 
 class Space:
     """Coordinates z of the unconstrained numbers u, here the same; another map is linear (see ``coordinates``)."""
@@ -45,7 +48,8 @@ class Potential(LogJoint):
 
     space     the coordinates; may be replaced before sampling. The constant that a linear change adds to the density is
               left out: ``lp`` of a draw is its log joint
-    centred   whether the run that samples it was begun with the coordinates of now
+    centred   with which coordinates of a linear model the run that samples it was begun: those at the mode (0), by one
+              search for the highest evidence (1), or by two, about which its chains start (``CENTRED``)
     compiled  the gradient as compiled code, if there is any
 
     Raises UserError for a discrete latent site, a prior without samples, or a density not finite at the initial values.
@@ -53,7 +57,7 @@ class Potential(LogJoint):
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
         super().__init__(model, x, y, temperature)
-        self.space, self.centred = Space(), True
+        self.space, self.centred = Space(), CENTRED
         self.compiled: CompiledGradient | None = None
         self.prior_draws(1)
         self._width = widest_activation(model, x)

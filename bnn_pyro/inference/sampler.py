@@ -27,7 +27,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.cost import Forecast
 from bnn_pyro.inference.members import optimised
-from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.potential import CENTRED, Potential, Space
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
 from bnn_pyro.parts.guides import weight_sites
 from bnn_pyro.posterior import Posterior, weight_space
@@ -115,8 +115,8 @@ class Sampler(Settings):
         with isolated(run.seed), one_thread() if self.one_by_one and self.chains > 1 else nullcontext():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             begun = run.checkpoint.load() if run.checkpoint else None
-            potential.centred = begun is None or begun.get("kernel", begun).get("centred", False)
-            potential.space = coordinates(potential, former=not potential.centred)
+            potential.centred = CENTRED if begun is None else begun.get("kernel", begun).get("centred", 0)
+            potential.space = coordinates(potential)
             records, stopped = self._draw(potential, self._starts(potential, data, run), Forecast(self, run).run)
         return self._posterior(model, data, potential, records, stopped, run)
 
@@ -217,7 +217,7 @@ def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int)
             if how == "prior":
                 z = potential.prior_draws(1)
             else:
-                if type(potential.space) is not Space and potential.centred:
+                if type(potential.space) is not Space and potential.centred == CENTRED:
                     apart = SPREAD * torch.randn_like(potential.initial)
                 else:
                     a, b = potential.prior_draws(2)  # their difference has mean 0 and twice the variance

@@ -30,7 +30,7 @@ from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.mini_batches import MiniBatches, Step
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.guides import MeanFieldNormal
-from bnn_pyro.parts.nets import IN_PLACE, in_mode, keep_freed_memory
+from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import model_buffers
 
@@ -133,7 +133,7 @@ class Training:
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)
         rows, (x, y, factor) = len(x), self.ranks.share_of_step(x, y, len(self.x))
         parts = max(1, min(settings.accumulate or 1, rows // self.ranks.size))  # as many on all ranks
-        version = x._version
+        x = x.clone() if self.per_epoch == 1 else x  # which a network may change, as by a mask
         figures = self.figures[self.since].zero_()
         try:
             with checks, in_mode(self.model, training=True):
@@ -146,8 +146,6 @@ class Training:
             if "constraint" not in str(refused):
                 raise
             raise diverged("loss became nan at", self.step + 1, settings.lr) from None
-        if x._version != version:  # now and then, as by a coin that fell otherwise when a fit looked for it
-            raise UserError(IN_PLACE.format(type(getattr(self.model, "net", self.model)).__name__))
         if settings.clip:
             self._clip(settings.clip)
         self.optimiser.step()

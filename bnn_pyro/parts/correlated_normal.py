@@ -107,7 +107,7 @@ class FullNormal(_CorrelatedGuide):
     @property
     def distribution(self) -> "FullCovariance":
         """q of the flat vector."""
-        root = self.scale.diag() + self.scale[:, None] * self.lower.tril(-1)
+        root = (self.scale[:, None] * self.lower.tril(-1)).diagonal_scatter(self.scale)
         return FullCovariance(self.loc, scale_tril=root, validate_args=False)
 
     @classmethod

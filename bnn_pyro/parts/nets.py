@@ -71,16 +71,13 @@ def users_code(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {first_line(error)}") from error
 
 
-IN_PLACE = "{} changes its inputs in place; let it work on a copy (x = x.clone())"
-
-
 @contextmanager
 def on_copy(x: Tensor, name: str) -> Iterator[Tensor]:
     """A copy of rows x, which a pass through the network ``name`` is not to change.   Raises UserError if it does."""
     rows = x.clone()
     yield rows
-    if rows._version or not torch.equal(rows, x):  # a mask may have left these few as they were
-        raise UserError(IN_PLACE.format(name))
+    if not torch.equal(rows, x):
+        raise UserError(f"{name} changes its inputs in place; let it work on a copy (x = x.clone())")
 
 
 @contextmanager
