@@ -143,7 +143,7 @@ CASES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*(one draw after the other|look like probabilities)")
+@pytest.mark.filterwarnings("ignore:.*(one draw after the other|look like probabilities|taken as standardised)")
 @pytest.mark.parametrize("name", CASES)
 def test_all_of_a_fit_is_on_the_gpu(name):
     net, data, settings, method = CASES[name]
