@@ -152,9 +152,11 @@ class Forecast:
                 self._warn(left)
 
     def _warn(self, seconds: float) -> None:
-        less, sampler, fewer = "", self.sampler, max(1, self.sampler.draws // FEWER)
-        if fewer < sampler.draws:
-            share = (sampler.warmup + fewer * sampler.thin) / sampler.transitions
-            less = f"draws={fewer} (--set draws={fewer}) takes {duration(share * seconds)}, "
-        warnings.warn(f"about {duration(seconds)}; {less}max_minutes=M (--max-minutes M) ends after M minutes with the "
-                      "draws so far", stacklevel=1)  # fmt: skip
+        sampler, run, fewer = self.sampler, self.run, max(1, self.sampler.draws // FEWER)
+        share = (sampler.warmup + fewer * sampler.thin) / sampler.transitions
+        less = f"draws={fewer} (--set draws={fewer}) takes {duration(share * seconds)}, " * (fewer < sampler.draws)
+        ends = "max_minutes=M (--max-minutes M) ends after M minutes with the draws so far"
+        if run.max_minutes is not None:
+            least = f"{run.least:.0%} of its draws" if run.least else "a draw, else with an error"
+            ends = f"it ends after {run.max_minutes:g} min with the draws so far, once every chain has {least}"
+        warnings.warn(f"about {duration(seconds)}; {less}{ends}", stacklevel=1)
