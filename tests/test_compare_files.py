@@ -146,8 +146,11 @@ def test_calibrate_a_run_by_other_rows(runs, houses, command, tmp_path):
     text = command("calibrate", houses / "run", "--groups", "uncertainty", "--data", table)
     assert "the calibration rows of its group (80 in all groups)" in text
     train = ["train", "mean-field", "--data", table, "--target", "price", "--out", tmp_path / "x", "--conformal"]
+    tested = RunFolder(houses / "run").recipe.load().index_test.numpy() - 2
+    pd.read_csv(houses / "houses.csv").iloc[tested].to_csv(tmp_path / "tested.csv", index=False)
     for arguments, words in (
         (["calibrate", houses / "run", "--data", houses / "houses.csv"], "calibration rows trained"),
+        (["calibrate", houses / "run", "--data", tmp_path / "tested.csv"], "30 of 30 calibration rows are test rows"),
         (["predict", runs / "houses", "--input", table, "--output", tmp_path / "o.csv", "--monitor"], "has none"),
         ([*train, "2"], "below 1"),
         ([*train, "0.9", "--validation", "0"], "half of the validation rows"),

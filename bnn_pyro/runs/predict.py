@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from bnn_pyro.calibration import calibrate, monitor
-from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, with_calibration
+from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, fitted_rows, with_calibration
 from bnn_pyro.cells import MISSING
 from bnn_pyro.datasets import load_inputs
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.prepare import inputs_of, quantities
+from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.doubts import FAR
@@ -51,7 +52,8 @@ def calibrate_run(
     """Write calibration.json and guarantees.json; the latter's content.
 
     name: other data with labels, whose rows calibrate instead of the run's validation rows.   groups: of ``calibrate``.
-    Raises FitFailed where predictions are not finite, and UserError for a group of test rows without calibration rows.
+    Raises FitFailed where predictions are not finite, and UserError for rows that test the run, and for a group of
+    test rows without calibration rows.
     """
     x, y = _calibration_rows(data, recipe, name)
     folder.check_data(posterior, data)
@@ -60,6 +62,12 @@ def calibrate_run(
         raise FitFailed(f"there is nothing to calibrate: {failed}")
     made = calibrate(posterior, x, y, method, level=level, groups=groups, num_draws=recipe.num_draws)
     done = made.provenance["calibration"]["methods"][-1]
+    tested = replace(posterior, rows=row_digests(data.x_test, data.y_test))
+    if len(data.x_test) and (used := fitted_rows(tested, row_digests(x, y))):
+        raise UserError(
+            f"{used:,} of {len(x):,} calibration rows are test rows of this run, which could then not show "
+            "what holds of new ones: give --data FILE with others, or train with --conformal 0.9"
+        )
     rows, note, parts = [], "there are no test rows to see it on", {}
     if len(data.x_test):
         before = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed)
