@@ -63,11 +63,9 @@ def calibrate_run(
     made = calibrate(posterior, x, y, method, level=level, groups=groups, num_draws=recipe.num_draws)
     done = made.provenance["calibration"]["methods"][-1]
     tested = replace(posterior, rows=row_digests(data.x_test, data.y_test))
-    if len(data.x_test) and (used := fitted_rows(tested, row_digests(x, y))):
-        raise UserError(
-            f"{used:,} of {len(x):,} calibration rows are test rows of this run, which could then not show "
-            "what holds of new ones: give --data FILE with others, or train with --conformal 0.9"
-        )
+    if name and len(data.x_test) and (used := fitted_rows(tested, row_digests(x, y))):
+        raise UserError(f"{used:,} of {len(x):,} calibration rows are test rows of this run, which could then not show "
+                        "what holds of new ones: give other rows, or train with --conformal 0.9")  # fmt: skip
     rows, note, parts = [], "there are no test rows to see it on", {}
     if len(data.x_test):
         before = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed)
