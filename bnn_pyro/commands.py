@@ -79,7 +79,7 @@ def evaluate(args: Namespace) -> None:
             how = "--prune scores draws on" if args.prune else "--ood scores draws against"
             raise UserError(f"{how} the run's own test rows; leave out --data")
         x, y = scoring.labelled(args.data, posterior.schema, recipe)
-        print(scoring.score_rows(folder, posterior, x, y, recipe.num_draws, Path(args.data).stem))
+        print(scoring.score_rows(folder, recipe, posterior, x, y, Path(args.data).stem))
         return
     data = recipe.load()
     num = 10_000 if args.limit is None else args.limit  # rows of each outside data set

@@ -99,6 +99,13 @@ def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path
     train = ["train", "mean-field", *houses, *FEW, *LINEAR, "--conformal", "0.8", "--out", out]
     assert not re.search("Failed|Problem", command(*train) + (out / "report.html").read_text())
     assert "failed" not in json.loads((out / "metrics.json").read_text())
+    frame, other = pd.read_csv(houses[1])[:25], tmp_path / "other.csv"
+    for factor in (1, 1000):
+        frame.assign(area=factor * frame.area).to_csv(other, index=False)
+        said = command("evaluate", out, "--data", other)
+        assert said.startswith("Failed: predictions are worse than knowing nothing: on 25 new rows the") is (factor > 1)
+        assert ("failed" in json.loads((out / "metrics-other.json").read_text())) is (factor > 1)
+    assert "in other units" in said
     posterior = bp.load(out).posterior
     lost = {site: value.clone() for site, value in posterior.chains.items()}
     next(iter(lost.values()))[0, 0] = math.nan

@@ -34,6 +34,7 @@ MIN_DRAWS = 10
 REMEDY = "try a smaller step size (--lr) or a narrower prior"
 #: What validation rows are, by how the rows were divided.
 APART = {"time": "later", "groups": "of other groups"}
+UNLIKE = "they may be unlike the rows that trained: look for inputs in other units, or that mean something else"
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,17 @@ class Failure:
         return self.sentence
 
 
-def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Failure | None:
-    """Why predictions are of no use, or None; num_draws: of each prediction, of at most 1,000 rows of ``data``."""
+def failure(
+    posterior: Posterior, data: Dataset, *, num_draws: int = 100, new: tuple[Tensor, Tensor] | None = None
+) -> Failure | None:
+    """Why predictions are of no use, or None.
+
+    num_draws: of each prediction, of at most 1,000 rows.   new: (x, y) of other rows, which then decide, however few.
+    """
     if broken := _not_finite(posterior):
         return Failure(f"{broken}: the computation broke down, {REMEDY}", finite=False)
-    what, x, y = "validation", data.x_val, data.y_val
-    if len(y) < MIN_ROWS:
+    what, x, y = ("new", *new) if new else ("validation", data.x_val, data.y_val)
+    if len(y) < MIN_ROWS and not new:
         what, x, y = "training", data.x_train, data.y_train
     if not len(y):
         return None
@@ -85,7 +91,7 @@ def failure(posterior: Posterior, data: Dataset, *, num_draws: int = 100) -> Fai
         by, certain = "nll", bool(errors.mean() < its_errors.mean())
     else:
         return None
-    way = way_out(posterior, data, by, certain, num_draws=num_draws)
+    way = UNLIKE if new else way_out(posterior, data, by, certain, num_draws=num_draws)
     return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {what} rows {measured}; {way}")
 
 
@@ -129,8 +135,8 @@ def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
     values = np.asarray(differences, dtype=np.float64)
     worse = []
     for d in (np.minimum(values, cut) for cut in CUTS):
-        if len(d) < 2 or np.ptp(d) == 0:  # two rows of one difference show nothing
-            worse.append(len(d) >= MIN_ROWS and d.mean() > margin)
+        if len(d) < 2 or np.ptp(d) == 0:  # of one difference by the test of signs: two rows show nothing
+            worse.append(0.5 ** len(d) < ALPHA and d.mean() > margin)
         else:
             worse.append(ttest_1samp(d, margin, alternative="greater").pvalue < ALPHA)
     return any(worse)

@@ -3,6 +3,7 @@
 import dataclasses
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -229,14 +230,19 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
     )
 
 
-def score_rows(folder: RunFolder, posterior: Posterior, x: Tensor, y: Tensor, num_draws: int, what: str) -> str:
+def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tensor, y: Tensor, what: str) -> str:
     """Score on rows that are not in the run's report, calibrated too, and write metrics-WHAT.json; a table of it."""
     if not len(x):
         raise UserError(f"{what}: no rows to score")
+    num_draws, failed = recipe.num_draws, None
+    with suppress(UserError):  # what knows nothing needs the training rows, which may not be there any more
+        failed = failure(posterior, recipe.load(), num_draws=num_draws, new=(x, y))
     calibrated = with_calibration(posterior, folder.path)
     prediction = predict_with_progress(posterior, x, num_draws, what)
     scores, every = metrics.evaluate(prediction, y).flat(), f"{len(x):,} rows"
     table, content = as_text(metric_table(posterior.schema.task, {every: scores})), {"test_rows": len(x)}
+    if failed:
+        table, content["failed"] = f"Failed: {failed}\n\n{table}", str(failed)
     if calibrated is not posterior:
         made = {"level": LEVEL, "note": "of a calibration in Python"} | folder.read(GUARANTEES)
         both = {"predictive": prediction, calibrated.label: calibrated.predict(x)}
