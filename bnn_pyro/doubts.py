@@ -25,10 +25,15 @@ WRONG, CHANCE = 0.01, -9.0
 CODES = {-1, -9, -99, -999, -9999, 99, 999, 9999, 99999}
 #: Words in the names of columns that have codes, and in those of times, whose numbers may well count the rows.
 CODE_NAMES = re.compile(
-    r"(?i)(?<![a-z])(zip|zip_?code|post_?code|postal_?code|plz|code|id|key|uuid)(?![a-z])"
+    r"(?i)(?<![a-z])(zip|zip_?code|post_?code|postal_?code|plz|code|p?id|key|uuid)(?![a-z])"
     r"|^(account|client|customer|order|participant|patient|person|record|subject|user)$"
 )
 TIME_NAMES = re.compile(r"(?i)(?<![a-z])(year|month|week|day|date|time|hour|age|t)(?![a-z])")
+#: Words in the names of columns that say whether something has happened, and in those of times until then.
+EVENT_NAMES = re.compile(r"(?i)(?<![a-z])(event|status|death|died|dead|deceased|censored|failure|failed|relapse|churn)")
+UNTIL_NAMES = re.compile(r"(?i)(?<![a-z])(time|days|weeks|months|years|duration|tenure|follow_?up|survival)(?![a-z])")
+#: Share of the rows with a number of their own, from which on it is an identifier.
+OWN = 0.95
 #: What becomes of few different ones of the following.
 AS_IT_IS = "as they are, each is a category"
 #: Texts that stand for numbers: how they are called, and what makes numbers of them.
@@ -93,12 +98,14 @@ def as_meant(cells: pd.Series) -> Doubt | None:
     different = cells.drop_duplicates()
     try:
         if (date := find_dates("", different)) is not None:
-            if (bad := date.read(different).isna()).any():
+            if (bad := (days := date.read(cells)).isna()).any():
                 row = bad.idxmax()
-                return Doubt(f"holds dates with the {date.order} first, and others, such as '{different[row]}' in row "
+                return Doubt(f"holds dates with the {date.order} first, and others, such as '{cells[row]}' in row "
                              f"{row}: write all alike")  # fmt: skip
+            ordered = len(different) > MANY and (days.is_monotonic_increasing or days.is_monotonic_decreasing)
+            later = f", or --time {cells.name}, as rows are in their order, tests on the last ones" * ordered
             return Doubt(f"holds dates, such as '{cells.iloc[0]}': --dates parts or elapsed (dates=) makes numbers of "
-                         "dates among the inputs", way="dates")  # fmt: skip
+                         f"dates among the inputs{later}", way="time" if ordered else "dates")  # fmt: skip
     except UserError as error:
         return Doubt(str(error).partition(", ")[2], True)
     for pattern, (what, way) in WRITTEN.items():
@@ -167,7 +174,7 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
     named, reach, low, high = CODE_NAMES.search(name), np.ptp(values), values.min(), values.max()
     may_be = named or cells is not None or reach < 1.25 * len(values) or 19000101 <= low <= high <= 21001231
     distinct = len(np.unique(values)) if may_be else 0
-    few = distinct <= MAX_CATEGORIES
+    few, own = distinct <= MAX_CATEGORIES, distinct > max(MANY, OWN * len(values))
     code = Doubt("a code is a category: --categorical", way="categorical")
     if not few:
         again = 2 * distinct <= len(values)
@@ -175,8 +182,9 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
         code = Doubt(f"a code is no quantity: {keep}--exclude", way="groups" if again else "exclude")
     if cells is not None and cells.str.fullmatch(r"[-+]?\d{16,}").any() and cells.nunique() > distinct:
         yield Doubt("has more digits than numbers keep: different ones become the same: --exclude", way="exclude")
-    elif len(values) == distinct > MANY and (named or (reach < 1.25 * distinct and not TIME_NAMES.search(name))):
-        yield Doubt("has another whole number in every row: an identifier, not a quantity: --exclude", way="exclude")
+    elif own and (named or (reach < 1.25 * distinct and not TIME_NAMES.search(name))):
+        every = "every row" if distinct == len(values) else "nearly every row"
+        yield Doubt(f"has another whole number in {every}: an identifier, not a quantity: --exclude", way="exclude")
     elif cells is not None and (zeros := leading_zeros(cells, code.sentence)):
         yield code._replace(sentence=zeros)
     elif named:
@@ -238,6 +246,16 @@ def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
                 way = f"'{target}' in {share}: --exclude it if it is not known of new rows"
                 yield from [Doubt(f"alone tells the target {way}", column=name)] * bool(share)
         known.setdefault(key, f"is the same as column '{name}' in every row")
+
+
+def of_events(frame: pd.DataFrame, target: str) -> Iterator[Doubt]:
+    """Of columns of 0 and 1 that may say whether a time has ended with an event: the target is either."""
+    positive = [name for name, cells in frame.items() if (parsed(cells) > 0).all()]
+    times = [target] if target in positive else [name for name in positive if UNTIL_NAMES.search(name)]
+    for name in (name for name in frame if EVENT_NAMES.search(name) and {*parsed(frame[name])} == {0.0, 1.0}):
+        if times and target in (name, times[0]):
+            yield Doubt(f"may say whether the time '{times[0]}' ended with an event, or was cut short: "
+                        f"--target {times[0]} --event {name}", column=name)  # fmt: skip
 
 
 def _values(cells: pd.Series) -> np.ndarray:

@@ -14,7 +14,7 @@ import pandas as pd
 
 from bnn_pyro.cells import MISSING, RAREST, TASKS, gaps_in, infer_task, parsed, read_targets, read_times, skewed
 from bnn_pyro.csv_files import read_cells
-from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, may_be_class, of_numbers, of_texts, of_values
+from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, may_be_class, of_events, of_numbers, of_texts, of_values
 from bnn_pyro.errors import UserError, check_known, counted
 from bnn_pyro.files import SUFFIXES
 
@@ -24,6 +24,8 @@ UNBALANCED = 0.9
 FEW_ROWS, MIN_ROWS = 20, 4
 #: Share of the rows in each of the parts that validate and test, by default, and one that is proposed for many classes.
 SHARE, LARGER = 0.15, 0.2
+#: Columns of which a value far from the others is described, before the rest is named.
+MAX_FAR = 2
 #: Tasks that options tell.
 OF = {"event": "survival", "exposure": "counts"}
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
@@ -65,7 +67,9 @@ class Inspection:
         excluded.pop(group, None)
         options += [("exclude", as_item(name)) for name in excluded] + [("groups", group)] * (group is not None)
         options += [("categorical", as_item(one.column)) for one in self.findings if one.way == "categorical"]
-        options += [("dates", "parts")] if any(finding.way == "dates" for finding in self.findings) else []
+        dates = [finding.column for finding in self.findings if finding.way in ("dates", "time")]
+        time = [one.column for one in self.findings if one.way == "time" and group is None][:1]
+        options += [("time", *time)] * len(time) + [("dates", "parts")] * (dates != time)
         gaps = (column for sentence, refused, _, column in self.findings if refused and "missing" in sentence)
         options += [("missing", "indicator")] if {*gaps} - {*excluded} else []
         return shlex.join(["bnn-pyro", "train", *(word for name, value in options for word in (f"--{name}", value))])
@@ -85,8 +89,12 @@ class Inspection:
             lines.append(
                 f"\nof {counted(self.duplicates, 'row')} an earlier one is the same: test rows may be training rows"
             )
+        far = [f for f in self.findings if "of the others from their mean: correct" in f.sentence]
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
-            some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused]
+            some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused and f not in far]
+            some += [f"  {f.column}: {f.sentence}" for f in far[:MAX_FAR] if not refused]
+            more = ", ".join(f.column for f in far[MAX_FAR:] if not refused)
+            some += [f"  {more}: such values too; --scale robust is for columns with long tails"] * bool(more)
             lines += ["", title, *some] if some else []
         lines += ["", "nothing is wrong with it"] if not (self.findings or self.duplicates) else []
         first = any(f.refused and not f.way and "missing" not in f.sentence for f in self.findings)
@@ -144,6 +152,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         given = {name: value for name, value in {**given, **more}.items() if value}
         for name in targets:
             columns[name] += f"  ← {f'target of {task}' if len(targets) == 1 else 'one of several targets'}"
+    findings += of_events(whole, targets[0]) if len(targets) == 1 and not beside else ()
     findings += between(whole.drop(columns=[*targets, *beside]), whole[known])
     if set(columns) <= {*targets, *beside, *(one.column for one in findings if one.refused and one.way == "exclude")}:
         findings.append(Doubt("is the only column left: there is nothing to predict it from", True, "", "target"))
@@ -231,7 +240,7 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
             always = f"who always says {counts.index[0]} is right in {counts.iloc[0] / num:.1%} of the rows"
             sentences.append(f"{always}: do not judge by accuracy")
     elif task == "regression":
-        if np.array_equal(values, np.round(values)) and values.min() == 0:
-            sentences.append("whole numbers from 0 on; if they are counts, --task counts")
+        if np.array_equal(values, np.round(values)) and values.min() in (0, 1):
+            sentences.append(f"whole numbers from {values.min():.0f} on; if they are counts, --task counts")
         sentences += [*of_values(values, cells.index), *filter(None, [skewed(values)])]
     return task, more, [*doubts, *(Doubt(sentence, column=name) for sentence in sentences)]

@@ -172,3 +172,50 @@ def test_a_peak_of_the_target_and_categories_among_numbers(tmp_path):
     assert "--categorical" not in inspect_table(tmp_path / "t.csv", "y").text()
     one = pd.DataFrame({"a": NOISE[:40], "b": np.where(K[:40] == 7, 3.5, np.nan), "y": NOISE[:40]})
     assert bp.dataset(one, "y", missing="indicator").schema.features == ("a", "b", "b missing")
+
+
+DAYS = pd.Series(pd.date_range("2020-01-01", periods=len(K)).strftime("%Y-%m-%d"))
+TIMES, WIDE = np.exp(NOISE), np.exp(4 * np.random.default_rng(1).normal(size=len(K)))
+OFFERS = {
+    "an identifier of which two are the same": (
+        {"PID": 10**8 + 977 * np.maximum(K, 1)},
+        NOISE,
+        "PID",
+        "nearly every row",
+    ),
+    "a serial number with a gap": ({"s": 5000 + K + (K == 9)}, NOISE, "s", "nearly every row: an identifier"),
+    "a permutation with many again": ({"s": 5000 + K // 2 * 2}, NOISE, "s", None),
+    "days in order": ({"day": DAYS}, NOISE, "day", "or --time day, as rows are in their order"),
+    "days in another order": (
+        {"day": DAYS[::-1].sample(frac=1, random_state=0).to_numpy()},
+        NOISE,
+        "day",
+        "dates, such",
+    ),
+    "counts from 1 on": ({}, 1 + (K % 37) * (K % 5), "y", "whole numbers from 1 on; if they are counts, --task counts"),
+    "whole numbers from 40 on": ({}, 40 + K % 37, "y", None),
+    "a death and its time": ({"age": 40.0 + K % 50, "time": TIMES}, K % 2, "y", None),
+    "a status beside a time": ({"status": K % 2}, TIMES, "status", "--target y --event status"),
+    "a status beside a score": ({"status": K % 2}, NOISE, "status", None),
+}
+
+
+@pytest.mark.parametrize(("columns", "y", "name", "words"), OFFERS.values(), ids=OFFERS)
+def test_identifiers_times_counts_and_events_are_offered(columns, y, name, words, tmp_path):
+    pd.DataFrame({**columns, "a": NOISE[::-1], "y": y}).to_csv(tmp_path / "t.csv", index=False)
+    report = inspect_table(tmp_path / "t.csv", "y")
+    said = [f.sentence for f in report.findings if f.column == name]
+    assert any(words in one for one in said) if words else not [one for one in said if "skewed" not in one]
+    assert report.command.endswith("--time day") is ("--time day" in str(words))
+    resolve(parse(shlex.split(report.command)[1:]), {}).load()
+
+
+def test_an_event_that_is_the_target_is_offered_with_the_time_and_long_tails_are_named_together(tmp_path):
+    frame = pd.DataFrame({"age": 40.0 + K % 50, "time": TIMES, "DEATH_EVENT": K % 2})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    assert "--target time --event DEATH_EVENT" in inspect_table(tmp_path / "t.csv", "DEATH_EVENT").text()
+    pd.DataFrame({**{f"c{k}": np.roll(WIDE, k) for k in range(4)}, "y": NOISE}).to_csv(tmp_path / "t.csv", index=False)
+    text = inspect_table(tmp_path / "t.csv", "y").text()
+    assert (
+        text.count("standard deviations of the others") == 2 and "\n  c2, c3: such values too; --scale robust" in text
+    )
