@@ -18,6 +18,7 @@ from bnn_pyro.inference.coordinates import coordinates
 from bnn_pyro.inference.members import optimised
 from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.inference.sampler import STARTS, starting_points
+from bnn_pyro.zoo.auto import set_up
 
 
 def starts(problem, how, num=8, entry=None, jitter=1.0, seed=3, white=False, temperature=1.0, method=bp.NUTS):
@@ -164,3 +165,31 @@ def test_points_start_at_the_mean_of_a_q_and_who_may_not():
         ("other shapes", lambda: fit("map", entry=bp.MeanField(hidden=(5,)), start=point)),
     ):
         refuses(message, call)
+
+
+#: (noise, curvature, rows, whether targets are called linear): too few; noise alone; a curve in what is left, of rows
+#: that tell it, or of few; so little left that it does not matter; more rows than ten for each input and four.
+CASES = ((0.1, 0, 9, False), (0.1, 0, 12, True), (3, 0, 60, False), (0.3, 0, 80, True), (0.1, 0.2, 80, False),
+         (0.1, 0.2, 20, True), (0.01, 0.01, 80, True), (0.3, 0, 95, False))  # fmt: skip
+
+
+def test_targets_that_are_nearly_linear_take_no_hidden_layers():
+    x, e = torch.randn(100, 6, generator=torch.Generator().manual_seed(0)).split([5, 1], 1)
+    for noise, curve, rows, linear in CASES:
+        y = x.sum(1) + curve * x[:, 0].square() + noise * e[:, 0]
+        data = bp.dataset(x[:rows], y[:rows], split=0.0, validation=0)
+        setup = set_up("auto", None, lambda data=data: data)
+        assert (setup.entry.hidden == ()) == (setup.inference == "nuts") == linear, (noise, curve, rows)
+        assert ("nearly linear" in setup.auto["reason"]) == linear
+        assert set_up("auto", None, lambda data=data: data, settings={"hidden": (9,)}).entry.hidden == (9,)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_chain_of_a_linear_model_of_few_rows_is_lost(seed):
+    """Where a trajectory leaves the numbers, compiled code counts it as rejected."""
+    with bp.isolated(seed):
+        x = torch.randn(5, 1)
+        y = x[:, 0] + 3 + 0.05 * torch.randn(5)
+    method = bp.NUTS(cores=1, compiled="yes", draws=100)
+    posterior = fit(method, bp.dataset(x, y, split=0.0, validation=0), bp.MeanField(hidden=()), seed=seed)
+    assert "stopped" not in posterior.provenance and len(posterior.stats["lp"]) == 4
