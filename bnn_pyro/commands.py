@@ -69,7 +69,7 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     return recipe, folder
 
 
-def evaluate(args: Namespace) -> None:
+def evaluate(args: Namespace) -> int:
     """Score a run on its own test rows (and on --ood), or on other data with labels."""
     from bnn_pyro.runs import evaluate as scoring
 
@@ -79,8 +79,8 @@ def evaluate(args: Namespace) -> None:
             how = "--prune scores draws on" if args.prune else "--ood scores draws against"
             raise UserError(f"{how} the run's own test rows; leave out --data")
         x, y = scoring.labelled(args.data, posterior.schema, recipe)
-        print(scoring.score_rows(folder, recipe, posterior, x, y, Path(args.data).stem))
-        return
+        print(told := scoring.score_rows(folder, recipe, posterior, x, y, Path(args.data).stem))
+        return 3 if told.startswith("Failed: ") else 0
     data = recipe.load()
     num = 10_000 if args.limit is None else args.limit  # rows of each outside data set
     outside = scoring.outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
@@ -91,6 +91,7 @@ def evaluate(args: Namespace) -> None:
         pruned = scoring.prune_run(folder, data, posterior, recipe.num_draws) if args.prune else ""
         run = scoring.evaluate_run(folder, recipe, data, posterior, baseline, outside=outside)
     print(f"{run_table(run)}{pruned}\n\nreport: {folder.path / 'report.html'}")
+    return 3 if run.failed else 0
 
 
 def predict(args: Namespace) -> None:
