@@ -15,6 +15,7 @@ from torch import nn
 
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.files import lock_folder
+from bnn_pyro.reports import read_texts
 from bnn_pyro.run import main
 
 DATA = """
@@ -46,7 +47,7 @@ def made(tmp_path_factory):
 @pytest.fixture
 def copied(made, tmp_path, monkeypatch, command):
     """(what runs another SPEC, a copy of the folder); reports have no figures, which take most time."""
-    monkeypatch.setattr("bnn_pyro.runs.sweep_report.LABELS", {})
+    monkeypatch.setitem(read_texts("figures"), "scores", {})
     shutil.copytree(made[1], tmp_path / "out")
     spec = tmp_path / "s.toml"
 

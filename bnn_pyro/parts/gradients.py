@@ -16,7 +16,7 @@ Output sample_shape + (…, B, H). The gradients of ``FreeLinear`` compute V aga
 
 import ctypes
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from threading import Thread
@@ -148,29 +148,23 @@ class DrawNormals(torch.autograd.Function):
 
         dμ = dw + 2 b μ        dρ = (dw ε + a/σ + 2 b σ) · sigmoid(ρ)        a, b: the gradients of the two sums
 
-    In pieces that stay in the processor's cache: a network has many more weights than fit there. Compiled where that
-    is possible it takes a quarter of the time; ε is then of a generator of its own, whose seed is drawn by torch's. The
-    gradients take the memory of σ and ε, so that there is no second backward pass. ``spare`` are tensors (P,) that
-    nobody needs, for both: memory that is new to a process is slow.
+    By ``draw_normals.c``, in pieces that stay in the processor's cache, as a network has many more weights than fit
+    there; in a quarter of the time of torch's operators. ε is of a generator of its own, whose seed is drawn by
+    torch's. The gradients take the memory of σ and ε, so that there is no second backward pass. ``spare`` are tensors
+    (P,) that nobody needs, for both: memory that is new to a process is slow.
     """
 
     @staticmethod
     def forward(ctx, loc: Tensor, rho: Tensor, sizes: list[int], spare: list[Tensor]) -> tuple[Tensor, ...]:
-        """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw). loc, rho: (P,)."""
+        """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw). loc, rho: (P,) float32."""
         ctx.sizes = sizes
         ctx.set_materialize_grads(False)
         scale, noise = (spare.pop() if spare else torch.empty_like(loc) for _ in range(2))
         flats, table = (loc, rho, scale, noise), _pieces(PIECE, *sizes)
         draws = [torch.empty_like(part) for part in loc.split(sizes)]
         sums = torch.empty(len(table), 2, dtype=torch.float64)
-        if (compiled := _compiled()) and loc.dtype == torch.float32:
-            key = int(torch.empty((), dtype=torch.int64).random_())
-            _call(compiled.draw, flats, draws, table, sums.data_ptr(), key)
-        else:
-            for one, (_, m, r, s, e, w) in zip(sums, _views(flats, draws, table), strict=True):
-                s.copy_(F.softplus(r))
-                one[0], one[1] = torch.log(s, out=w).sum(), m.dot(m) + s.dot(s)
-                torch.addcmul(m, s, e.normal_(), out=w)
+        key = int(torch.empty((), dtype=torch.int64).random_())
+        _call(compiled().draw, flats, draws, table, sums.data_ptr(), key)
         ctx.save_for_backward(*flats)
         totals = sums.new_zeros(len(sizes), 2).index_add_(0, table[:, 0], sums)
         return *totals.to(loc.dtype).unbind(1), *draws
@@ -186,13 +180,7 @@ class DrawNormals(torch.autograd.Function):
         table, widths = _pieces(PIECE, *sizes), [len(sizes), len(sizes), *sizes]
         given = zip(widths, (of_logs, of_squares, *of_draws), strict=True)
         a, b, *own = (loc.new_zeros(n) if one is None else one.contiguous() for n, one in given)
-        if (compiled := _compiled()) and loc.dtype == torch.float32:
-            _call(compiled.differentiate, flats, own, table, a.data_ptr(), b.data_ptr())
-        else:
-            for i, m, r, s, e, g in _views(flats, own, table):
-                slope = (g * e).addcmul_(s, b[i], value=2).addcdiv_(a[i], s)
-                torch.addcmul(g, m, b[i], value=2, out=e)
-                torch.sigmoid(r, out=s).mul_(slope)
+        _call(compiled().differentiate, flats, own, table, a.data_ptr(), b.data_ptr())
         return noise, scale, None, None
 
 
@@ -204,14 +192,8 @@ def _pieces(most: int, *sizes: int) -> Tensor:
     return torch.tensor([(i, starts[i] + first, first, min(most, sizes[i] - first)) for i, first in firsts])
 
 
-def _views(flats: Sequence[Tensor], arrays: Sequence[Tensor], table: Tensor) -> Iterator[tuple]:
-    """(number of the array, those of each flat array (P,), that of the array) of each piece."""
-    for i, start, first, size in table.tolist():
-        yield i, *(flat[start : start + size] for flat in flats), arrays[i][first : first + size]
-
-
 @cache
-def _compiled() -> ctypes.CDLL | None:
+def compiled() -> ctypes.CDLL | None:
     """``draw_normals.c``; None where it cannot be compiled."""
     from bnn_pyro import c_code  # few fits need it
 

@@ -115,7 +115,8 @@ class FlatNormals:
     def drawn(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """(Σ log σ (arrays,), Σ (μ² + σ²) (arrays,), {array: a draw (*shape)}), with gradients."""
         sizes = [shape.numel() for shape in self.shapes.values()]
-        if len(self.loc) <= gradients.PIECE or not self.loc.is_cpu:  # what fits in the cache, and kernels that are few
+        large = len(self.loc) > gradients.PIECE and self.loc.is_cpu  # does not fit in the cache, and is no GPU's
+        if not (large and self.loc.dtype == torch.float32 and gradients.compiled()):
             draws = torch.addcmul(self.loc, self.scale, torch.randn_like(self.loc)).split(sizes)
             both = self.scale.log(), self.loc.square() + self.scale.square()
             logs, squares = (torch.stack([part.sum() for part in v.split(sizes)]) for v in both)

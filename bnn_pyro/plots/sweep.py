@@ -24,17 +24,6 @@ KINDS = {
     "worse": ("s", CONTRAST[0], CONTRAST[0], "worse"),
     "": ("o", REFERENCE, REFERENCE, "value with its error"),
 }
-#: Metrics that are drawn, with their units; the tables have all.
-LABELS = {
-    "error": "error, % of test rows",
-    "rmse": "RMSE, target units",
-    "nrmse": "RMSE, standard deviations",
-    "label_error": "wrong labels, %",
-    "nll": "NLL, nats per test row",
-    "crps": "CRPS, target units",
-    "ece": "ECE",
-    "coverage_95": "coverage of 95 % intervals, %",
-}
 #: A scale is logarithmic where its values span more than so many times.
 SPAN = 30
 

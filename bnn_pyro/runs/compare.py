@@ -15,7 +15,6 @@ from bnn_pyro.diagnostics import failure
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, MIN_TAIL, Loo, NoWeights, importance_weights, leave_one_out, psis
 from bnn_pyro.errors import UserError, counted
-from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.reports import read_texts, tables
@@ -144,7 +143,7 @@ def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunF
 def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mapping[str, float]]) -> list[Picture]:
     """A forest of the scores with their intervals.   differences: {label: {metric, _low, _high}} to the first run."""
     names, scores = [f"{k}: {run.recipe['variant']} ({run.recipe['inference']})" for k, run in enumerate(runs, 1)], {}
-    for metric, words in LABELS.items():
+    for metric, words in read_texts("figures")["scores"].items():
         if all(f"{metric}_low" in run.metrics for run in runs):
             scores[words] = {name: _scores(run, metric, differences) for name, run in zip(names, runs, strict=True)}
     evidence = {"rows": runs[0].provenance["rows"]["test"], "scored": list(scores)}

@@ -11,7 +11,6 @@ import pandas as pd
 
 from bnn_pyro import plots
 from bnn_pyro.metrics import METRICS
-from bnn_pyro.plots.sweep import LABELS
 from bnn_pyro.reports import read_texts
 from bnn_pyro.reports.page import Picture, render
 from bnn_pyro.reports.tables import SHARES, WIDTH, Section, as_text
@@ -104,7 +103,7 @@ def _fits(states: Counter[str]) -> str:
 
 
 def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
-    for metric, label in LABELS.items():
+    for metric, label in read_texts("figures")["scores"].items():
         by_data = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
         scores = {name: {r: _scores(summary, metric, r) for r in summary.means} for name, summary in by_data.items()}
         if scores:
