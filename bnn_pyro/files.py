@@ -23,8 +23,6 @@ PART = ".part"
 ARRAYS = (".npz", ".npy")
 TABLES = (".csv", ".tsv", ".parquet")
 SUFFIXES = (*TABLES, *ARRAYS)
-#: Kinds of values in JSON files, see :func:`has_shape`.
-KINDS = {"number": int | float | None, "whole number": int, "text": str, "text or none": str | None}
 
 
 def data_root() -> Path:
@@ -107,7 +105,7 @@ def telling(path: Path) -> Iterator[None]:
 
 
 def has_shape(value: Any, shape: Any) -> bool:
-    """Whether what a JSON file holds is of this kind: a key of ``KINDS``, a list of a kind, or a table.
+    """Whether what a JSON file holds is of this kind: a type, a list of a kind, or a table.
 
     Of a table: the kind of every value by its key, "*" for any other key (keys may be missing).
     """
@@ -118,7 +116,7 @@ def has_shape(value: Any, shape: Any) -> bool:
         if "*" in shape and isinstance(value, dict):
             kinds = {key: shape.get(key, shape["*"]) for key in value}
         return isinstance(value, dict) and all(k in value and has_shape(value[k], kind) for k, kind in kinds.items())
-    return isinstance(value, KINDS[shape]) and not isinstance(value, bool)
+    return isinstance(value, shape) and not isinstance(value, bool)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ The files of a run are listed in docs/command-line.md. A check has check.json, c
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -32,8 +31,25 @@ FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json"
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
          "README.md", "calibration.json", ROWS, SITES, GUARANTEES, BOOSTING)  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
-#: {file: what is read of it, and the command that writes it}.
-SHAPES = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
+NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": str}
+COVERAGE = {"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
+            "table": [{"rows": str, "prediction": str, "covered": NUMBER, "covered_low": NUMBER,
+                       "covered_high": NUMBER, "size": NUMBER, "nll": NUMBER}]}  # fmt: skip
+#: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
+SHAPES: dict[str, tuple[dict[str, Any], str]] = {
+    "metrics.json": ({"*": NUMBER, "failed": str, "worse": str, "targets": {"*": {"*": NUMBER}},
+                      "class_rows": {"*": int}, "class_predictions": {"*": int}, "errors_by": {"*": NUMBER},
+                      "signal_to_noise_of_sites": {"*": NUMBER}, "if_calibrated": COVERAGE}, "evaluate"),
+    "convergence.json": ({"statistics": {"*": NUMBER}, "verdicts": [VERDICT]}, "evaluate"),
+    GUARANTEES: (COVERAGE, "calibrate"),
+    BOOSTING: ({"about": str, "seconds": NUMBER, "metrics": {"*": NUMBER}, "differences": {"*": NUMBER}}, "evaluate"),
+    ROWS: ({"note": str, "worst": [{"*": str}], "uncertain": [{"*": str}]}, "evaluate"),
+    SITES: ({"sites": [{"*": str}]}, "evaluate"),
+    "pruning.json": ({"measure": str, "share_removed": NUMBER, "curve": [{"*": NUMBER}]}, "evaluate --prune"),
+    "environment.json": ({"command": str, "finished": str, "training_seconds": NUMBER, "device": str, "machine": str,
+                          "threads": int, "python": str, "versions": {"*": str | None}, "commit": str | None}, ""),
+    "check.json": ({"key": {}, "subjects": [{}]}, "check --out"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,13 +105,13 @@ class OutputFolder:
             return {}
         with suppress(ValueError, RecursionError):
             content = json.loads(path.read_text(encoding="utf-8"))
-            if has_shape(content, SHAPES[name]["holds"]):
+            if has_shape(content, SHAPES[name][0]):
                 return content
         raise self.damaged(name)
 
     def damaged(self, name: str) -> UserError:
         """The error for a JSON file that does not hold what it should, with the command that writes it again."""
-        command = SHAPES[name]["command"]
+        command = SHAPES[name][1]
         again = f"write it again: {command} {self.path}" if command else "the report does without it"
         return UserError(f"{self.path / name} is damaged; remove it, and {again}")
 
