@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(__version__)
             return 0
+        where = getattr(args, "executor", None)
+        if size > 1 and where is not None:
+            raise UserError("torchrun has started the processes already; leave --executor out, or torchrun")
         if args.command == "list":
             return list_(args) or 0
         if args.command == "inspect":
@@ -61,8 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         variant = getattr(args, "variant", None)
         check_names(None if (args.command, variant) == ("train", "auto") else variant, getattr(args, "inference", None))
-        # A sweep starts it once its file is read and its data are loaded.
-        where = None if args.command == "sweep" else getattr(args, "executor", None)
+        where = None if args.command == "sweep" else where  # which starts it once its file is read, its data loaded
         with executor(where), quiet(getattr(args, "quiet", False)):
             import bnn_pyro.commands as commands
 

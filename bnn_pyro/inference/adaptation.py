@@ -7,7 +7,9 @@ shrunk to 10⁻³ as in Stan's reference manual, "HMC algorithm parameters". The
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -99,6 +101,12 @@ class Warmup(DualAveraging):
         elif self.window == len(self.ends):
             self.step = math.exp(self.log_step)
         return between
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``vars`` of another one; that of an earlier version has a list of one block of the mass matrix."""
+        own = {name: state[name] for name in vars(self)}
+        former = {k: v[0] for k, v in own.items() if k in ("inverse_mass", "squares") and isinstance(v, list)}
+        vars(self).update(own | former)
 
 
 def reasonable_step(step: float, dynamics: Dynamics, z: np.ndarray) -> float:

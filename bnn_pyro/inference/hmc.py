@@ -120,7 +120,7 @@ class Kernel:
         """Go on from such a state, in a kernel that was made in the same way."""
         z, log_density, gradient = state["point"]
         self.point = Point(z.numpy(), log_density, gradient.numpy())
-        vars(self.warmup).update(state["warmup"])
+        self.warmup.restore(state["warmup"])
         self._set_dynamics()
         set_generator_state(state["generators"])
         self.rng.bit_generator.state = json.loads(state["rng"])

@@ -79,6 +79,8 @@ class SVI(Optimisation):
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Fit the guide; see ``Method.run``."""
+        if guide is None:
+            raise UserError("SVI needs a guide, and this variant has none; use --inference map")
         run, how = Run(**how), dict(latent=self.temperature, num_particles=self.num_particles)
         if self.scale_lr and not any(name.rpartition(".")[2] in LOG_SCALES for name, _ in guide.named_parameters()):
             raise UserError("this guide has no scales of Normals that scale_lr would be for; leave it out")

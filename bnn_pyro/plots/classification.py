@@ -10,6 +10,7 @@ from sklearn import metrics as sklearn_metrics
 
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Schema
+from bnn_pyro.errors import UserError
 from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
@@ -188,6 +189,8 @@ def entropy_histograms(
     outside: one prediction, or {name: prediction}, up to four.   name: what the test data are called.
     """
     outside = {"out of distribution": outside} if isinstance(outside, Prediction) else dict(outside)
+    if not 0 < len(outside) <= len(CONTRAST):
+        raise UserError(f"an entropy histogram shows 1 to {len(CONTRAST)} out-of-distribution sets, got {len(outside)}")
     values = [SCORES["total_entropy"](prediction) for prediction in (inside, *outside.values())]
     edges = np.linspace(0, max(*(v.max() for v in values), 1e-9), 41)
     own, *shares = (np.histogram(v, edges)[0] / len(v) for v in values)

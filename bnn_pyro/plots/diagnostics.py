@@ -146,6 +146,8 @@ def posterior_predictive(
     regression.   label: name and unit of the target.
     """
     replicated, observed = np.asarray(replicated, dtype=float), np.asarray(observed, dtype=float).ravel()
+    if replicated.ndim != 2 or replicated.shape[1] != len(observed):
+        raise UserError(f"replicated data must be (draws, {len(observed)} rows), got the shape {replicated.shape}")
     if len(classes):
         return _class_counts(replicated.astype(int), observed.astype(int), classes)
     axes = layout.panels(2, 2, (3.9, 3.2), width_ratios=(3, 2))
@@ -196,6 +198,8 @@ def trace_ranks(
     values: (C, D, M), the first 6 of M are shown.   diverging: (C, D), 0 or 1.   unit: of the values, for the axis.
     """
     values = np.asarray(values, dtype=float)
+    if values.ndim != 3 or values.shape[2] != len(labels):
+        raise UserError(f"values must be (chains, draws, {len(labels)} quantities), got the shape {values.shape}")
     chains, _, every = values.shape
     num = min(6, every)  # quantities at most
     axes = layout.panels(2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))

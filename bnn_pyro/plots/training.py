@@ -134,6 +134,8 @@ def growing_ensemble(
         raise UserError("an ensemble of a single draw does not grow")
     if draws == 1:  # members of a deep ensemble: there is nothing to grow but their number
         chains, draws = draws, chains
+    if baseline is not None and len(baseline) != len(x):
+        raise UserError(f"the baseline predicts {len(baseline)} points, and x has {len(x)}")
     together, single, of_chain = _running_nll(posterior, x, y, chains, draws)
     sizes = np.arange(1, draws + 1)
     ax = panel(ax)
