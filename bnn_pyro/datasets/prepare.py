@@ -30,8 +30,6 @@ MIN_RELATIVE_SPREAD = 1e-4
 MIN_SPREAD = 1e-16
 #: Doubts that are said at once; rows up to which nothing is said of a target.
 MAX_SAID, FEW = 3, 10
-#: Values, half a GB of them, that a median pixel is the median of at most.
-MAX_VALUES = 2**27
 #: Interquartile range of a standard Normal.
 NORMAL_RANGE = 1.3489795
 
@@ -282,7 +280,17 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
 
 
 def _lower_median(x: Tensor | OnDisk, rows: Tensor) -> float:
-    """Of all values of these rows; where they are more than ``MAX_VALUES``, of as many of the rows, evenly chosen."""
-    num = min(len(rows), max(1, MAX_VALUES // math.prod(x.shape[1:])))
-    some = rows[torch.linspace(0, len(rows) - 1, num, dtype=torch.float64).round().long()]
-    return torch.cat([chunk.flatten() for chunk in taken(x, some)]).median().item()
+    """Of all values (float32, from 0 on) of these rows: by their bits, which have the same order, upper half first."""
+    upper = rank = 0
+    for shift in (16, 0):
+        counts = np.zeros(2**16, np.int64)
+        for chunk in taken(x, rows):
+            bits = (chunk.numpy().ravel() + np.float32(0)).view(np.uint32)  # + 0: no −0.0
+            bits = bits >> 16 if shift else bits[bits >> 16 == upper] & 0xFFFF
+            counts += np.bincount(bits, minlength=2**16)
+        if shift:
+            rank = (counts.sum() - 1) // 2
+        place = int((counts.cumsum() <= rank).sum())
+        rank -= counts[:place].sum()
+        upper = upper << 16 | place
+    return np.uint32(upper).view(np.float32).item()
