@@ -30,7 +30,9 @@ CODE_NAMES = re.compile(
 )
 TIME_NAMES = re.compile(r"(?i)(?<![a-z])(year|month|week|day|date|time|hour|age|t)(?![a-z])")
 #: Words in the names of columns that say whether something has happened, and in those of times until then.
-EVENT_NAMES = re.compile(r"(?i)(?<![a-z])(event|status|death|died|dead|deceased|censored|failure|failed|relapse|churn)")
+EVENT_NAMES = re.compile(
+    r"(?i)(?<!marital.)(?<![a-z])(event|status|death|died|dead|deceased|censored|failure|relapse|churn(ed)?)(?![a-z])"
+)
 UNTIL_NAMES = re.compile(r"(?i)(?<![a-z])(time|days|weeks|months|years|duration|tenure|follow_?up|survival)(?![a-z])")
 #: Share of the rows with a number of their own, from which on it is an identifier.
 OWN = 0.95
@@ -103,7 +105,7 @@ def as_meant(cells: pd.Series) -> Doubt | None:
                 return Doubt(f"holds dates with the {date.order} first, and others, such as '{cells[row]}' in row "
                              f"{row}: write all alike")  # fmt: skip
             ordered = len(different) > MANY and (days.is_monotonic_increasing or days.is_monotonic_decreasing)
-            later = f", or --time {cells.name}, as rows are in their order, tests on the last ones" * ordered
+            later = f"; rows are in their order: --time {cells.name} (time=) tests on the last ones" * ordered
             return Doubt(f"holds dates, such as '{cells.iloc[0]}': --dates parts or elapsed (dates=) makes numbers of "
                          f"dates among the inputs{later}", way="time" if ordered else "dates")  # fmt: skip
     except UserError as error:
@@ -250,7 +252,8 @@ def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
 
 def of_events(frame: pd.DataFrame, target: str) -> Iterator[Doubt]:
     """Of columns of 0 and 1 that may say whether a time has ended with an event: the target is either."""
-    positive = [name for name, cells in frame.items() if (parsed(cells) > 0).all()]
+    long = [name for name, cells in frame.items() if cells.nunique() > MAX_CATEGORIES]
+    positive = [name for name in long if (parsed(frame[name]) > 0).all()]
     times = [target] if target in positive else [name for name in positive if UNTIL_NAMES.search(name)]
     for name in (name for name in frame if EVENT_NAMES.search(name) and {*parsed(frame[name])} == {0.0, 1.0}):
         if times and target in (name, times[0]):

@@ -68,10 +68,11 @@ class Inspection:
         options += [("exclude", as_item(name)) for name in excluded] + [("groups", group)] * (group is not None)
         options += [("categorical", as_item(one.column)) for one in self.findings if one.way == "categorical"]
         dates = [finding.column for finding in self.findings if finding.way in ("dates", "time")]
-        time = [one.column for one in self.findings if one.way == "time" and group is None][:1]
+        gaps = {column for sentence, refused, _, column in self.findings if refused and "missing" in sentence}
+        time = [one.column for one in self.findings if one.way == "time" and one.column not in gaps]
+        time = [] if group else time[:1]
         options += [("time", *time)] * len(time) + [("dates", "parts")] * (dates != time)
-        gaps = (column for sentence, refused, _, column in self.findings if refused and "missing" in sentence)
-        options += [("missing", "indicator")] if {*gaps} - {*excluded} else []
+        options += [("missing", "indicator")] if gaps - {*excluded} else []
         return shlex.join(["bnn-pyro", "train", *(word for name, value in options for word in (f"--{name}", value))])
 
     def text(self) -> str:

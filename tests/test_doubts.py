@@ -185,7 +185,7 @@ OFFERS = {
     ),
     "a serial number with a gap": ({"s": 5000 + K + (K == 9)}, NOISE, "s", "nearly every row: an identifier"),
     "a permutation with many again": ({"s": 5000 + K // 2 * 2}, NOISE, "s", None),
-    "days in order": ({"day": DAYS}, NOISE, "day", "or --time day, as rows are in their order"),
+    "days in order": ({"day": DAYS}, NOISE, "day", "rows are in their order: --time day (time=)"),
     "days in another order": (
         {"day": DAYS[::-1].sample(frac=1, random_state=0).to_numpy()},
         NOISE,
@@ -196,6 +196,9 @@ OFFERS = {
     "whole numbers from 40 on": ({}, 40 + K % 37, "y", None),
     "a death and its time": ({"age": 40.0 + K % 50, "time": TIMES}, K % 2, "y", None),
     "a status beside a time": ({"status": K % 2}, TIMES, "status", "--target y --event status"),
+    "a status beside a grade": ({"status": K % 2}, 1 + K % 5, "status", None),
+    "a marital status": ({"marital_status": K % 2}, TIMES, "marital_status", None),
+    "a deadline": ({"deadline_met": K % 2}, TIMES, "deadline_met", None),
     "a status beside a score": ({"status": K % 2}, NOISE, "status", None),
 }
 

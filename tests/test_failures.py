@@ -5,6 +5,7 @@ import math
 import re
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -68,6 +69,13 @@ def test_a_few_rows_that_are_far_off_do_not_hide_the_others():
         assert is_worse(worse, 0.1) and not is_worse(not_worse, 0.1)
 
 
+def test_fewer_rows_than_a_test_of_signs_needs_show_nothing():
+    wrong = np.ones(9)
+    wrong[0] = 0
+    assert not any(is_worse(d, 0.02) for d in (wrong, np.ones(13), np.array([0.8, 0.8 + 1e-7])))
+    assert is_worse(np.ones(14), 0.02)
+
+
 def test_a_bad_fit_is_exit_code_3_and_said_everywhere(houses, tmp_path, command):
     out = tmp_path / "run"
     printed = command("train", "mean-field", "--epochs", 1, *houses, *FEW, "--out", out, code=3)
@@ -106,6 +114,9 @@ def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path
         assert said.startswith("Failed: predictions are worse than knowing nothing: on 25 new rows the") is (factor > 1)
         assert ("failed" in json.loads((out / "metrics-other.json").read_text())) is (factor > 1)
     assert "in other units" in said
+    Path(houses[1]).rename(other.with_name("moved.csv"))
+    assert not command("evaluate", out, "--data", other).startswith("Failed"), "there is nothing to compare with"
+    other.with_name("moved.csv").rename(houses[1])
     posterior = bp.load(out).posterior
     lost = {site: value.clone() for site, value in posterior.chains.items()}
     next(iter(lost.values()))[0, 0] = math.nan

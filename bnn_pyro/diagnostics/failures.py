@@ -53,7 +53,7 @@ def failure(
 ) -> Failure | None:
     """Why predictions are of no use, or None.
 
-    num_draws: of each prediction, of at most 1,000 rows.   new: (x, y) of other rows, which then decide, however few.
+    num_draws: of each prediction, of at most 1,000 rows.   new: (x, y) of 14 other rows or more, which then decide.
     """
     if broken := _not_finite(posterior):
         return Failure(f"{broken}: the computation broke down, {REMEDY}", finite=False)
@@ -133,10 +133,12 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
 def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
     """Whether d (N,) shows that their mean exceeds the margin, by the test above."""
     values = np.asarray(differences, dtype=np.float64)
+    if 0.5 ** len(values) >= ALPHA:  # by the test of signs no number of so few rows would show it
+        return False
     worse = []
     for d in (np.minimum(values, cut) for cut in CUTS):
-        if len(d) < 2 or np.ptp(d) == 0:  # of one difference by the test of signs: two rows show nothing
-            worse.append(0.5 ** len(d) < ALPHA and d.mean() > margin)
+        if np.ptp(d) == 0:
+            worse.append(d.mean() > margin)
         else:
             worse.append(ttest_1samp(d, margin, alternative="greater").pvalue < ALPHA)
     return any(worse)

@@ -154,9 +154,10 @@ class Forecast:
     def _warn(self, seconds: float) -> None:
         sampler, run, fewer = self.sampler, self.run, max(1, self.sampler.draws // FEWER)
         share = (sampler.warmup + fewer * sampler.thin) / sampler.transitions
-        less = f"draws={fewer} (--set draws={fewer}) takes {duration(share * seconds)}, " * (fewer < sampler.draws)
+        less = f"draws={fewer} (--set draws={fewer}) takes {duration(share * seconds)}" * (fewer < sampler.draws)
         ends = "max_minutes=M (--max-minutes M) ends after M minutes with the draws so far"
         if run.max_minutes is not None:
-            least = f"{run.least:.0%} of its draws" if run.least else "a draw, else with an error"
-            ends = f"it ends after {run.max_minutes:g} min with the draws so far, once every chain has {least}"
-        warnings.warn(f"about {duration(seconds)}; {less}{ends}", stacklevel=1)
+            least = f"once every chain has {run.least:.0%} of its draws" if run.least else "or an error without any"
+            ends = f"it ends after {run.max_minutes:g} min with the draws so far, {least}"
+            ends *= 60 * run.max_minutes < seconds
+        warnings.warn("; ".join(filter(None, [f"about {duration(seconds)}", less, ends])), stacklevel=1)

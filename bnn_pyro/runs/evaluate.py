@@ -3,7 +3,6 @@
 import dataclasses
 import io
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from bnn_pyro.files import TABLES, resolve
 from bnn_pyro.loading import load
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, knows_nothing, predict
-from bnn_pyro.progress import progress_bar
+from bnn_pyro.progress import announce, progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_pages
 from bnn_pyro.reports.summary import TOO_FEW, guarantees_section
@@ -235,24 +234,25 @@ def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tenso
     if not len(x):
         raise UserError(f"{what}: no rows to score")
     num_draws, failed = recipe.num_draws, None
-    with suppress(UserError):  # what knows nothing needs the training rows, which may not be there any more
-        failed = failure(posterior, recipe.load(), num_draws=num_draws, new=(x, y))
-    calibrated = with_calibration(posterior, folder.path)
+    try:  # knowing nothing is knowing the training rows alone, which may not be there any more
+        folder.check_data(posterior, data := recipe.load())
+        failed = failure(posterior, data, num_draws=num_draws, new=(x, y))
+    except UserError as error:
+        announce(f"{what}: not compared with knowing nothing: {error}")
     prediction = predict_with_progress(posterior, x, num_draws, what)
     scores, every = metrics.evaluate(prediction, y).flat(), f"{len(x):,} rows"
-    table, content = as_text(metric_table(posterior.schema.task, {every: scores})), {"test_rows": len(x)}
-    if failed:
-        table, content["failed"] = f"Failed: {failed}\n\n{table}", str(failed)
-    if calibrated is not posterior:
+    table, content = (f"Failed: {failed}\n\n", {"failed": str(failed)}) if failed else ("", {})
+    table += as_text(metric_table(posterior.schema.task, {every: scores}))
+    if (calibrated := with_calibration(posterior, folder.path)) is not posterior:
         made = {"level": LEVEL, "note": "of a calibration in Python"} | folder.read(GUARANTEES)
         both = {"predictive": prediction, calibrated.label: calibrated.predict(x)}
         content["calibrated"] = made | {"table": coverage_table(both, y, made["level"], {}, every)}
         table += f"\n\nAbove without calibration, below both:{guarantees_section(content['calibrated']).text()}"
-    path = folder.write(f"metrics-{what}.json", scores | content)
     if used := _known_rows(posterior.rows, x, y):
         table += f"\n\n{used:,} of these rows trained this run, or equal such: they fit better than new ones"
     if calibrated is not posterior and (used := _known_rows(calibrated.rows, x, y)):
         table += f"\n\n{used:,} of these rows calibrated it: what is said of new ones does not hold of them"
+    path = folder.write(f"metrics-{what}.json", scores | {"test_rows": len(x)} | content)
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
 
