@@ -14,8 +14,8 @@ With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
 
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
-warm-up of T transitions finds ε in its first half, with L = √d, for a target that falls until 0.3 T; then L is √Σ Var zᵢ
-of positions, at the end 0.4 · way / n_eff by their effective draws. The adjusted sampler does that in 0.6 T; in the rest
+warm-up of T transitions finds ε in its first half, with L = √d, its target falling until 0.3 T; then L is √Σ Var zᵢ
+of positions, at the end 0.4 · way / n_eff by their effective draws. The adjusted sampler does so in 0.6 T; in the rest
 ε settles. Each chain has ε and L of its own, ε that of ``EnergyTuning``, of trajectories that of dual averaging.
 """
 
