@@ -52,7 +52,7 @@ class Doubt(NamedTuple):
     """What is said of a column.
 
     refused  whether `train` refuses the table because of it
-    way      the option of `train` that helps: "exclude", "categorical", "groups", "dates", or none
+    way      the option of `train` that helps: "exclude", "categorical", "groups", "dates", "time", "scale", or none
     column   its name, or in which part of a table it is seen, where that is known
     """
 
@@ -156,7 +156,8 @@ def of_numbers(
         again = int(same.sum()) - 1
         more = f", and {again:,} more of it: a missing value?" if again and len(others) + again < len(values) else ""
         yield Doubt(f"{values[at]:.7g} in row {rows[at]} is {distance:{',.0f' if distance < 1e6 else '.2g'}} standard "
-                    f"deviations of the others from their mean{more or ': correct it, or leave it out'}")  # fmt: skip
+                    f"deviations of the others from their mean{more or ': correct it, or leave it out'}",
+                    way="" if more or is_target else "scale")  # fmt: skip
 
 
 def of_values(y: np.ndarray, rows: np.ndarray | pd.Index | None) -> Iterator[str]:

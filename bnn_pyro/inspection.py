@@ -90,7 +90,7 @@ class Inspection:
             lines.append(
                 f"\nof {counted(self.duplicates, 'row')} an earlier one is the same: test rows may be training rows"
             )
-        far = [f for f in self.findings if "of the others from their mean: correct" in f.sentence]
+        far = [f for f in self.findings if f.way == "scale"]
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
             some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused and f not in far]
             some += [f"  {f.column}: {f.sentence}" for f in far[:MAX_FAR] if not refused]

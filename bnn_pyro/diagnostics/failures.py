@@ -34,7 +34,9 @@ MIN_DRAWS = 10
 REMEDY = "try a smaller step size (--lr) or a narrower prior"
 #: What validation rows are, by how the rows were divided.
 APART = {"time": "later", "groups": "of other groups"}
-UNLIKE = "they may be unlike the rows that trained: look for inputs in other units, or that mean something else"
+#: The way out where other rows are predicted so.
+UNLIKE = ("unless the run's own report says so too, they are unlike the rows that trained: look for inputs in other "
+          "units, or that mean something else")  # fmt: skip
 
 
 @dataclass(frozen=True)

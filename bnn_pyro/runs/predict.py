@@ -65,7 +65,7 @@ def calibrate_run(
     tested = replace(posterior, rows=row_digests(data.x_test, data.y_test))
     if name and len(data.x_test) and (used := fitted_rows(tested, row_digests(x, y))):
         raise UserError(f"{used:,} of {len(x):,} calibration rows are test rows of this run, which could then not show "
-                        "what holds of new ones: give other rows, or train with --conformal 0.9")  # fmt: skip
+                        "what holds of new ones: leave out --data, or give other rows")  # fmt: skip
     rows, note, parts = [], "there are no test rows to see it on", {}
     if len(data.x_test):
         before = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed)
