@@ -23,16 +23,17 @@ from bnn_pyro.progress import Figures, Report, should_stop
 CHECKSUM = 32
 #: The way out where a fit cannot be resumed.
 AGAIN = "start again without resume (on the command line: --overwrite)"
-#: What the settings in a key say of a user's module beside its name.
-LAYERS = "module_layers"
+#: What the settings in a key say of a user's module beside its name, and of the inputs with long tails.
+LAYERS, TAILS = "module_layers", "x_tails"
 #: Seconds in which a signal is the same one: torchrun passes on the Ctrl-C that its processes had from the terminal.
 SAME_SIGNAL = 2.0
 
 
-def same_fit(saved: Any, key: Any) -> bool:
-    """Whether two keys are of one fit; that of an earlier version says nothing of the layers of a function's module."""
-    before = [{k: v for k, v in part.items() if k != LAYERS} if isinstance(part, dict) else part for part in key or ()]
-    return saved in (key, before)
+def same_fit(saved: Any, key: Any, *unsaid: str) -> bool:
+    """Whether two keys are of one fit; that of an earlier version says nothing of ``LAYERS`` and what is ``unsaid``."""
+    said = [part if isinstance(part, dict) else {"": part} for part in key or ()]
+    before = [{k: v for k, v in part.items() if k not in (LAYERS, *unsaid)} for part in said]
+    return saved in (key, [part.get("", part) for part in before])
 
 
 class Interrupted(KeyboardInterrupt):

@@ -15,8 +15,9 @@ from bnn_pyro.errors import UserError
 #: Rows of a category or class below which it is rare; rows from which on a number of its own in each is an identifier;
 #: different values of a target up to which it is asked whether they are classes.
 RARE, MANY, FEW = 5, 20, 10
-#: Standard deviations from the mean beyond which a value is an outlier.
-FAR = 8.0
+#: Standard deviations from the mean beyond which a value is an outlier, unless two others are this share as far out:
+#: such columns have long tails, see ``long_tails``.
+FAR, ALSO = 8.0, 0.3
 #: Share of the rows from which on a value of a target that has many is a peak.
 PEAK = 0.2
 #: Share of the rows of rarer classes for which it may be wrong, and the log of how likely it is by chance.
@@ -52,7 +53,7 @@ class Doubt(NamedTuple):
     """What is said of a column.
 
     refused  whether `train` refuses the table because of it
-    way      the option of `train` that helps: "exclude", "categorical", "groups", "dates", "time", "scale", or none
+    way      the option of `train` that helps: "exclude", "categorical", "groups", "dates", "time", or none
     column   its name, or in which part of a table it is seen, where that is known
     """
 
@@ -152,12 +153,12 @@ def of_numbers(
     if len(np.unique(others)) < 2 or len(others) < 10:
         return
     distance = abs(values[at] - others.mean()) / others.std()
-    if distance > FAR:
-        again = int(same.sum()) - 1
-        more = f", and {again:,} more of it: a missing value?" if again and len(others) + again < len(values) else ""
+    again = int(same.sum()) - 1
+    more = f", and {again:,} more of it: a missing value?" if again and len(others) + again < len(values) else ""
+    second = np.sort(np.abs(others - others.mean()))[-2] / others.std()
+    if distance > FAR and (more or is_target or second < ALSO * distance):
         yield Doubt(f"{values[at]:.7g} in row {rows[at]} is {distance:{',.0f' if distance < 1e6 else '.2g'}} standard "
-                    f"deviations of the others from their mean{more or ': correct it, or leave it out'}",
-                    way="" if more or is_target else "scale")  # fmt: skip
+                    f"deviations of the others from their mean{more or ': correct it, or leave it out'}")  # fmt: skip
 
 
 def of_values(y: np.ndarray, rows: np.ndarray | pd.Index | None) -> Iterator[str]:

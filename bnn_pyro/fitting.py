@@ -14,7 +14,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
-from bnn_pyro.checkpoint import AGAIN, LAYERS, Checkpoint, same_fit
+from bnn_pyro.checkpoint import AGAIN, LAYERS, TAILS, Checkpoint, same_fit
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.rows import is_large, row_digests
 from bnn_pyro.distributed import Agreed, choose_device, here, joined
@@ -173,7 +173,7 @@ def fit_setup(
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
         with ranks.agreed():
-            if not same_fit((about := read_archive(out)[1]["provenance"]).get("key"), provenance["key"]):
+            if not same_fit((about := read_archive(out)[1]["provenance"]).get("key"), provenance["key"], TAILS):
                 raise UserError(f"{out} holds a finished posterior of other settings, seed or data, or of another "
                                 f"module; choose another folder, or {AGAIN}")  # fmt: skip
             if ended := about.get("stopped"):
@@ -256,6 +256,8 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     as_before = () if data.schema.is_image else getattr(setup.entry, "former_of_images", ())  # where left out then too
     entry_that_counts = {k: v for k, v in entry_settings.items() if v is not None or k not in as_before}
     entry_that_counts |= {LAYERS: known_by(data.schema)} if (known_by := getattr(setup.entry, "known_by", None)) else {}
+    tails = getattr(setup.entry, "tails", lambda _: ())(data.schema)
+    entry_that_counts |= {TAILS: [*map(list, tails)]} if tails else {}
     versions, fingerprint = {"python": platform.python_version()}, data.fingerprint
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
     return {

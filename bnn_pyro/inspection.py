@@ -24,8 +24,6 @@ UNBALANCED = 0.9
 FEW_ROWS, MIN_ROWS = 20, 4
 #: Share of the rows in each of the parts that validate and test, by default, and one that is proposed for many classes.
 SHARE, LARGER = 0.15, 0.2
-#: Columns of which a value far from the others is described, before the rest is named.
-MAX_FAR = 2
 #: Tasks that options tell.
 OF = {"event": "survival", "exposure": "counts"}
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
@@ -90,12 +88,8 @@ class Inspection:
             lines.append(
                 f"\nof {counted(self.duplicates, 'row')} an earlier one is the same: test rows may be training rows"
             )
-        far = [f for f in self.findings if f.way == "scale"]
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
-            some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused and f not in far]
-            some += [f"  {f.column}: {f.sentence}" for f in far[:MAX_FAR] if not refused]
-            more = ", ".join(f.column for f in far[MAX_FAR:] if not refused)
-            some += [f"  {more}: such values too; --scale robust is for columns with long tails"] * bool(more)
+            some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused]
             lines += ["", title, *some] if some else []
         lines += ["", "nothing is wrong with it"] if not (self.findings or self.duplicates) else []
         first = any(f.refused and not f.way and "missing" not in f.sentence for f in self.findings)

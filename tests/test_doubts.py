@@ -213,12 +213,15 @@ def test_identifiers_times_counts_and_events_are_offered(columns, y, name, words
     resolve(parse(shlex.split(report.command)[1:]), {}).load()
 
 
-def test_an_event_that_is_the_target_is_offered_with_the_time_and_long_tails_are_named_together(tmp_path):
+def test_an_event_that_is_the_target_is_offered_with_the_time_and_a_far_value_is_named_unless_tails_are_long(tmp_path):
     frame = pd.DataFrame({"age": 40.0 + K % 50, "time": TIMES, "DEATH_EVENT": K % 2})
     frame.to_csv(tmp_path / "t.csv", index=False)
     assert "--target time --event DEATH_EVENT" in inspect_table(tmp_path / "t.csv", "DEATH_EVENT").text()
-    pd.DataFrame({**{f"c{k}": np.roll(WIDE, k) for k in range(4)}, "y": NOISE}).to_csv(tmp_path / "t.csv", index=False)
-    text = inspect_table(tmp_path / "t.csv", "y").text()
-    assert (
-        text.count("standard deviations of the others") == 2 and "\n  c2, c3: such values too; --scale robust" in text
-    )
+    tails, two = np.exp(2 * np.random.default_rng(0).normal(size=400)), NOISE[:400].copy()
+    two[[7, 9]] = 60.0, 90.0  # three so far out would be a tail
+    columns = {"c0": WIDE, "two": two, "tails": tails, "y": NOISE}
+    pd.DataFrame(columns).to_csv(tmp_path / "t.csv", index=False)
+    findings = inspect_table(tmp_path / "t.csv", "y").findings
+    assert [f.column for f in findings if "standard deviations of the others" in f.sentence] == ["c0", "two"]
+    pd.DataFrame({"c0": WIDE, "y": tails}).to_csv(tmp_path / "t.csv", index=False)
+    assert "y: " + f"{tails.max():.7g}" in inspect_table(tmp_path / "t.csv", "y").text()  # of a target it is said

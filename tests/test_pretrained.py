@@ -7,6 +7,7 @@ import warnings
 import zipfile
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import test_features
 import torch
@@ -127,9 +128,41 @@ def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp
         refuses(words, lambda settings: fit(bp.LastLayer(**settings)), settings)
     assert not (tmp_path / "executed").exists()
     series = bp.dataset((torch.arange(160.0).view(20, 4, 2),), torch.arange(20.0))
-    words = r"shape \(2, 8\); inputs in a tuple or dict are for bp.Bayesian, .*'LAST_LAYER.\*', frozen='\*'\) .*: input"
     with bp.isolated(0):
-        refuses(words, fit, nn.GRU(2, 3), data=series)
+        refuses(r"inputs of shape 0 \(4, 2\): ", fit, bp.LastLayer(backbone=nn.GRU(3, 3)), data=series)
+
+
+class TwoInputs(nn.Module):
+    """Features of a shop's number and of the weather over three days."""
+
+    def __init__(self):
+        super().__init__()
+        with bp.isolated(0):
+            self.shops, self.layer = nn.Embedding(5, 3), nn.Linear(6, 8)
+
+    def forward(self, shop, weather):
+        assert weather.shape[1:] == (3, 2) and shop.dtype == torch.int64
+        days = weather.mean(1)
+        return torch.tanh(self.layer(torch.cat([self.shops(shop[:, 0]), days, days.square()[:, :1]], 1)))
+
+
+@pytest.mark.parametrize("names", [None, ("shop", "weather")])
+def test_a_last_layer_takes_the_features_of_several_inputs(names, tmp_path):
+    numbers = np.random.default_rng(0)
+    shop, weather = numbers.integers(0, 5, (200, 1)), 5 + 3 * numbers.normal(size=(200, 3, 2))
+    y, parts = shop[:, 0] + weather[:, 0, 0] + numbers.normal(size=200), (shop, weather)
+    data = bp.dataset(dict(zip(names, parts, strict=True)) if names else parts, y, split=0.2)
+    net, how = TwoInputs(), dict(progress=False, out=tmp_path)
+    posterior = bp.fit(bp.LastLayer(backbone=net, noise=1.0), data, bp.Laplace(), **how)
+    rows = data.index_test.numpy()
+    plain = (weather - weather[data.index_train.numpy()].mean((0, 1))) / weather[data.index_train.numpy()].std((0, 1))
+    with torch.no_grad():
+        features = net(torch.from_numpy(shop[rows]), torch.from_numpy(plain[rows]).float())
+    found = posterior.model.backbone(data.x_test) * posterior.model.backbone.scale
+    torch.testing.assert_close(found, features, rtol=1e-4, atol=1e-5)
+    again = bp.load(tmp_path, bp.LastLayer(backbone=TwoInputs(), noise=1.0))
+    means = (bp.predict(one, data.x_test, seed=0).mean for one in (again, posterior))
+    torch.testing.assert_close(*means, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pt2"])

@@ -18,10 +18,10 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.backbone import unpack
 from bnn_pyro.parts.nets import with_weights
 from bnn_pyro.parts.own_module import norm_layers
 from bnn_pyro.parts.weights import CentredNormal
-from bnn_pyro.zoo.own_network import unpack
 
 #: Weights whose covariances are compared; rows of the problem, and new inputs.
 MAX_WEIGHTS, ROWS, POINTS = 100, 200, 8

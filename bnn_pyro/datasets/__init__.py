@@ -120,7 +120,7 @@ def load_data(
     classes: Sequence[str] | None = None,
     target_scale: str = "identity",
     dates: str = "refuse",
-    scale: str = "standard",
+    scale: str = "auto",
     missing: str = "refuse",
     drop_missing: bool = False,
     unseen: str = "refuse",

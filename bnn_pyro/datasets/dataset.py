@@ -70,6 +70,8 @@ class Schema:
     targets      names of several targets, () of one
     input_parts  of several inputs: what is where in a row; () of one
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
+    x_tails      (feature, a, b, c, d) of those with long tails, which fully connected networks take by their asinh: see
+                 ``datasets.rows.long_tails``
     y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms, as of times; of
                  classes 0 and 1; of several numbers (T,)
     columns      how a raw table becomes features; () where there is no table
@@ -96,6 +98,7 @@ class Schema:
     input_parts: tuple[InputPart, ...] = ()
     event: tuple[str, ...] = ()
     dates: tuple[Dates, ...] = ()
+    x_tails: tuple[tuple[int, float, float, float, float], ...] = ()
 
     @property
     def has_classes(self) -> bool:
@@ -180,7 +183,7 @@ class Schema:
             for c in self.columns
             for more in [[c.fill, True] if c.exposure else [] if c.fill is None else [c.fill]]
         ]
-        later = ("targets", "input_parts", "event", "dates")  # as it was written before there were several
+        later = ("targets", "input_parts", "event", "dates", "x_tails")  # as it was written before there were several
         return {name: value for name, value in plain.items() if value or name not in later}
 
     @classmethod
@@ -189,6 +192,7 @@ class Schema:
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
         columns = plain.get("columns", ())
         fields["columns"] = tuple(Column(n, None if c is None else tuple(c), *fill) for n, c, *fill in columns)
+        fields["x_tails"] = tuple(map(tuple, plain.get("x_tails", ())))
         parts = plain.get("input_parts", ())
         fields["input_parts"] = tuple(InputPart(name, tuple(shape), *kind) for name, shape, *kind in parts)
         if plain.get("dates"):

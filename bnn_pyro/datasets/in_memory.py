@@ -53,7 +53,7 @@ def dataset(
     name: str = "data",
     target_scale: str = "identity",
     dates: str = "refuse",
-    scale: str = "standard",
+    scale: str = "auto",
 ) -> Dataset:
     """Data in memory, divided once and standardised by its training part, as ``load_data`` does with a file.
 
@@ -91,8 +91,9 @@ def dataset(
     target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
     dates   columns of dates: "refuse" them, take "parts" (the year, the day of the year as sine and cosine, the hour so
             where there are times), or days "elapsed" since the earliest. Texts too, as 2024-12-31, 31.12.2024, …
-    scale   of inputs: "standard", mean 0 and standard deviation 1 of the training rows, or "robust", where outliers
-            are: median 0 and interquartile range 1.349, as of a standard Normal
+    scale   of inputs: "standard", mean 0 and standard deviation 1 of the training rows; "auto", the same, and networks
+            of the package take columns with long tails by their asinh (``schema.x_tails``); or "robust", median 0 and
+            interquartile range 1.349, as of a standard Normal
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnn_pyro.cells import TASKS, skewed
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
-from bnn_pyro.datasets.rows import OnDisk, Rows, standardised, taken
+from bnn_pyro.datasets.rows import NORMAL_RANGE, OnDisk, Rows, long_tails, standardised, taken
 from bnn_pyro.datasets.splits import divide
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.progress import announce
@@ -23,15 +23,13 @@ from bnn_pyro.progress import announce
 #: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
 CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
            "target_scale": ("identity", "log"), "dates": ("refuse", "parts", "elapsed"),
-           "scale": ("standard", "robust")}  # fmt: skip
+           "scale": ("auto", "standard", "robust")}  # fmt: skip
 #: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
 MIN_RELATIVE_SPREAD = 1e-4
 #: The smallest standard deviation of a target, 1 / the largest: variances in float32 end at 10⁻³⁸ and 10³⁸.
 MIN_SPREAD = 1e-16
 #: Doubts that are said at once; rows up to which nothing is said of a target.
 MAX_SAID, FEW = 3, 10
-#: Interquartile range of a standard Normal.
-NORMAL_RANGE = 1.3489795
 
 
 def check_options(**options: str | None) -> None:
@@ -63,7 +61,7 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
 
-def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **how: Any) -> Dataset:
+def prepare(raw: Raw, *, limit: int | None = None, scale: str = "auto", **how: Any) -> Dataset:
     """``divide(raw, **how)``, all parts standardised by the training part.   limit, scale: as of ``dataset``."""
     train, val, test, record = divide(raw, **how)
     if limit is not None:
@@ -86,6 +84,10 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "standard", **ho
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)
         tensors += [Rows(x, schema, rows) if isinstance(x, OnDisk) else standardised(x, schema, rows), target]
+    if scale == "auto" and len(schema.input_shape) == 1 and isinstance(tensors[0], Tensor) and not schema.input_parts:
+        numeric = quantities(schema.columns, schema.input_shape[0])[: len(schema.x_scale) - schema.exposure]
+        classes = schema.has_classes or schema.task == "labels"
+        schema = replace(schema, x_tails=long_tails(tensors[0], numeric.nonzero()[:, 0].tolist(), classes))
     return Dataset(raw.name, schema, *tensors, raw.source, record, numbers[train], numbers[val], of_test)
 
 
@@ -180,17 +182,18 @@ def _moments(x: Tensor | OnDisk, rows: Tensor, robust: bool) -> tuple[Tensor, Te
 
 
 def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Those of :func:`_moments` of each feature, of a series (N, T, columns) of each column; 0, mean of an exposure."""
+    """:func:`_moments` of each feature, of a series each column, of an image each channel; of an exposure 0, mean."""
     mean, shift, scale = _moments(raw.x, rows, robust)
     as_they_are, end = ~quantities(raw.columns, len(shift)), 0
     for part in raw.input_parts:
         place = slice(end, end := end + math.prod(part.shape))
         x = raw.x[:, place]
         as_they_are[place] = part.is_whole or bool(((x == 0) | (x == 1)).all())
-        if len(part.shape) == 2:
-            series = x[rows].reshape(-1, part.shape[1])
-            _, *of_columns = _moments(series, torch.arange(len(series)), robust)
-            shift[place], scale[place] = (v.repeat(part.shape[0]) for v in of_columns)
+        if len(part.shape) > 1:  # a series by column; an image by channel, the shorter of its first and last axis
+            first = len(part.shape) > 2 and part.shape[0] <= part.shape[-1]
+            values = x[rows].reshape(-1, *part.shape).movedim(1 if first else -1, -1)
+            _, *each = _moments(values.flatten(0, -2), torch.arange(values[..., 0].numel()), robust)
+            shift[place], scale[place] = (v.expand(values.shape[1:]).movedim(-1, first - 1).flatten() for v in each)
     shift[as_they_are], scale[as_they_are] = 0.0, 1.0
     if raw.exposure:
         shift[-1], scale[-1] = 0.0, mean[-1]

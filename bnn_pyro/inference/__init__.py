@@ -30,7 +30,8 @@ NEEDS: dict[str, str] = {
     "guide": "a guide that is trained by the ELBO",
     "weights": "a model p(y, w | x) of the network's own weights",
     "proper prior": "a prior over all weights that can be sampled (of a module, where='*', or frozen='*' beside it)",
-    "linear model": "a last layer on fixed features, or on the inputs (LastLayer(backbone=torch.nn.Identity()))",
+    "linear model": "a last layer on fixed features (LastLayer(backbone=net), net up to these), or on the inputs "
+    "(LastLayer(backbone=torch.nn.Identity()))",
     "dropout": "a network with dropout",
     "deterministic": "a network that is used with one set of weights",
 }

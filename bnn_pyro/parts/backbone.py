@@ -15,7 +15,7 @@ import json
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
 from bnn_pyro.errors import UserError, check_known, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, users_code, weights_digest
@@ -109,14 +109,15 @@ class Backbone(nn.Module):
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
         name, schema, own = f"the backbone ({in_words(self.description)})", self._schema, self._own
-        way = ("; inputs in a tuple or dict are for bp.Bayesian, of which bp.Bayesian(net, where='LAST_LAYER.*', "
-               "frozen='*') has the posterior of a last layer alone") * bool(schema.input_parts)  # fmt: skip
-        what = f"{name} does not take inputs of shape {tuple(x.shape)}{way}"
+        shapes = ", ".join(f"{part.name} {part.shape}" for part in schema.input_parts) or tuple(x.shape)
+        what = f"{name} does not take inputs of shape {shapes}"
         with users_code(what), in_mode(self.net, training=False):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)
-            features = self.net(x.clone())  # which it may change
+            x = x.clone()  # which it may change
+            args, named = unpack(schema.input_parts, self.net, (x,), {}) if schema.input_parts else ((x,), {})
+            features = self.net(*args, **named)
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
             got, rows = shape or type(features).__name__, len(x)
@@ -124,6 +125,17 @@ class Backbone(nn.Module):
         if not bool(torch.isfinite(features).all()):
             raise UserError(f"{name} gave features that are not finite")
         return features.flatten(1).to(torch.float32) / self.scale
+
+
+def unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
+    """A forward pre-hook: the module's own arguments, by position where they are numbered, else by name."""
+    own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
+    for part, piece in zip(parts, pieces, strict=True):
+        value = piece.reshape(*piece.shape[:-1], *part.shape)
+        own[part.name] = value.to(torch.int64) if part.is_whole else value.bool() if part.is_bool else value
+    if all(name.isdigit() for name in own):
+        return (*own.values(), *args[1:]), kwargs
+    return args[1:], {**kwargs, **own}
 
 
 class OnFeatures(nn.Module):

@@ -216,6 +216,7 @@ class MLP(_Net):
     input_shape: shape of one input.   hidden: widths of the hidden layers; () is a linear model.
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
     dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).   exposure: see :class:`_Net`.
+    tails: ``Schema.x_tails``, of inputs that get the inverse hyperbolic sine.
     Raises UserError for an unknown activation.
     """
 
@@ -223,17 +224,21 @@ class MLP(_Net):
 
     def __init__(
         self, input_shape: Sequence[int], hidden: Sequence[int], outputs: int, activation: str = "relu",
-        bias: bool = True, dropout: tuple[float, float] = (0.0, 0.0), exposure: bool = False,
+        bias: bool = True, dropout: tuple[float, float] = (0.0, 0.0), exposure: bool = False, tails: Sequence = (),
     ) -> None:  # fmt: skip
         super().__init__(activation)
-        self.input_dims, self.exposure = len(input_shape), exposure
+        self.input_dims, self.exposure, self.tails = len(input_shape), exposure, tails
         widths = [int(torch.Size(input_shape).numel()) - exposure, *hidden, outputs]
         self._add_layers(widths, bias, [dropout[0], *(dropout[1] for _ in hidden)])
 
     def enter(self, x: Tensor) -> Tensor:
         """What the first layer takes: (B, *input_shape) -> (B, inputs)."""
         x = x.flatten(-self.input_dims)
-        return x[..., :-1] if self.exposure else x
+        x = x[..., :-1] if self.exposure else x
+        if not self.tails:
+            return x
+        features, a, b, c, d = (x.new_tensor(column) for column in zip(*self.tails, strict=True))
+        return x.index_copy(-1, features.long(), (((x[..., features.long()] - a) / b).asinh() - c) / d)
 
     _to_layers = enter
 

@@ -56,7 +56,12 @@ class Network(Settings):
 
     def net(self, schema: Schema, outputs: int) -> nn.Module:
         """The deterministic network."""
-        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, exposure=schema.exposure)
+        about = dict(exposure=schema.exposure, tails=self.tails(schema))
+        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, **about)
+
+    def tails(self, schema: Schema) -> tuple:
+        """The inputs with long tails that the network takes by their asinh: of a linear model none."""
+        return schema.x_tails if self.hidden else ()
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``."""
@@ -123,7 +128,8 @@ class DropoutMLP(Network):
         chosen = self.input_dropout, self.hidden_dropout
         rule = IMAGE_RATES if schema.is_image else TABLE_RATES
         rates = tuple(usual if rate is None else rate for rate, usual in zip(chosen, rule, strict=True))
-        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, rates, schema.exposure)
+        about = dict(dropout=rates, exposure=schema.exposure, tails=self.tails(schema))
+        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, **about)
 
     def to_choose(self, schema: Schema) -> tuple[dict[str, float], ...]:
         """Settings to compare by the NLL of held-out rows, with a fit of each; see ``fitting.fit_setup``."""

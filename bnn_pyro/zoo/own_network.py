@@ -7,19 +7,17 @@ module's weights. A parameter that is no part of ``where`` is a point: a site wi
 """
 
 import inspect
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
+from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text
+from bnn_pyro.parts.backbone import INPUTS, check_scale, from_text, unpack
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
@@ -236,14 +234,3 @@ def _pattern(where: Any) -> str:
 def _unstandardise(schema: Schema, _: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A forward pre-hook: inputs in their own units."""
     return (schema.unstandardise(inputs[0]), *inputs[1:])
-
-
-def unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
-    """A forward pre-hook: the module's own arguments, by position where they are numbered, else by name."""
-    own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
-    for part, piece in zip(parts, pieces, strict=True):
-        value = piece.reshape(*piece.shape[:-1], *part.shape)
-        own[part.name] = value.to(torch.int64) if part.is_whole else value.bool() if part.is_bool else value
-    if all(name.isdigit() for name in own):
-        return (*own.values(), *args[1:]), kwargs
-    return args[1:], {**kwargs, **own}
