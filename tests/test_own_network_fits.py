@@ -55,6 +55,34 @@ def test_a_module_of_the_packages_layers_is_the_zoos_variant_bit_for_bit(method)
     assert here.keys() == there.keys() and all(torch.equal(here[site], there[site]) for site in there)
 
 
+class Attention(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 4, p, batch_first=True)
+
+    def forward(self, h):
+        return self.layer(h.view(len(h), 3, 4)).flatten(1)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout, Attention])
+def test_masks_of_dropout_are_for_points_alone(layer):
+    def traces(entry, method):
+        nets = ([nn.Flatten(), nn.Linear(24, 12), layer(p), nn.Linear(12, 3)] for p in (0.0, 0.4))
+        with bp.isolated(0):
+            first, second = (nn.Sequential(*net) for net in nets)
+            second.load_state_dict(first.state_dict())
+        return [fit(entry(net), method, rows()).trace["log_likelihood"] for net in (first, second)]
+
+    drawn, ways = traces(bp.Bayesian, bp.SVI(epochs=3, patience=0)), [(bp.Bayesian, bp.MAP(epochs=3, patience=0))]
+    if layer is nn.Dropout:
+        assert drawn[0] == drawn[1]
+    else:  # those inside a transformer's layer
+        np.testing.assert_allclose(*drawn)
+    ways.append((lambda net: bp.Bayesian(net, where="3.*"), bp.SVI(epochs=3, patience=0)))  # the others are points
+    for entry, method in ways:
+        assert not np.allclose(*traces(entry, method))
+
+
 def test_a_network_that_is_not_defined_at_weights_of_0_is_fitted_and_predicts():
     net = nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(24, 5)), nn.Tanh(), nn.Linear(5, 3))
     assert bp.predict(fit(net, bp.SVI(epochs=2), data=rows()), rows().x_test, num_draws=3).probs.isfinite().all()
@@ -221,14 +249,15 @@ def test_two_inputs_are_fitted_as_one_that_joins_them():
     two.load_state_dict(one.state_dict())
     joined = np.concatenate([IMAGE.reshape(NUM, -1), META], 1)
     method = bp.SVI(epochs=5)
-    sets = bp.dataset(joined, Y), bp.dataset((IMAGE, META), Y), bp.dataset({"meta": META, "image": IMAGE}, Y)
+    parts = joined[:, :9], META
+    sets = bp.dataset(joined, Y), bp.dataset(parts, Y), bp.dataset({"meta": META, "image": parts[0]}, Y)
     assert torch.equal(sets[0].x_train, sets[1].x_train)
     first, second = (bp.fit(bp.Bayesian(net), data, method) for net, data in zip((one, two), sets, strict=False))
     for site, draws in first.draw(4, seed=0).items():
         assert torch.equal(draws, second.draw(4, seed=0)[site])
     by_name = bp.fit(bp.Bayesian(two), sets[2], method)
     x = sets[2].schema.unstandardise(sets[2].x_test)
-    given = {"image": x[:, 2:].reshape(-1, 1, 3, 3).numpy(), "meta": x[:, :2].numpy()}  # in another order
+    given = {"image": x[:, 2:].numpy(), "meta": x[:, :2].numpy()}  # in another order
     torch.testing.assert_close(bp.predict(by_name, given).mean, bp.predict(by_name, sets[2].x_test).mean)
 
 

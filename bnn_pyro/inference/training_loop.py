@@ -20,6 +20,7 @@ import numpy as np
 import pyro
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map_only
 
 from bnn_pyro.datasets.dataset import Dataset
@@ -29,7 +30,7 @@ from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping
 from bnn_pyro.inference.log_joint import Objective
 from bnn_pyro.inference.mini_batches import MiniBatches, Step
 from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
-from bnn_pyro.parts.guides import MeanFieldNormal
+from bnn_pyro.parts.guides import MeanFieldNormal, PointMass
 from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import model_buffers
@@ -48,7 +49,7 @@ Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch
 
 @dataclass
 class Training:
-    """A fit between two steps. The model is in training mode in them, where dropout draws its masks.
+    """A fit between two steps. The model is in training mode in them, where dropout draws its masks: for points alone.
 
     settings       an ``Optimisation``
     seed           of the order of mini-batches
@@ -83,6 +84,10 @@ class Training:
         self.total = self.per_epoch * settings.epochs
         self.window = self.per_epoch * math.ceil(settings.epochs / 1000)  # steps that make one line of the trace
         self.first = self.step = self.since = 0
+        # p(y | x, w) of drawn weights has no masks: predictions have none, and with them its noise is found too large.
+        kept = isinstance(self.guide, PointMass) or getattr(self.model, "points", ())
+        masks = () if kept else (_DropoutNd, nn.MultiheadAttention)
+        self.still = [part for part in self.model.modules() if isinstance(part, masks)]
         self.jointly_drawn = [part for part in self.guide.modules() if isinstance(part, MeanFieldNormal)]
         names = ["epoch", "elbo", "log_likelihood", "kl", *([] if self.watch is None else ["validation_nll"])]
         self.trace: Trace = {name: [] for name in names}
@@ -136,7 +141,7 @@ class Training:
         x = x.clone() if self.per_epoch == 1 else x  # which a network may change, as by a mask
         figures = self.figures[self.since].zero_()
         try:
-            with checks, in_mode(self.model, training=True):
+            with checks, in_mode(self.model, training=True), in_mode(*self.still, training=False):
                 for x_part, y_part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True):
                     share = len(x_part) / len(x)
                     objective, log_likelihood = self.objective(x_part, y_part, factor, self.latent * share)
