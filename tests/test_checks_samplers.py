@@ -20,7 +20,7 @@ from bnn_pyro.checks.estimators import Estimators, _alike
 from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.step_size import StepSize, order_of
-from bnn_pyro.inference import chees, hmc, linear, log_joint, sghmc
+from bnn_pyro.inference import chees, hmc, log_joint, sghmc
 from bnn_pyro.inference.log_joint import Rescale
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.parts import guides, weights
@@ -142,7 +142,7 @@ FEW_STEPS = StepSize(chains=100, times=6.0)
 own_nuts, move, gradient_of = hmc.nuts, chees.Chains.move, Potential._gradient
 kl, log_joints, FlatNormals = log_joint.joint_kl, log_joint.log_joints, guides.FlatNormals
 one_kl, objective = log_joint._kl, log_joint.Objective.forward
-log_prob, step, pull = weights.CentredNormal.log_prob, sghmc.step, linear.prior_pull
+log_prob, step = weights.CentredNormal.log_prob, sghmc.step
 
 
 def log_of_draws(self, y):
@@ -181,11 +181,10 @@ def noisier(w, v, gradient, eta, friction):
 
 #: A prior of twice the width, but for a constant; its draws are as they were.
 WIDE = [(weights.CentredNormal, "log_prob", lambda self, value: 0.25 * log_prob(self, value))]
-WIDE += [(linear, "prior_pull", lambda p, w: 0.25 * pull(p, w))]
 #: The KL is scaled with the likelihood: all of it in each of the N/B batches of an epoch.
 PER_BATCH = [(log_joint.Objective, "forward", lambda self, x, y, a, b: objective(self, x, y, a, a * b))]
 NEITHER = [(log_joint, "Rescale", lambda likelihood=1.0, latent=1.0: Rescale(1.0, latent))]
-UNSCALED = [(m, "log_joints", lambda model, w, x, y, *_: log_joints(model, w, x, y)) for m in (linear, log_joint)]
+UNSCALED = [(m, "log_joints", lambda model, w, x, y, *_: log_joints(model, w, x, y)) for m in (log_joint,)]
 OLD = [(sghmc, "step", lambda w, v, *rest: (w + v, step(w, v, *rest)[1]))]
 GEOMETRIC = property(lambda self: self.probs.log().mean(0).exp())
 AVERAGED = [(ClassMixture, "mean", GEOMETRIC), (Mixture, "log_prob", log_of_draws)]

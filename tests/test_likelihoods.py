@@ -16,8 +16,6 @@ from test_parts import read
 from zoo_problems import check_log_joint
 
 import bnn_pyro as bp
-from bnn_pyro.inference.linear import stochastic_log_joint
-from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts import mixtures
 from bnn_pyro.parts.components import CDFS, HeavyTailed
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, LogNormalMixture, make_likelihood
@@ -206,9 +204,6 @@ def test_log_joints_have_the_priors_of_own_sites(name, prior):
     data = dataset(torch.linspace(-1, 1, 8)[:, None], torch.tensor([3.0, 0, 4, 2, 6, 1, 2, 5]), schema)
     priors = priors | (GAMMA if prior.startswith("gamma") else {})
     check_log_joint(data, lambda f, w: law(f[:, 0], w), priors, likelihood=name, prior=prior)
-    with bp.isolated(0):
-        other = bp.MLP(hidden=(), prior="scale-mixture", likelihood=name).model(schema)
-    assert type(stochastic_log_joint(other, data.x_train, data.y_train)) is LogJoint
 
 
 @pytest.mark.parametrize("mean", [1e2, 1e4, 1e7])

@@ -21,8 +21,8 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import Method
-from bnn_pyro.inference.linear import linear_layer, stochastic_log_joint
-from bnn_pyro.inference.log_joint import Objective, log_joints
+from bnn_pyro.inference.linear import linear_layer
+from bnn_pyro.inference.log_joint import LogJoint, Objective, log_joints
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
@@ -129,7 +129,7 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
         findings.append(close(about.format("worst"), off[-1].item(), 0.0, 10 * SMOOTH + cancelled))
     if hasattr(method, "eta_share"):
         x, y, chains = data.x_train, data.y_train, 3
-        target = stochastic_log_joint(model, x, y, temperature)
+        target = LogJoint(model, x, y, temperature)
         with in_mode(model, training=False):
             w = target.flat(target.sample_prior(chains)[0])
             w = w.lerp(target.initial.to(w), 0.8)

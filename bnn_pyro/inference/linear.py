@@ -1,4 +1,4 @@
-"""Linear models, f = W φ(x): how they are recognised, their log joint's gradient, and its curvature.
+"""Linear models, f = W φ(x): how they are recognised, and the curvature of their log joint.
 
 φ(x) = [x, 1] where the layer has a bias, else x; W is (K, D), K outputs and D numbers in φ, the bias its last column.
 
@@ -9,17 +9,15 @@ very Hessian. A learned noise has the information 2N/T about its logarithm, and 
 """
 
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
-from bnn_pyro.inference.log_joint import LogJoint, Pair, Rows, log_joints
-from bnn_pyro.parts.likelihoods import Categorical
+from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.nets import MLP
-from bnn_pyro.parts.priors import BayesianNet, GammaNormal
+from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.parts.weights import CentredNormal
 
 #: Rows whose weighted features are held at once: they stay in the processor's cache.
@@ -36,61 +34,6 @@ def linear_layer(model: nn.Module) -> nn.Module | None:
     plain = isinstance(model, BayesianNet) and type(model).forward is BayesianNet.forward
     known = plain and isinstance(net, MLP) and type(net).forward is MLP.forward
     return net.layers[0] if known and len(net.layers) == 1 else None
-
-
-def stochastic_log_joint(model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> LogJoint:
-    """The log joint whose gradient is the fastest for this model on mini-batches."""
-    joint = LogJoint(model, x, y, temperature)
-    if linear_layer(model) is None or joint.constrained:
-        return joint
-    known = (isinstance(joint.priors[site], CentredNormal | GammaNormal) for site, _ in model.net.named_parameters())
-    return LinearLogJoint(model, x, y, temperature) if all(known) else joint
-
-
-class LinearLogJoint(LogJoint):
-    """Of a linear model whose priors have −(a precision)·w for a gradient: several times as fast."""
-
-    layer_sites = cached_property(lambda self: [site for site, _ in self.model.net.named_parameters()])
-
-    def gradient(self, u: Tensor, x: Rows = None, y: Rows = None) -> Pair:
-        """See :class:`LogJoint`."""
-        x, y = self.x if x is None else x, self.y if y is None else y
-        factor = len(self.x) / y.shape[-1 - self.event_dim] / self.temperature
-        sites, names = self.sites(u), self.layer_sites
-        weight, *bias = (sites[name] for name in names)
-        rows, x = x, self.model.net.enter(x)
-        f = weight @ x.mT
-        if bias:
-            f = f + bias[0].unsqueeze(-1)
-        if type(self.model.likelihood) is Categorical:
-            value, slope = categorical(f, y)
-            total, slope, gradients = factor * value, factor * slope, {}
-        else:
-            f = self.model.net.add_exposure(f.mT, rows).requires_grad_()
-            own = {s: value.detach().requires_grad_() for s, value in sites.items() if s not in names}
-            total = sum(log_joints(lambda _, y: self.model.likelihood(f, y), own, x, y, factor))
-            slope, *others = torch.autograd.grad(total.sum(), [f, *own.values()])
-            total, slope, gradients = total.detach(), slope.mT, dict(zip(own, others, strict=True))
-        for site, gradient in zip(names, (slope @ x, slope.sum(-1)), strict=False):
-            value, prior = sites[site], self.priors[site]
-            pull = prior_pull(prior, value)
-            pull = pull.view(pull.shape + (1,) * (value.dim() - pull.dim()))
-            gradients[site] = gradient.addcmul_(pull, value, value=-1)
-            total = total + prior.log_prob(value)
-        return total, self.flat(gradients)
-
-
-def categorical(f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """(log p(y | f) of labels, summed (C,), its gradient (C, K, B)), f (C, K, B): faster than by autograd."""
-    log_p = f.log_softmax(-2)
-    labels = y.unsqueeze(-2).expand((*f.shape[:-2], 1, f.shape[-1]))
-    total = log_p.gather(-2, labels).flatten(-2).sum(-1)
-    return total, log_p.exp_().neg_().scatter_add_(-2, labels, f.new_ones(()).expand(labels.shape))
-
-
-def prior_pull(prior: CentredNormal | GammaNormal, w: Tensor) -> Tensor:
-    """The factor of −w in the gradient of the prior's log-density, a scalar or (C,)."""
-    return prior.precision_given(w) if isinstance(prior, GammaNormal) else prior.scale**-2
 
 
 class Curvature:

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError, diverged
-from bnn_pyro.inference.linear import LinearLogJoint, stochastic_log_joint
-from bnn_pyro.inference.log_joint import Weights
+from bnn_pyro.inference.linear import linear_layer
+from bnn_pyro.inference.log_joint import LogJoint, Weights
 from bnn_pyro.inference.members import by_rule, optimised
 from bnn_pyro.inference.mini_batches import Batches, draws_due, stable_step
 from bnn_pyro.inference.optimise import BATCHES, MIN_EPOCHS, schedule
@@ -70,7 +70,7 @@ class Chains:
         self.window = per_epoch * math.ceil(s.epochs / 1000)  # steps that make one line of the trace
         burn_in = self.total // 5 if s.burn_in is None else per_epoch * s.burn_in
         self.due = draws_due(self.total, burn_in, s.max_draws)
-        self.log_joint = stochastic_log_joint(model, data.x_train, data.y_train, s.temperature)
+        self.log_joint = LogJoint(model, data.x_train, data.y_train, s.temperature)
         a, b = (self.log_joint.flat(w) for w in self.log_joint.sample_prior(s.chains, s.chains))
         # The difference of two draws has mean 0 and twice the variance of the prior.
         jittered = self.log_joint.initial.to(a) + s.jitter / math.sqrt(2) * (a - b)
@@ -255,8 +255,8 @@ class StochasticGradient(Settings):
 
     def starts(self, model: nn.Module, data: Dataset, run: Run) -> dict[str, Tensor] | None:
         """{site: (C, *shape)}, a network for each chain; None: around the model's initial values."""
-        linear = isinstance(stochastic_log_joint(model, data.x_train[:2], data.y_train[:2]), LinearLogJoint)
-        if self.start == "jitter" or (self.start is None and (linear or not isinstance(data.x_train, Tensor))):
+        plain = linear_layer(model) is not None or not isinstance(data.x_train, Tensor)
+        if self.start == "jitter" or (self.start is None and plain):
             return None
         data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])  # validation rows may calibrate
         return optimised(model, data, self.chains, run, temperature=self.temperature, **by_rule(model, data, run.seed))

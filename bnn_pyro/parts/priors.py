@@ -53,10 +53,6 @@ class GammaNormal(ArrayDistribution):
         constant = constant - 0.5 * self._size * math.log(2 * math.pi)
         return constant - power * (self.rate + 0.5 * self._squares(value)).log()
 
-    def precision_given(self, value: Tensor) -> Tensor:
-        """E[τ | w] = (shape + P/2)/(rate + ½ Σ w²), for values (…, *event_shape) of batch shape (…)."""
-        return (self.shape_ + 0.5 * self._size) / (self.rate + 0.5 * self._squares(value))
-
     def _squares(self, value: Tensor) -> Tensor:
         return self._flat(value.square()).sum(-1)
 
