@@ -239,8 +239,10 @@ class Dataset(Introduced):
         target = f"{len(schema.classes)} classes" if schema.has_classes else "numbers"
         target = f"{len(schema.targets)} columns" if schema.targets else target
         rows = ", ".join(f"{len(getattr(self, f'x_{part}')):,} {part}" for part in ("train", "val", "test"))
+        tails = ", ".join(schema.features[tail[0]] for tail in schema.x_tails)
         return (
             f"<Dataset {self.name}: {schema.task} of {schema.target} ({target}) from {inputs}; rows: {rows}>\n"
+            + f"long tails, by their asinh: {tails}\n" * bool(tails)
             + "".join(f"to look at: {line}\n" for line in self.split.get("doubts", ()))
             + 'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
         )
