@@ -61,9 +61,8 @@ def test_columns_with_long_tails_and_no_others_get_their_asinh(wide):
     assert [tail[0] for tail in made.schema.x_tails] == [1, 2, 4]
     for part in ("train", "val", "test"):
         x = getattr(made, f"x_{part}")
-        expected = x.clone()
-        for k in (1, 2, 4):
-            expected[:, k] = torch.from_numpy(by_hand(X[:, k], wide)[getattr(made, f"index_{part}").numpy()])
+        more = [by_hand(X[:, k], wide)[getattr(made, f"index_{part}").numpy()] for k in (1, 2, 4)]
+        expected = torch.cat([x, torch.from_numpy(np.stack(more, 1)).float()], 1)
         torch.testing.assert_close(entered(x, made.schema), expected, rtol=1e-4, atol=1e-4)
     for scale in ("standard", "robust"):
         assert data(scale).schema.x_tails == ()
@@ -83,7 +82,6 @@ def test_a_network_is_that_of_the_inputs_as_they_are_given_by_hand(entry):
     plain.__dict__ = {**model.net.__dict__, "tails": ()}
     x = entered(made.x_test, made.schema)
     torch.testing.assert_close(model.net(made.x_test), plain(x), rtol=0, atol=0)
-    assert not torch.allclose(model.net(made.x_test), plain(made.x_test))
     assert linear.net.tails == ()  # a linear model is one of the inputs themselves
 
 
@@ -92,14 +90,12 @@ def test_layers_that_sample_activations_take_the_same(name):
     made, entry = data(), bp.ZOO[name](hidden=(4,), init_scale=1e-4)
     with bp.isolated(0):
         model = entry.model(made.schema)
-        guide, replace = entry.guide(model), {"tails": ()}
+        guide = entry.guide(model)
     posterior = Posterior(model, made.schema, guide=guide)
     seen = bp.predict(posterior, made.x_test, num_draws=4, seed=0).mean
     with torch.no_grad():
         point = model.net(made.x_test)[:, 0] * made.schema.y_scale + made.schema.y_shift
-        model.net.__dict__.update(replace)
-        plain = model.net(made.x_test)[:, 0] * made.schema.y_scale + made.schema.y_shift
-    assert (seen - point).abs().max() < 0.05 * (plain - point).abs().max()
+    assert (seen - point).abs().max() < 0.15 * point.std()
 
 
 def test_compiled_code_has_them():

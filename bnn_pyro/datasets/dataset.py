@@ -70,8 +70,8 @@ class Schema:
     targets      names of several targets, () of one
     input_parts  of several inputs: what is where in a row; () of one
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
-    x_tails      (feature, a, b, c, d) of those with long tails, which fully connected networks take by their asinh: see
-                 ``datasets.rows.long_tails``
+    x_tails      (feature, a, b, c, d) of those with long tails, whose asinh fully connected networks take beside them,
+                 see ``datasets.rows.long_tails``
     y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms, as of times; of
                  classes 0 and 1; of several numbers (T,)
     columns      how a raw table becomes features; () where there is no table
@@ -242,7 +242,7 @@ class Dataset(Introduced):
         tails = ", ".join(schema.features[tail[0]] for tail in schema.x_tails)
         return (
             f"<Dataset {self.name}: {schema.task} of {schema.target} ({target}) from {inputs}; rows: {rows}>\n"
-            + f"long tails, by their asinh: {tails}\n" * bool(tails)
+            + f"long tails, their asinh beside them: {tails}\n" * bool(tails)
             + "".join(f"to look at: {line}\n" for line in self.split.get("doubts", ()))
             + 'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
         )

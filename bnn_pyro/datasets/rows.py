@@ -156,10 +156,11 @@ def standardised(x: Tensor | OnDisk, schema: Schema, rows: Tensor | None = None)
 def long_tails(x: Tensor, features: Iterable[int], classes: bool) -> tuple[tuple[int, float, float, float, float], ...]:
     """(feature, a, b, c, d) of those with long tails, among these features of standardised training rows (N, F).
 
-    A network takes (asinh((x − a)/b) − c)/d: linear near the median a, a logarithm far out, so that a few values do not
-    make the others look equal (Burbidge, Magee & Robb 1988, doi:10.1080/01621459.1988.10478575). b is the interquartile
-    range over that of a standard Normal; where half of the values are the same, the median distance of the others; and
-    ``OF_NUMBERS`` times that where no ``classes`` are to be predicted. c and d are the asinh's mean and deviation.
+    A network takes (asinh((x − a)/b) − c)/d beside x: linear near the median a, a logarithm far out, so that a few
+    values do not make the others look equal (Burbidge, Magee & Robb 1988, doi:10.1080/01621459.1988.10478575). b is the
+    interquartile range over that of a standard Normal; where half of the values are the same, the median distance of
+    the others; and ``OF_NUMBERS`` times that where no ``classes`` are to be predicted. c and d are the asinh's mean and
+    standard deviation.
     """
     found = []
     for feature, column in ((f, x[:, f].double().numpy()) for f in features):

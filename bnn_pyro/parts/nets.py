@@ -216,7 +216,7 @@ class MLP(_Net):
     input_shape: shape of one input.   hidden: widths of the hidden layers; () is a linear model.
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
     dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).   exposure: see :class:`_Net`.
-    tails: ``Schema.x_tails``, of inputs that get the inverse hyperbolic sine.
+    tails: ``Schema.x_tails``, of inputs whose inverse hyperbolic sine is an input too.
     Raises UserError for an unknown activation.
     """
 
@@ -228,7 +228,7 @@ class MLP(_Net):
     ) -> None:  # fmt: skip
         super().__init__(activation)
         self.input_dims, self.exposure, self.tails = len(input_shape), exposure, tails
-        widths = [int(torch.Size(input_shape).numel()) - exposure, *hidden, outputs]
+        widths = [int(torch.Size(input_shape).numel()) - exposure + len(tails), *hidden, outputs]
         self._add_layers(widths, bias, [dropout[0], *(dropout[1] for _ in hidden)])
 
     def enter(self, x: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ class MLP(_Net):
         if not self.tails:
             return x
         features, a, b, c, d = (x.new_tensor(column) for column in zip(*self.tails, strict=True))
-        return x.index_copy(-1, features.long(), (((x[..., features.long()] - a) / b).asinh() - c) / d)
+        return torch.cat([x, (((x[..., features.long()] - a) / b).asinh() - c) / d], -1)
 
     _to_layers = enter
 

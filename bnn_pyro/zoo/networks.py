@@ -60,7 +60,7 @@ class Network(Settings):
         return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, **about)
 
     def tails(self, schema: Schema) -> tuple:
-        """The inputs with long tails that the network takes by their asinh: of a linear model none."""
+        """The inputs with long tails whose asinh the network takes beside them: of a linear model none."""
         return schema.x_tails if self.hidden else ()
 
     def model(self, schema: Schema) -> BayesianNet:
