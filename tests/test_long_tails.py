@@ -4,6 +4,7 @@ import json
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -15,6 +16,10 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.posterior import Posterior
+from bnn_pyro.run import main
+from bnn_pyro.runs.folder import RunFolder
+from bnn_pyro.runs.sweep import CHANGED, FINISHED, SweepFolder, make_run
+from bnn_pyro.runs.sweep_config import read_sweep_config
 
 RNG = np.random.default_rng(0)
 NUM = 400
@@ -45,23 +50,22 @@ def entered(x, schema):
         return MLP(schema.input_shape, (2,), 1, tails=schema.x_tails).enter(x)
 
 
-def by_hand(column, wide):
+def by_hand(column):
     """Its asinh in units of the training rows' spread around their median, standardised; all rows."""
     train = column[data().index_train.numpy()]
     low, middle, high = np.quantile(train, (0.25, 0.5, 0.75))
     away = np.abs(train - middle)
     width = (high - low) / 1.3489795 if high > low else np.median(away[away > 0])
-    value, known = (np.arcsinh((v - middle) / (wide * width)) for v in (column, train))
+    value, known = (np.arcsinh((v - middle) / width) for v in (column, train))
     return (value - known.mean()) / known.std()
 
 
-@pytest.mark.parametrize("wide", [1, 3])
-def test_columns_with_long_tails_and_no_others_get_their_asinh(wide):
-    made = data(y=Y if wide == 3 else (Y > 0).astype(int))
+def test_columns_with_long_tails_and_no_others_get_their_asinh():
+    made = data()
     assert [tail[0] for tail in made.schema.x_tails] == [1, 2, 4]
     for part in ("train", "val", "test"):
         x = getattr(made, f"x_{part}")
-        more = [by_hand(X[:, k], wide)[getattr(made, f"index_{part}").numpy()] for k in (1, 2, 4)]
+        more = [by_hand(X[:, k])[getattr(made, f"index_{part}").numpy()] for k in (1, 2, 4)]
         expected = torch.cat([x, torch.from_numpy(np.stack(more, 1)).float()], 1)
         torch.testing.assert_close(entered(x, made.schema), expected, rtol=1e-4, atol=1e-4)
     for scale in ("standard", "robust"):
@@ -70,7 +74,7 @@ def test_columns_with_long_tails_and_no_others_get_their_asinh(wide):
     assert data().fingerprint == data("standard").fingerprint
     hours = bp.dataset(X[:, :2], np.arange(NUM) % 5, task="counts", exposure=X[:, 4], split=HELD_OUT)
     assert [tail[0] for tail in hours.schema.x_tails] == [1]  # an exposure multiplies the mean
-    assert long_tails(torch.zeros(0, 2), [0, 1], True) == ()
+    assert long_tails(torch.zeros(0, 2), [0, 1]) == ()
 
 
 @pytest.mark.parametrize("entry", [bp.MLP(hidden=(5,)), bp.MeanField(hidden=(5, 4)), bp.DropoutMLP(hidden=(5,))])
@@ -144,3 +148,35 @@ def test_a_fit_begun_without_them_does_not_go_on_with_them(tmp_path, monkeypatch
     with pytest.raises(UserError, match="other settings"):
         bp.fit(bp.MLP(hidden=(4,)), data(), bp.MAP(epochs=50), **how, resume=True)
     assert bp.fit(bp.MLP(hidden=(4,)), data("standard"), bp.MAP(epochs=50), **how, resume=True).trace
+
+
+def test_runs_of_before_go_on_as_they_were_begun_and_new_ones_say_their_scale(tmp_path):
+    table, out = tmp_path / "t.csv", tmp_path / "run"
+    pd.DataFrame(X[:, :2], columns=["a", "b"]).assign(y=Y).to_csv(table, index=False)
+    options = ["--epochs", "90", "--set", "patience=0", "--no-baseline", "--quiet"]
+    train = ["train", "mlp", "--data", str(table), "--target", "y", *options]
+    assert not main([*train, "--scale", "standard", "--out", str(out)])
+    config = json.loads((out / "config.json").read_text())
+    assert config["data"].pop("scale") == "standard"
+    (out / "config.json").write_text(json.dumps(config))  # as it was written before
+    (out / "posterior.json").unlink()  # cut off
+    assert not main(["train", "--resume", "--out", str(out)]) and bp.load(out).schema.x_tails == ()
+    assert not main(["evaluate", str(out), "--data", str(table)])
+    assert not main([*train, "--out", str(tmp_path / "new")])
+    assert RunFolder(tmp_path / "new").recipe.data["scale"] == "auto"
+    assert [tail[0] for tail in bp.load(tmp_path / "new").schema.x_tails] == [1]
+    sweep = f"data = {{ t = {{ name = '{table}', target = 'y' }} }}\n[recipes.mlp]\nvariant = 'mlp'\n"
+    (tmp_path / "s.toml").write_text(sweep + "inference_settings = { epochs = 90, patience = 0 }\n")
+    (task,) = read_sweep_config(tmp_path / "s.toml").tasks
+    folder = SweepFolder(tmp_path / "sweep")
+    assert not make_run(task, sweep=folder.path) and folder.status(task)[0] == FINISHED
+    path = folder.run(task).path / "config.json"
+    path.write_text(path.read_text().replace('"scale": "auto"', '"scale": null'))
+    assert folder.status(task) == (CHANGED, "was fitted with scale standard, not auto")
+
+
+def test_a_start_has_the_network_of_the_posterior_that_it_comes_from():
+    before = bp.fit(bp.MLP(hidden=(4,)), data("standard"), bp.MAP(epochs=5, patience=0), progress=False)
+    after = bp.fit(bp.MLP(hidden=(4,)), data(), bp.MAP(epochs=1, patience=0, lr=1e-9), start=before, progress=False)
+    assert after.schema.x_tails == ()
+    torch.testing.assert_close(*(bp.predict(one, data().x_test).mean for one in (before, after)), rtol=1e-4, atol=1e-4)

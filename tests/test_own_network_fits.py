@@ -64,7 +64,25 @@ class Attention(nn.Module):
         return self.layer(h.view(len(h), 3, 4)).flatten(1)
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout, Attention])
+class Masked(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.p = p
+
+    def forward(self, h):
+        return nn.functional.dropout(h, self.p, self.training)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.layer = nn.LSTM(4, 4, 2, batch_first=True, dropout=p)
+
+    def forward(self, h):
+        return self.layer(h.view(len(h), 3, 4))[0].flatten(1)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout, Masked, Attention, Recurrent])
 def test_masks_of_dropout_are_for_points_alone(layer):
     def traces(entry, method):
         nets = ([nn.Flatten(), nn.Linear(24, 12), layer(p), nn.Linear(12, 3)] for p in (0.0, 0.4))
@@ -74,10 +92,7 @@ def test_masks_of_dropout_are_for_points_alone(layer):
         return [fit(entry(net), method, rows()).trace["log_likelihood"] for net in (first, second)]
 
     drawn, ways = traces(bp.Bayesian, bp.SVI(epochs=3, patience=0)), [(bp.Bayesian, bp.MAP(epochs=3, patience=0))]
-    if layer is nn.Dropout:
-        assert drawn[0] == drawn[1]
-    else:  # those inside a transformer's layer
-        np.testing.assert_allclose(*drawn)
+    np.testing.assert_allclose(*drawn)
     ways.append((lambda net: bp.Bayesian(net, where="3.*"), bp.SVI(epochs=3, patience=0)))  # the others are points
     for entry, method in ways:
         assert not np.allclose(*traces(entry, method))

@@ -92,8 +92,8 @@ def dataset(
     dates   columns of dates: "refuse" them, take "parts" (the year, the day of the year as sine and cosine, the hour so
             where there are times), or days "elapsed" since the earliest. Texts too, as 2024-12-31, 31.12.2024, …
     scale   of inputs: "standard", mean 0 and standard deviation 1 of the training rows; "auto", the same, and networks
-            of the package take the asinh of columns with long tails beside them (``schema.x_tails``); or "robust",
-            median 0 and interquartile range 1.349, as of a standard Normal
+            of the package take the asinh of columns with long tails beside them (``schema.x_tails``, of rows in
+            memory); or "robust", median 0 and interquartile range 1.349, as of a standard Normal
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)

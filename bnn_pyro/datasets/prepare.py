@@ -86,8 +86,7 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "auto", **how: A
         tensors += [Rows(x, schema, rows) if isinstance(x, OnDisk) else standardised(x, schema, rows), target]
     if scale == "auto" and len(schema.input_shape) == 1 and isinstance(tensors[0], Tensor) and not schema.input_parts:
         numeric = quantities(schema.columns, schema.input_shape[0])[: len(schema.x_scale) - schema.exposure]
-        classes = schema.has_classes or schema.task == "labels"
-        schema = replace(schema, x_tails=long_tails(tensors[0], numeric.nonzero()[:, 0].tolist(), classes))
+        schema = replace(schema, x_tails=long_tails(tensors[0], numeric.nonzero()[:, 0].tolist()))
     return Dataset(raw.name, schema, *tensors, raw.source, record, numbers[train], numbers[val], of_test)
 
 
@@ -189,9 +188,10 @@ def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[floa
         place = slice(end, end := end + math.prod(part.shape))
         x = raw.x[:, place]
         as_they_are[place] = part.is_whole or bool(((x == 0) | (x == 1)).all())
-        if len(part.shape) > 1:  # a series by column; an image by channel, the shorter of its first and last axis
-            first = len(part.shape) > 2 and part.shape[0] <= part.shape[-1]
-            values = x[rows].reshape(-1, *part.shape).movedim(1 if first else -1, -1)
+        sizes = part.shape
+        first = len(sizes) == 3 and sizes[0] < min(sizes[1:])
+        if len(sizes) == 2 or first or (len(sizes) == 3 and sizes[2] < min(sizes[:2])):  # series, images
+            values = x[rows].reshape(-1, *sizes).movedim(1 if first else -1, -1)
             _, *each = _moments(values.flatten(0, -2), torch.arange(values[..., 0].numel()), robust)
             shift[place], scale[place] = (v.expand(values.shape[1:]).movedim(-1, first - 1).flatten() for v in each)
     shift[as_they_are], scale[as_they_are] = 0.0, 1.0

@@ -30,8 +30,6 @@ TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i
 CPU = torch.device("cpu")
 #: Standard deviations from the mean; a column of three values or more, one of them further out, has long tails.
 LONG = 6.0
-#: How many times the usual spread the part is wide in which these stay linear, where numbers are to be predicted.
-OF_NUMBERS = 3.0
 #: Interquartile range of a standard Normal, and the least one of standardised numbers that are not mostly equal.
 NORMAL_RANGE, MIN_RANGE = 1.3489795, 1e-5
 
@@ -153,14 +151,13 @@ def standardised(x: Tensor | OnDisk, schema: Schema, rows: Tensor | None = None)
     return result
 
 
-def long_tails(x: Tensor, features: Iterable[int], classes: bool) -> tuple[tuple[int, float, float, float, float], ...]:
+def long_tails(x: Tensor, features: Iterable[int]) -> tuple[tuple[int, float, float, float, float], ...]:
     """(feature, a, b, c, d) of those with long tails, among these features of standardised training rows (N, F).
 
     A network takes (asinh((x − a)/b) − c)/d beside x: linear near the median a, a logarithm far out, so that a few
     values do not make the others look equal (Burbidge, Magee & Robb 1988, doi:10.1080/01621459.1988.10478575). b is the
     interquartile range over that of a standard Normal; where half of the values are the same, the median distance of
-    the others; and ``OF_NUMBERS`` times that where no ``classes`` are to be predicted. c and d are the asinh's mean and
-    standard deviation.
+    the others. c and d are the asinh's mean and standard deviation.
     """
     found = []
     for feature, column in ((f, x[:, f].double().numpy()) for f in features):
@@ -170,7 +167,6 @@ def long_tails(x: Tensor, features: Iterable[int], classes: bool) -> tuple[tuple
         low, middle, high = np.quantile(column, (0.25, 0.5, 0.75))
         away = np.abs(column - middle)
         width = (high - low) / NORMAL_RANGE if high - low > MIN_RANGE else np.median(away[away > MIN_RANGE])
-        width *= 1.0 if classes else OF_NUMBERS
         curved = np.arcsinh((column - middle) / width)
         found.append((feature, *map(float, (middle, width, curved.mean(), curved.std()))))
     return tuple(found)

@@ -12,7 +12,7 @@ objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r a draw of i
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import pyro
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map_only
 
 from bnn_pyro.datasets.dataset import Dataset
@@ -84,10 +84,6 @@ class Training:
         self.total = self.per_epoch * settings.epochs
         self.window = self.per_epoch * math.ceil(settings.epochs / 1000)  # steps that make one line of the trace
         self.first = self.step = self.since = 0
-        # p(y | x, w) of drawn weights has no masks: predictions have none, and with them its noise is found too large.
-        kept = isinstance(self.guide, PointMass) or getattr(self.model, "points", ())
-        masks = () if kept else (_DropoutNd, nn.MultiheadAttention)
-        self.still = [part for part in self.model.modules() if isinstance(part, masks)]
         self.jointly_drawn = [part for part in self.guide.modules() if isinstance(part, MeanFieldNormal)]
         names = ["epoch", "elbo", "log_likelihood", "kl", *([] if self.watch is None else ["validation_nll"])]
         self.trace: Trace = {name: [] for name in names}
@@ -141,7 +137,7 @@ class Training:
         x = x.clone() if self.per_epoch == 1 else x  # which a network may change, as by a mask
         figures = self.figures[self.since].zero_()
         try:
-            with checks, in_mode(self.model, training=True), in_mode(*self.still, training=False):
+            with checks, in_mode(self.model, training=True), self._without_masks():
                 for x_part, y_part in zip(x.tensor_split(parts), y.tensor_split(parts), strict=True):
                     share = len(x_part) / len(x)
                     objective, log_likelihood = self.objective(x_part, y_part, factor, self.latent * share)
@@ -155,6 +151,26 @@ class Training:
             self._clip(settings.clip)
         self.optimiser.step()
         self.step, self.since = self.step + 1, self.since + 1
+
+    @contextmanager
+    def _without_masks(self) -> Iterator[None]:
+        """Where weights are drawn p(y | x, w) has none: with them its noise is found larger than predictions are."""
+        net = getattr(self.model, "net", None)
+        if net is None or isinstance(self.guide, PointMass) or getattr(self.model, "points", ()):
+            yield
+            return
+        recurrent = {part: part.dropout for part in net.modules() if isinstance(part, nn.RNNBase)}  # cuDNN's must train
+        kept = [
+            part for name, part in net.named_modules() if isinstance(part, _NormBase) or "parametrizations." in name
+        ]
+        try:
+            for part in recurrent:
+                part.dropout = 0.0
+            with in_mode(net, training=False), in_mode(*kept, *recurrent, training=True):
+                yield
+        finally:
+            for part, dropout in recurrent.items():
+                part.dropout = dropout
 
     def _share_of_lr(self) -> float:
         first = self.step if self.decay is None else self.decay

@@ -17,6 +17,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -89,7 +90,9 @@ class Backbone(nn.Module):
         where = next((p.device for p in (*self.net.parameters(), *self.net.buffers())), None)
         self.register_buffer("scale", torch.tensor(1.0, device=where))
         self._schema, self._own = schema, None if pretrained.inputs == "raw" else pretrained.schema or schema
-        self.num_features = self._features(torch.zeros(2, *schema.input_shape, device=where)).shape[1]
+        ones = [part.is_whole or part.is_bool for part in schema.input_parts for _ in range(math.prod(part.shape))]
+        blank = torch.tensor(ones).float() if ones else torch.zeros(schema.input_shape)  # no length of 0, no empty mask
+        self.num_features = self._features(torch.stack([blank, blank]).to(where)).shape[1]
 
     def forward(self, x: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
         """Features of x, a few rows at a time, where the network is.
@@ -115,9 +118,7 @@ class Backbone(nn.Module):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)
-            x = x.clone()  # which it may change
-            args, named = unpack(schema.input_parts, self.net, (x,), {}) if schema.input_parts else ((x,), {})
-            features = self.net(*args, **named)
+            features = _call(self.net, schema, x)
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
             got, rows = shape or type(features).__name__, len(x)
@@ -157,6 +158,12 @@ def in_words(description: Mapping[str, Any]) -> str:
     return " ".join(str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description)
 
 
+def _call(net: nn.Module, schema: Schema, x: Tensor) -> Tensor:
+    x = x.clone()  # which it may change
+    args, named = unpack(schema.input_parts, net, (x,), {}) if schema.input_parts else ((x,), {})
+    return net(*args, **named)
+
+
 def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: str, hooked: bool = False) -> None:
     """Warn where a trained network is ``given`` "standardised" or "raw" inputs, and seems trained on others.
 
@@ -168,7 +175,8 @@ def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: s
     x = data.x_train[:COMPARED]
     raw = data.schema.unstandardise(x)
     kinds = {"standardised": x, "raw": raw, "raw / 255": raw / 255, "raw × 255": raw * 255}
-    off = {kind: _off(net, data.schema.standardise(own) if hooked else own) for kind, own in kinds.items()}
+    call = partial(_call, net, data.schema) if variant == "LastLayer" else net  # else a hook unpacks several inputs
+    off = {kind: _off(net, call, data.schema.standardise(own) if hooked else own) for kind, own in kinds.items()}
     best = min(off, key=off.__getitem__)
     if off[given] > OFF and off[best] < 0.1 * off[given]:
         way = f"{variant}(…, inputs='{best}')" if best in INPUTS else "data in these units"
@@ -177,7 +185,7 @@ def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: s
 
 
 @torch.no_grad()
-def _off(net: nn.Module, x: Tensor) -> float:
+def _off(net: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> float:
     """How far the first batch normalisation's inputs are from its running statistics; 0 where there is none."""
     trained = (part for part in net.modules() if isinstance(part, _BatchNorm) and part.num_batches_tracked)
     if (layer := next(trained, None)) is None:
@@ -185,7 +193,7 @@ def _off(net: nn.Module, x: Tensor) -> float:
     inputs: list[Tensor] = []
     try:
         with layer.register_forward_pre_hook(lambda _, args: inputs.extend(args)), in_mode(net, training=False):
-            net(x.clone())
+            call(x.clone())
         rows = inputs[0].double().transpose(0, 1).flatten(1)
     except Exception:  # it takes the one kind of inputs only
         return math.inf

@@ -214,14 +214,14 @@ class BayesianNet(nn.Module):
         w = {name: pyro.sample(name, prior) for name, prior in self.prior().items()}
         dims = 2 + getattr(self.likelihood, "event_dim", 0)
         rows_of_each = y is not None and y.dim() == dims and x.shape[:2] == y.shape[:2]  # not only targets
-        statistics = {} if self.statistics is None or self.net.training else self.statistics(self.net, w)
+        statistics = {} if self.statistics is None or self.training else self.statistics(self.net, w)
         with ExitStack() as modes:
             modes.enter_context(in_mode(*(norm_layers(self.net).values() if self.frozen else ()), training=False))
-            if self.sampling and self.net.training:
+            if self.sampling and self.training:
                 from bnn_pyro.parts.row_noise import RowNoise  # of networks of one's own alone
 
                 modes.enter_context(RowNoise(w, len(x), self.sampling))
-            if self.precision == "bfloat16" and self.net.training:
+            if self.precision == "bfloat16" and self.training:
                 modes.enter_context(torch.autocast(x.device.type, torch.bfloat16))
             f = call_with_draws(self.net, {**w, **statistics}, x, rows_of_each)
         return self.likelihood(f.float() if f.dtype.itemsize < 4 else f, y)

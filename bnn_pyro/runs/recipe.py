@@ -30,6 +30,8 @@ DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[
              "seed": int}  # fmt: skip
 #: What `train` takes without data: few training rows, where networks differ most, and enough to tell them apart by.
 EXAMPLE = {"name": "digits", "fractions": [0.15, 0.05, 0.8]}
+#: A data option as of earlier runs, and now: it makes a difference where ``Schema.x_tails`` has any.
+EARLIER = ("scale", "standard", "auto")
 #: The other keys of a config file.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
         "seed": int, "num_draws": int, "device": str, "baseline": bool, "boosting": bool, "auto": dict,
@@ -99,7 +101,8 @@ class Recipe(Setup, Settings):
         for name in ("variant_settings", "inference_settings", "data"):
             now, then = (located(getattr(recipe, name)) for recipe in (self, other))  # earlier versions' may not be
             for key in {**then, **now}:
-                if now.get(key) != then.get(key):
+                same = now.get(key) == then.get(key) or (key, then.get(key), now.get(key)) == EARLIER
+                if not same:
                     return key.replace("_", " "), now.get(key), then.get(key)
         return None
 
@@ -149,6 +152,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if config.get("data") is not None:
         check_keys(path, "key of 'data'", config["data"], DATA_KEYS)
         config["data"] = {k: v for k, v in config["data"].items() if v is not None}
+        if path.name == "config.json":  # a run's: earlier versions had no other scale, and did not write it
+            config["data"].setdefault("scale", "standard")
     return {k: v for k, v in config.items() if v is not None}
 
 
@@ -182,7 +187,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
         variant = of_config  # chosen before
     elif variant != AUTO and "minutes" in flags:
         raise UserError(f"--minutes is for auto; leave it out, or take train {AUTO} instead of {variant}")
-    data = _data_options(flags, config.get("data") or {})
+    data = {"scale": "auto"} | _data_options(flags, config.get("data") or {})
     stored = config if variant == of_config else {}  # settings are those of a variant
     method = flags.get("inference") or stored.get("inference")
     same_method = method == (stored.get("inference") or method)

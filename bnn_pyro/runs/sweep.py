@@ -23,6 +23,7 @@ from bnn_pyro.posterior import read_archive as read_posterior
 from bnn_pyro.progress import progress_bar, quiet, report_progress
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
+from bnn_pyro.runs.recipe import EARLIER
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
@@ -50,6 +51,9 @@ class SweepFolder(OutputFolder):
         settings = plain(task.recipe.method) | getattr(task.recipe.method, "former", {})
         other = ((k, settings[k], v) for k, v in run.former_settings.items() if settings[k] != v)
         changed = task.recipe.difference(former) or next(other, None)
+        scales = "scale", former.data.get("scale"), task.recipe.data.get("scale")
+        if changed is None and scales == EARLIER and task.recipe.load().schema.x_tails:
+            changed = "scale", "auto", "standard"
         if changed is not None:
             what, now, then = changed
             # One that was cut off has no result that could be lost, or taken for that of these settings.
