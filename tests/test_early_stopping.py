@@ -275,7 +275,8 @@ def test_a_row_far_from_the_others_does_not_end_the_learning_of_a_noise_that_dep
     x, noise = torch.randn(2, 2000, 1, generator=torch.Generator().manual_seed(0))
     y = (x + 0.05 * noise)[:, 0]
     x[7], y[7] = 60.0, -20.0
-    data, entry = bp.dataset(x, y, split=0.1), bp.ZOO["hidden-layer"](hidden=(20, 20), noise="heteroscedastic")
+    data = bp.dataset(x, y, split=0.1, scale="standard")
+    entry = bp.ZOO["hidden-layer"](hidden=(20, 20), noise="heteroscedastic")
     fits = [bp.fit(entry, data, bp.SVI(epochs=40, batch_size=64, clip=c), seed=0, progress=False) for c in (None, 0.0)]
     kept, lost = (bp.metrics.nll(bp.predict(fit, data.x_test), data.y_test) for fit in fits)
     assert kept < -1 < 0 < lost  # of the true noise: -1.58

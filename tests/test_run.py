@@ -240,7 +240,9 @@ def test_a_threshold_and_sets_of_two_classes_and_rows_in_the_report(tmp_path, co
 
 def test_without_data_it_is_digits_with_most_rows_to_test(tmp_path):
     def data(*argv):
-        return commands._train_target(parse(["train", "mlp", "--out", str(tmp_path / "none"), *argv]))[0].data
+        made = commands._train_target(parse(["train", "mlp", "--out", str(tmp_path / "none"), *argv]))[0].data
+        assert made.pop("scale") == "auto"
+        return made
 
     (tmp_path / "old.toml").write_text("seed = 1")  # configs of before say no more
     assert data("--config", str(tmp_path / "old.toml")) == data("--data", "digits") == {"name": "digits"}
