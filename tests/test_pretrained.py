@@ -165,6 +165,34 @@ def test_a_last_layer_takes_the_features_of_several_inputs(names, tmp_path):
     torch.testing.assert_close(*means, rtol=0, atol=0)
 
 
+class Packed(nn.Module):
+    """Features of series of given lengths, of which none is 0."""
+
+    def __init__(self):
+        super().__init__()
+        with bp.isolated(0):
+            self.norm, self.layer = nn.BatchNorm1d(2), nn.GRU(2, 4, batch_first=True)
+
+    def forward(self, series, lengths):
+        x = self.norm(series.mT).mT
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths[:, 0], batch_first=True, enforce_sorted=False)
+        return self.layer(packed)[1][0]
+
+
+def test_series_of_unequal_length_and_wrong_units_of_several_inputs_are_noticed():
+    numbers = np.random.default_rng(0)
+    series, lengths = 20 + 3 * numbers.normal(size=(80, 5, 2)), numbers.integers(1, 6, (80, 1))
+    data, net = bp.dataset((series, lengths), numbers.normal(size=80), split=0.2), Packed()
+    with torch.no_grad():  # trained on the series as they are
+        net.train()(torch.from_numpy(series).float(), torch.from_numpy(lengths))
+        net.norm.running_mean.fill_(20.0), net.norm.running_var.fill_(9.0)
+    with pytest.warns(UserWarning, match="given standardised inputs.*such as raw ones"):
+        bp.fit(bp.LastLayer(backbone=net), data, bp.Laplace(), progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bp.fit(bp.LastLayer(backbone=net, inputs="raw"), data, bp.Laplace(), progress=False)
+
+
 @pytest.mark.parametrize("suffix", [".pt", ".pt2"])
 def test_features_are_those_of_the_module_in_the_file(files, suffix):
     data, path, module = rows(), files / f"0{suffix}", network().eval()
