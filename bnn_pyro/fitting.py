@@ -81,8 +81,9 @@ def fit(
         if not isinstance(data, tuple) or len(data) != 2:
             raise UserError(f"a fit takes a data set (bp.load_data, bp.dataset) or (X, y), not a {type(data).__name__}")
         data = dataset(*data, split=0.0, validation=0)
-    if start is not None:  # whose network it is to be
-        data = replace(data, schema=replace(data.schema, x_tails=start.schema.x_tails))
+    before = getattr(start, "schema", data.schema)
+    if before.input_shape == data.schema.input_shape:  # the network is to be that of the start
+        data = replace(data, schema=replace(data.schema, x_tails=before.x_tails))
     setup = entry if isinstance(entry, Setup) else set_up(entry, method, lambda: data, minutes=minutes)
     if setup.auto and progress and here().first:
         say(setup)
