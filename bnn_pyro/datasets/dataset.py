@@ -242,7 +242,7 @@ class Dataset(Introduced):
         tails = ", ".join(schema.features[tail[0]] for tail in schema.x_tails)
         return (
             f"<Dataset {self.name}: {schema.task} of {schema.target} ({target}) from {inputs}; rows: {rows}>\n"
-            + f"long tails, their asinh beside them: {tails}\n" * bool(tails)
+            + f"long tails, their asinh beside them: {tails:.200}\n" * bool(tails)
             + "".join(f"to look at: {line}\n" for line in self.split.get("doubts", ()))
             + 'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
         )
