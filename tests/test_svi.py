@@ -272,11 +272,12 @@ def test_outputs_have_the_moments_of_drawn_weights(kind):
 @pytest.mark.parametrize("name", ["linear", "conv2d", "transformer", "lstm"])
 def test_bfloat16_is_for_the_passes_of_the_network_in_training_alone(name):
     """KL, densities and gradients are float32: the first as before, the others but for the passes' rounding."""
-    data, seen, found = own_rows(), set(), {}
+    data, seen, found, model = own_rows(), set(), {}, None
     net = made(name)
     last = [part for part in net.modules() if isinstance(part, nn.Linear)][-1]
-    last.register_forward_hook(lambda layer, _, f: seen.add((layer.training, f.dtype)))
-    entry = bp.Bayesian(net, sampling="weights" if name == "lstm" else None)
+    last.register_forward_hook(lambda layer, _, f: seen.add((model is not None and model.training, f.dtype)))
+    # Signs of channels are other ones in bfloat16: 2 % of the likelihood (eight seeds), of drawn weights 0.03 %.
+    entry = bp.Bayesian(net, sampling="weights" if name in ("conv2d", "lstm") else None)
     for precision in ("float32", "bfloat16"):
         seen.clear()
         with bp.isolated(0):
