@@ -278,19 +278,6 @@ def test_among_several_inputs_series_are_standardised_by_column_and_frames_match
     refuses(r"X\['f'\] has the columns area, floors; .* trained on area, rooms", bp.load_inputs, others, schema)
 
 
-@pytest.mark.parametrize("axis", [0, -1])
-def test_images_among_several_inputs_are_standardised_by_channel(axis):
-    """A pixel that is 0 in all but few rows would else be worth a hundred standard deviations in these."""
-    units = np.array([1.0, 50.0, 1000.0])[:, None, None]
-    pixels = units * np.random.default_rng(0).normal(2, 1, (60, 3, 4, 5)) * (np.arange(60)[:, None, None, None] > 5)
-    images = np.moveaxis(pixels, 1, axis) if axis else pixels
-    data = bp.dataset((images,), PRICE, split=0.0, validation=0)
-    found = data.x_train.view(-1, *images.shape[1:]).movedim(axis % 4 or 1, 1)
-    own = pixels[data.index_train.numpy()]
-    expected = (own - own.mean((0, 2, 3), keepdims=True)) / own.std((0, 2, 3), keepdims=True)
-    torch.testing.assert_close(found, torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-4)
-
-
 def test_rows_are_shown_with_the_digits_that_32_bits_keep():
     rare = np.where(np.arange(90) % 9, np.arange(90) % 80, 5_000_000)
     frame = pd.DataFrame({"rare": rare, "y": np.arange(90.0) ** 2})

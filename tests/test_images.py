@@ -280,3 +280,16 @@ def test_loaders_that_are_refused():
         (dict(x=INPUTS, train=TensorDataset(INPUTS, TARGETS)), "give X or train="),
     ):
         refuses(re.escape(message), bp.dataset, **options)
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_images_among_several_inputs_are_standardised_by_channel(axis):
+    """A pixel that is 0 in all but few rows would else be worth a hundred standard deviations in these."""
+    units = np.array([1.0, 50.0, 1000.0])[:, None, None]
+    pixels = units * np.random.default_rng(0).normal(2, 1, (60, 3, 4, 5)) * (np.arange(60)[:, None, None, None] > 5)
+    images = np.moveaxis(pixels, 1, axis) if axis else pixels
+    data = bp.dataset((images,), np.arange(60.0), split=0.0, validation=0)
+    found = data.x_train.view(-1, *images.shape[1:]).movedim(axis % 4 or 1, 1)
+    own = pixels[data.index_train.numpy()]
+    expected = (own - own.mean((0, 2, 3), keepdims=True)) / own.std((0, 2, 3), keepdims=True)
+    torch.testing.assert_close(found, torch.from_numpy(expected).float(), rtol=1e-4, atol=1e-4)

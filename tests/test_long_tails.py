@@ -137,6 +137,8 @@ def test_schemas_and_posteriors_of_before_have_none(tmp_path):
     torch.testing.assert_close(bp.predict(again, made.x_test).mean, expected, rtol=0, atol=0)
     new = bp.fit(bp.MLP(hidden=(4,)), made, bp.MAP(epochs=2, patience=0), progress=False, out=tmp_path / "new")
     assert bp.load(tmp_path / "new").model.net.tails == made.schema.x_tails == new.schema.x_tails
+    assert new.provenance["asinh_beside"] == "x2, x3, x5" and "beside them: x2, x3, x5\n" in repr(made)
+    assert "asinh_beside" not in before.provenance
 
 
 def test_a_fit_begun_without_them_does_not_go_on_with_them(tmp_path, monkeypatch):

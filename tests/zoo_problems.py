@@ -86,7 +86,7 @@ def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
 
     priors = {**dict.fromkeys(sites, Normal(0.0, 2.0)), **priors}
 
-    def expected(x, y, weight=1.0):
+    def expected(x, y, weight=1.0, u=u):
         total = []
         for w in [{site: value[s] for site, value in log_joint.sites(u).items()} for s in range(3)]:
             f = x[:, : w[sites[0]].shape[1]] @ w[sites[0]].T + w[sites[1]] + offset(x)
@@ -99,3 +99,6 @@ def check_log_joint(data, law, priors, offset=lambda x: 0.0, **settings):
     for rows in ((x[:6], y[:6]), each):
         found = sum(log_joint.terms(u, *rows))
         torch.testing.assert_close(found, expected(x[:6], y[:6], len(x) / 6), rtol=1e-5, atol=1e-3)
+        place = u.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(expected(x[:6], y[:6], len(x) / 6, place).sum(), place)
+        torch.testing.assert_close(log_joint.gradient(u, *rows)[1], slope, rtol=1e-4, atol=1e-3, check_dtype=False)

@@ -70,8 +70,7 @@ class Schema:
     targets      names of several targets, () of one
     input_parts  of several inputs: what is where in a row; () of one
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
-    x_tails      (feature, a, b, c, d) of those with long tails, whose asinh fully connected networks take beside them,
-                 see ``datasets.rows.long_tails``
+    x_tails      (feature, a, b, c, d) of those with long tails, ``tail_names``; see ``datasets.rows.long_tails``
     y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms, as of times; of
                  classes 0 and 1; of several numbers (T,)
     columns      how a raw table becomes features; () where there is no table
@@ -130,6 +129,11 @@ class Schema:
         task, classes = ("classification", (f"no {name}", name)) if self.task == "labels" else ("regression", ())
         return replace(self, task=task, classes=classes, target=name, targets=(), y_shift=0.0, y_scale=1.0)
 
+    #: The names of the features with long tails.
+    tail_names = property(
+        lambda self: [self.features[k] if self.features else f"feature {k}" for k, *_ in self.x_tails]
+    )
+
     @property
     def exposure(self) -> bool:
         """Whether the last column is an exposure; see :class:`Column`."""
@@ -178,11 +182,9 @@ class Schema:
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, strings and numbers, for JSON."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
-        plain["columns"] = [
-            [c.name, None if c.categories is None else list(c.categories), *more]
-            for c in self.columns
-            for more in [[c.fill, True] if c.exposure else [] if c.fill is None else [c.fill]]
-        ]
+        fills = [[c.fill, True] if c.exposure else [] if c.fill is None else [c.fill] for c in self.columns]
+        kinds = [None if c.categories is None else list(c.categories) for c in self.columns]
+        plain["columns"] = [[c.name, k, *fill] for c, k, fill in zip(self.columns, kinds, fills, strict=True)]
         later = ("targets", "input_parts", "event", "dates", "x_tails")  # as it was written before there were several
         return {name: value for name, value in plain.items() if value or name not in later}
 
@@ -239,10 +241,9 @@ class Dataset(Introduced):
         target = f"{len(schema.classes)} classes" if schema.has_classes else "numbers"
         target = f"{len(schema.targets)} columns" if schema.targets else target
         rows = ", ".join(f"{len(getattr(self, f'x_{part}')):,} {part}" for part in ("train", "val", "test"))
-        tails = ", ".join(schema.features[tail[0]] for tail in schema.x_tails)
         return (
             f"<Dataset {self.name}: {schema.task} of {schema.target} ({target}) from {inputs}; rows: {rows}>\n"
-            + f"long tails, their asinh beside them: {tails:.200}\n" * bool(tails)
+            + f"long tails, their asinh beside them: {schema.tail_names:.200}\n" * bool(schema.x_tails)
             + "".join(f"to look at: {line}\n" for line in self.split.get("doubts", ()))
             + 'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
         )

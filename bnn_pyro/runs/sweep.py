@@ -4,6 +4,7 @@ Its folder has a run folder a fit, which alone tells what is finished, sweep.jso
 """
 
 import functools
+import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,7 @@ from bnn_pyro.posterior import read_archive as read_posterior
 from bnn_pyro.progress import progress_bar, quiet, report_progress
 from bnn_pyro.runs.evaluate import evaluate_run
 from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
-from bnn_pyro.runs.recipe import EARLIER
+from bnn_pyro.runs.recipe import EARLIER, Recipe
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
 from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
@@ -52,7 +53,7 @@ class SweepFolder(OutputFolder):
         other = ((k, settings[k], v) for k, v in run.former_settings.items() if settings[k] != v)
         changed = task.recipe.difference(former) or next(other, None)
         scales = "scale", former.data.get("scale"), task.recipe.data.get("scale")
-        if changed is None and scales == EARLIER and task.recipe.load().schema.x_tails:
+        if changed is None and scales == EARLIER and _has_tails(json.dumps(task.recipe.data)):
             changed = "scale", "auto", "standard"
         if changed is not None:
             what, now, then = changed
@@ -171,6 +172,14 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
                         "trained on: the file has changed; choose another --out, or "
                         "add --overwrite to make them anew")  # fmt: skip
     return [task for task, (state, _) in statuses.items() if state != FINISHED or task.data in stale]
+
+
+@functools.cache
+def _has_tails(options: str) -> bool:
+    """Whether the data of these options, JSON, have columns with long tails; not where they are gone."""
+    with suppress(UserError):
+        return bool(Recipe.from_dict({"data": json.loads(options)}).load().schema.x_tails)
+    return False
 
 
 def _other_layers(folder: SweepFolder, task: RunTask) -> bool:
