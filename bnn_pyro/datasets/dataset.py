@@ -129,10 +129,8 @@ class Schema:
         task, classes = ("classification", (f"no {name}", name)) if self.task == "labels" else ("regression", ())
         return replace(self, task=task, classes=classes, target=name, targets=(), y_shift=0.0, y_scale=1.0)
 
-    #: The names of the features with long tails.
-    tail_names = property(
-        lambda self: [self.features[k] if self.features else f"feature {k}" for k, *_ in self.x_tails]
-    )
+    #: The features with long tails, in words.
+    tail_names = property(lambda self: ", ".join(str((self.features or range(k + 1))[k]) for k, *_ in self.x_tails))
 
     @property
     def exposure(self) -> bool:
