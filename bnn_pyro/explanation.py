@@ -25,7 +25,8 @@ from bnn_pyro.predictive import predict
 
 #: Columns of a table at most; rows at most, fewer than which training rows are taken; how often a column is permuted.
 MAX_COLUMNS, MAX_ROWS, MIN_ROWS, REPEATS = 200, 200, 20, 5
-#: Values of a column at which its effect is seen, between these quantiles of the training rows.
+#: Values of a column at which its effect is seen, between these quantiles of the training rows: half of them quantiles,
+#: half at equal distances, as the last quantile of a long tail may be far from the one before.
 PLACES, ENDS = 20, (0.01, 0.99)
 
 
@@ -181,5 +182,7 @@ def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
         return list(column.categories), torch.eye(len(column.categories), dtype=raw.dtype)
     values = raw[:, 0].unique()
     if len(values) > PLACES:
-        values = raw[:, 0].quantile(torch.linspace(*ENDS, PLACES, dtype=raw.dtype)).unique()
+        values = raw[:, 0].quantile(torch.linspace(*ENDS, PLACES // 2, dtype=raw.dtype))
+        between = torch.linspace(values[0], values[-1], PLACES // 2 + 2, dtype=raw.dtype)[1:-1]
+        values = torch.cat([values, between]).unique()
     return values.tolist(), values[:, None]

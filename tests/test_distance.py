@@ -230,5 +230,7 @@ def test_categories_and_gaps_are_set_as_in_the_users_own_rows():
         own = bp.predict(posterior, rows.assign(town=town).drop(columns="class"), num_draws=10)
         assert outputs[:, k, 0] == pytest.approx(own.probs[..., 1].mean(1).numpy(), abs=1e-5)
     assert len(found.dependence["area"].values) == 20 and np.isfinite(found.dependence["area"].outputs).all()
+    places = np.array(found.dependence["area"].values)
+    assert np.diff(places).max() < 0.1 * np.ptp(places)  # also where values are few
     assert [ax.get_xlabel() for ax in bp.plots.partial_dependence(found)] == ["town", "area"]
     assert [t.get_text() for t in bp.plots.permutation_importance(found).get_yticklabels()] == ["town", "area"]
