@@ -28,6 +28,7 @@ from bnn_pyro.inference.log_joint import check_sites
 from bnn_pyro.isolation import isolated
 from bnn_pyro.loading import Start, load
 from bnn_pyro.parts.backbone import from_text
+from bnn_pyro.parts.guides import PointMass
 from bnn_pyro.parts.nets import blank_row, in_mode
 from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.posterior import Posterior, read_archive, split_frozen, weight_space
@@ -207,7 +208,8 @@ def fit_setup(
             inferred, seen = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
             if type(entry) not in ZOO.values():
-                own = guide if "guide" in setup.method.needs else None  # others make their own
+                point = getattr(setup.method, "starts_at", "") == "point"
+                own = guide if "guide" in setup.method.needs else PointMass(inferred.initial) if point else None
                 check_sites(inferred, own, seen.x_train[:2], seen.y_train[:2])
             report = forwarded(stack.enter_context(progress_bar(label, show)))
             options = dict(limit_of(setup, max_minutes), seed=int(seed), report=report)

@@ -132,6 +132,10 @@ def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt])
                     facts["settings"][name] = list(value) if isinstance(value, tuple) else value
                 elif value is not ...:
                     facts[name] = value
+            elif isinstance(line, ast.Assign):  # of one name, or of as many as there are values
+                many = isinstance(line.targets[0], ast.Tuple)
+                names, values = (p.elts if many else [p] for p in (line.targets[0], line.value))
+                facts |= {n.id: v for n, v in zip(names, map(_value, values), strict=False) if v is not ...}
     doc = ast.get_docstring(node) or ""
     facts["meanings"] |= field_docs(doc)
     facts["doc"] = " ".join(doc.partition("\n\n")[0].split())

@@ -109,8 +109,12 @@ class Posterior(Introduced):
 
         Sampled is how training samples it: rows, flipout (``row_noise``), weights (one draw for all), point, or frozen.
         By up to 200 draws, of many millions of weights by 20: a site of means 0 has |μ|/σ of 0.05 to 0.15 by chance.
+        Raises UserError for a model of your own that is no ``BayesianNet``.
         """
         model, lines = getattr(self.model, "head", self.model), []
+        if not hasattr(model, "net"):
+            raise UserError(f"{type(model).__name__} is no BayesianNet, whose layers could be described; "
+                            "bp.diagnostics.to_arviz(posterior) has its sites")  # fmt: skip
         draws, priors, q = self.draw(min(200, max(20, DESCRIBED // self.num_weights)), seed=0), model.prior(), {}
         if self.guide is not None:
             with isolated(0):

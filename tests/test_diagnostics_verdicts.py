@@ -111,13 +111,18 @@ def test_divergences_and_the_other_warnings():
         ("temperature", "temperature 0.5"),
     ):  # fmt: skip
         assert words in said(found, about).sentence
+    for every, level in ((200, "caution"), (10_000, "good")):  # a few are enough not to call the draws the posterior
+        few = (torch.arange(DRAWS).expand(CHAINS, DRAWS) % every == every - 1).double()
+        found = diagnose(exact(stats={"diverging": few, "acceptance_rate": 0.8 + 0 * deep}), DATA)
+        assert found.verdicts[0].level == level and ("diverged" in found.verdicts[0].sentence) == (every == 200)
     half = torch.arange(DRAWS).expand(CHAINS, DRAWS) % 2
     thin = {"max_tree_depth": 3, "thin": 20}  # so that 5 % of the draws are 0.3 % of the transitions
     for kept, words in ((stats, "target_accept"), ({"diverging": half}, "taken back")):
         found = sound(diagnose(exact(stats=kept, method_settings=thin), DATA))
         sentence = said(found, "divergences").sentence
         assert "of 2,000 draws had among their 20 transitions one that diverged, in 4" in sentence and words in sentence
-        assert said(found, "divergences").level == "caution" and "diverged" not in found.verdicts[0].sentence
+        assert said(found, "divergences").level == "caution"
+        assert ("0.3% of the transitions diverged" in found.verdicts[0].sentence) == (kept is stats)
     shifted = exact(lambda u: u + torch.arange(4.0)[:, None, None], stats=stats, method_settings=settings)
     sentence = diagnose_briefly(shifted, DATA).verdicts[0].sentence  # causes come before more draws
     order = [sentence.index(word) for word in ("diverged", "cut at their longest", "draws=")]

@@ -15,7 +15,7 @@ import torch
 
 import bnn_pyro as bp
 from bnn_pyro.inference import methods_for
-from bnn_pyro.listing import tables
+from bnn_pyro.listing import _read, tables
 from bnn_pyro.parts.nets import keep_freed_memory
 
 PACKAGE = Path(bp.__file__).parent
@@ -160,6 +160,13 @@ PLOTS = {"matplotlib", "seaborn", "jinja2", "bnn_pyro.plots"}
 def test_what_a_process_loads(loaded, stage, there, absent):
     assert there in loaded[stage] and not absent & loaded[stage]
     assert stage != "train" or sum(name.startswith("bnn_pyro") for name in loaded[stage]) <= 110
+
+
+def test_list_reads_a_variant_as_the_docs_write_one():
+    text = "class Linear:\n    summary, paper = 'Linear', ''\n    has = frozenset({'guide'})\n    width: int = 3\n"
+    read = _read(ast.parse(text).body[0], {})
+    assert (read["summary"], read["paper"], read["has"]) == ("Linear", "", {"guide"})
+    assert read["settings"] == {"width": 3}
 
 
 def test_list_is_read_as_the_tables_are_and_every_public_name_is_there():

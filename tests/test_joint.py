@@ -3,6 +3,7 @@
 import math
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from conjugate import correlated, model_of
@@ -13,7 +14,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import bnn_pyro as bp
 from bnn_pyro.inference.log_joint import Rescale, elbo_of
-from bnn_pyro.parts.correlated_normal import parse_family
+from bnn_pyro.parts.correlated_normal import FullNormal, parse_family
 
 JOINT_FAMILIES = ["full", "low-rank:2"]
 SITES = {"layers.0.weight": (1, 4), "layers.0.bias": (1,)}
@@ -87,6 +88,31 @@ def test_the_kl_is_torchs(family, prior):
     ours, theirs = (torch.autograd.grad(value, parameters) for value in (kl, exact))
     for name, a, b in zip(names, ours, theirs, strict=True):
         torch.testing.assert_close(a, b.tril(-1) if name == "lower" else b, rtol=1e-3, atol=1e-4)
+
+
+class Hierarchy(nn.Module):
+    """log τ ~ Normal(0, 1), w ~ Normal(0, τ), y ~ Normal(w, 3)."""
+
+    def forward(self, y):
+        log_tau = pyro.sample("log_tau", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+        w = pyro.sample("w", dist.Normal(torch.zeros(1), log_tau.exp()).to_event(1))
+        pyro.sample("y", dist.Normal(w[..., 0], 3.0), obs=y)
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_a_prior_that_depends_on_another_site_has_the_right_elbo(gradient):
+    """By E[w² τ⁻²] = exp(2s² − 2m)·(σ² + (μ − 2c)²) of a Normal of (log τ, w), means m and μ, covariance c."""
+    (m, mu), covariance = (1.0, 3.0), torch.tensor([[0.25, 0.8], [0.8, 4.0]])
+    initial = {"log_tau": torch.tensor([m]), "w": torch.tensor([mu])}
+    guide, model, y = FullNormal.of(initial, torch.linalg.cholesky(covariance)), Hierarchy(), torch.tensor(6.0)
+    of_w = math.exp(0.5 - 2 * m) * (4.0 + (mu - 1.6) ** 2)
+    exact = math.log(2 * math.pi) * -1.5 - 0.5 * (1.25 + 2 * m + of_w) - math.log(3) - 13 / 18
+    exact += 0.5 * torch.logdet(2 * math.pi * math.e * covariance).item()
+    with bp.isolated(0), torch.set_grad_enabled(gradient):
+        ours = torch.stack([elbo_of(model, guide, y)[0].detach() for _ in range(1500)])
+        pyros = torch.tensor([-TraceMeanField_ELBO().loss(model, guide, y) for _ in range(300)])
+    for values in (ours, pyros):
+        assert abs(values.mean() - exact) < 4 * values.std() / math.sqrt(len(values))
 
 
 @pytest.mark.parametrize(("family", "prior"), [("full", "normal:0.8"), ("low-rank:2", "scale-mixture:1,0.1,0.5")])

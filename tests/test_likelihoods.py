@@ -167,6 +167,24 @@ def test_mixtures_of_numbers_are_integrals(prediction, reference, y, lowest, mon
     assert bp.metrics.crps(prediction, y) == pytest.approx(np.sum(crps) / 3, rel=3e-3)
 
 
+INFLATED = dist.MixtureSameFamily(
+    dist.Categorical(torch.tensor([[0.3, 0.7], [0.6, 0.4]])), dist.Poisson(torch.tensor([[1e-6, 3.0], [1e-6, 9.0]]))
+)
+
+
+@pytest.mark.parametrize(("components", "cdf"), [
+    (INFLATED, lambda y: np.array([0.3, 0.6]) * (y >= 0) + np.array([0.7, 0.4]) * stats.poisson.cdf(y, [3, 9])),
+    (dist.Binomial(*map(torch.tensor, ([5.0, 9], [0.2, 0.7]))), partial(stats.binom.cdf, n=[5, 9], p=[0.2, 0.7])),
+    (dist.Beta(torch.tensor([2.0, 0.5]), torch.tensor([3.0, 0.7])), partial(stats.beta.cdf, a=[2, 0.5], b=[3, 0.7])),
+])  # fmt: skip
+def test_families_without_a_cdf_in_pytorch_have_quantiles(components, cdf):
+    prediction, y = Mixture(components.expand((4, 2))), np.array([-1.0, 0.0, 0.4, 1.0, 5.3])
+    np.testing.assert_allclose(prediction.cdf(torch.tensor(y)[:, None]), cdf(y[:, None]), rtol=1e-5, atol=1e-5)
+    for point, value in enumerate(prediction.quantile(0.6)[0].double().numpy()):
+        assert cdf(value + 1e-4)[point] >= 0.6 >= cdf(value - (1 if prediction.is_discrete else 1e-4))[point]
+    assert prediction[:0].quantile((0.1, 0.9)).shape == (2, 0)
+
+
 def test_the_table_of_students_t_is_within_a_ten_millionth():
     far = np.logspace(0, 5, 3000)
     z = np.concatenate([np.linspace(-150, 150, 9001), far, -far, [np.inf, -np.inf, np.nan]])

@@ -1,5 +1,6 @@
 """The log joint over a flat vector: against Pyro's own trace, on constrained sites, compiled; refusals."""
 
+import math
 import platform
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from bnn_pyro import c_code
 from bnn_pyro.inference import compiled
 from bnn_pyro.inference.compiled import c_pieces
 from bnn_pyro.inference.potential import Potential
+from bnn_pyro.parts.likelihoods import make_likelihood
 
 #: Networks that are compiled here: what a recipe is of is traced and built once for all tests.
 NETS = {
@@ -42,6 +44,42 @@ def draws(target, num=5):
 def by_pyro(target, z):
     w = {site: value[0] for site, value in target.weights(z[None]).items()}
     return traced_log_joint(target.model, w, target.x, target.y, target.temperature)
+
+
+class Hierarchy(nn.Module):
+    """log τ ~ Normal(0, 1), w ~ Normal(0, τ) each."""
+
+    def __init__(self):
+        super().__init__()
+        self.likelihood = make_likelihood(problem("mean-field", "fixed noise")[1].schema, 1.0)
+        self.initial = {"log_tau": torch.zeros(1), "w": torch.zeros(3, 1)}
+
+    def forward(self, x, y=None):
+        tau = pyro.sample("log_tau", dist.Normal(x.new_zeros(1), 1.0).to_event(1)).exp()
+        w = pyro.sample("w", dist.Normal(0.0, tau[..., None].expand(*tau.shape[:-1], 3, 1)).to_event(2))
+        return self.likelihood(x[:, :3] @ w, y)
+
+
+def test_draws_of_the_prior_know_what_a_site_depends_on():
+    _, data = problem("mean-field", "fixed noise")
+    with bp.isolated(0):
+        target = Potential(Hierarchy(), data.x_train, data.y_train)
+        few, many = target.sample_prior(5, 20_000)
+    assert few["w"].shape == (5, 3, 1) and few["log_tau"].shape == (5, 1)
+    logs = torch.cat([many["log_tau"], many["w"][..., 0].abs().log()], 1)
+    # log|w| = log τ + log|ε|, whose variances are 1 and π²/8; an error of about 0.005.
+    off = torch.corrcoef(logs.T) - (1 / (1 + math.pi**2 / 8)) ** torch.tensor([0, 0.5, 1])[_PAIRS]
+    assert off.abs().max() < 0.03
+    plain = potential("learned noise")
+    with bp.isolated(3):
+        drawn = plain.sample_prior(3, 2)
+    with bp.isolated(3):  # the same numbers as ever where priors are independent
+        alone = {site: [prior.sample((num,)) for num in (3, 2)] for site, prior in plain.priors.items()}
+    assert all(torch.equal(drawn[i][site], draws[i]) for site, draws in alone.items() for i in (0, 1))
+
+
+#: Powers of the correlation of log τ and log|w|, of (log τ, three of log|w|).
+_PAIRS = torch.tensor([[0, 1, 1, 1], [1, 0, 2, 2], [1, 2, 0, 2], [1, 2, 2, 0]])
 
 
 @pytest.mark.parametrize("task", NETS)

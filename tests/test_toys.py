@@ -15,6 +15,7 @@ from pyro.infer.autoguide import AutoNormal
 from refused import refuses
 
 import bnn_pyro as bp
+from bnn_pyro.checks import CHECKS, Subject
 from bnn_pyro.inference import methods_for
 from bnn_pyro.parts.guides import MeanFieldNormal
 from bnn_pyro.parts.likelihoods import Likelihood, make_likelihood
@@ -188,5 +189,44 @@ def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_pa
         refuses(words, bp.fit, Linear(guided=guide), data, bp.SVI(epochs=1), **how)
     refuses("{'epochs': 3} is neither a name nor a dataclass .*method", bp.fit, "mlp", data, {"epochs": 3}, **how)
     assert torch.equal(bp.predict(own, data.x_test.double(), num_draws=8).mean, here)
+    refuses("LaplaceWeights is no BayesianNet", own.describe)
     data.x_test[2, 1] = float("nan")
     refuses(r"nan or infinite in row 2 \(from 0\)", bp.predict, own, data.x_test)
+
+
+def test_checks_take_a_model_in_pyro_or_say_why_not():
+    data = bp.load_data("diabetes", features=["bmi", "bp"])
+    for method in (bp.NUTS, bp.SVI, bp.MAP):
+        assert bp.checks.run(Linear(), data, method(), "estimator")["estimator"].level == "good"
+    subject = Subject(Linear(), bp.NUTS, data)
+    refuses("Linear has no settings 'prior' and 'hidden'", CHECKS["closed-form"]().run, subject)
+
+    def wrapped(model):
+        eye = torch.eye(2)  # float32, whatever the model is
+        return setattr(model, "forward", lambda x, y=None: LaplaceWeights.forward(model, x @ eye, y)) or model
+
+    words = "does not compute in float64: make its constants like x"
+    refuses(words, bp.checks.run, Linear(wrapped), data, "nuts", "estimator")
+
+
+class Scaled(LaplaceWeights):
+    def forward(self, x, y=None):
+        self.initial.setdefault("scale", torch.ones(1))
+        scale = pyro.sample("scale", dist.HalfCauchy(x.new_ones(1)).to_event(1))
+        w = pyro.sample("w", dist.Laplace(x.new_zeros(2, 1), scale[..., None]).to_event(2))
+        return self.likelihood(x @ w, y)
+
+
+def test_a_guide_or_a_point_of_a_scale_below_0_is_refused():
+    data = bp.load_data("diabetes", features=["bmi", "bp"])
+
+    def wrapped(model):
+        model.__class__ = Scaled
+        model.initial["scale"] = torch.ones(1)
+        return model
+
+    for method in (bp.SVI(epochs=1), bp.MAP(epochs=1)):
+        words = "'scale' of the model takes GreaterThan.* alone, .*make its logarithm the site"
+        refuses(words, bp.fit, Linear(wrapped), data, method, progress=False)
+    draws = bp.fit(Linear(wrapped), data, bp.NUTS(chains=2, warmup=20, draws=10, cores=1), seed=0, progress=False)
+    assert (draws.chains["scale"] > 0).all()

@@ -179,7 +179,9 @@ class Check:
             return str(reason)
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """Make the check. Raises UserError for what the user can mend."""
+        """Make the check. Raises UserError for what the user can mend, and where it refuses the subject."""
+        if reason := self.refuses(subject):
+            raise UserError(reason)
         with warnings.catch_warnings():  # of settings that are the check's, not the user's
             warnings.filterwarnings("ignore", ".* tells of its start alone")
             return self._run(subject, seed, report or (lambda *_: None))

@@ -19,6 +19,7 @@ from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, cl
 from bnn_pyro.checks.user_module import few_rows
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
+from bnn_pyro.errors import refusing
 from bnn_pyro.features import on_features
 from bnn_pyro.inference import Method
 from bnn_pyro.inference.linear import linear_layer
@@ -107,9 +108,13 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
     temperature = method.temperature
     single = Potential(model, data.x_train, data.y_train, temperature)
     y = data.y_train.double() if data.y_train.is_floating_point() else data.y_train
-    double = Potential(copy.deepcopy(model).double(), data.x_train.double(), y, temperature)
-    z = double.initial + 0.2 * (single.prior_draws(PLACES) - double.initial)
-    density, gradient = double(z)
+    precise = copy.deepcopy(model).double()
+    if "initial" in vars(precise):  # of a model of the user's own
+        precise.initial = {site: value.double() for site, value in precise.initial.items()}
+    with refusing("the model does not compute in float64: make its constants like x or its `initial` ({error})"):
+        double = Potential(precise, data.x_train.double(), y, temperature)
+        z = double.initial + 0.2 * (single.prior_draws(PLACES) - double.initial)
+        density, gradient = double(z)
     which = torch.from_numpy(even(double.size, COORDINATES))
     moves = STEP * nn.functional.one_hot(which, double.size).double()
     ahead, behind = (torch.stack([double(place + sign * moves)[0] for place in z]) for sign in (1, -1))
@@ -125,7 +130,8 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
     findings.append(close("log joint density in 32 bits less that in 64 (relative)", rounded, 0.0, SINGLE))
     rounded = ((low_gradient - gradient).abs() / scale).max().item()
     findings.append(close("gradient in 32 bits less that in 64, of the largest entry", rounded, 0.0, SINGLE))
-    if linear_layer(model) is not None or getattr(model.net, "activation", None) in (torch.tanh, torch.sigmoid, None):
+    activation = getattr(getattr(model, "net", None), "activation", None)
+    if linear_layer(model) is not None or activation in (torch.tanh, torch.sigmoid, None):
         findings.append(close(about.format("worst"), off[-1].item(), 0.0, 10 * SMOOTH + cancelled))
     if hasattr(method, "eta_share"):
         x, y, chains = data.x_train, data.y_train, 3
@@ -189,7 +195,7 @@ def _of_elbo(
     trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=STILL, batch_size=size))
     if "dropout" in facts or facts.get("batch_norm") == "batch":  # training mode is another function
         return findings
-    if subject.improper or (point and any(getattr(weights.net, "rates", ()))):
+    if subject.improper or (point and any(getattr(getattr(weights, "net", None), "rates", ()))):
         return findings + _alike(["ELBO as trained, beside that of all rows (nats)"], trace, elbos[whole], rounding)
     level = "caution" if approximate and weights is not model else "bad"
     about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"

@@ -23,8 +23,8 @@ RHAT, RHAT_BAD = 1.01, 1.05
 ESS, ESS_BAD = 400, 100
 #: p-value from which on an R-hat above that is what the largest of so many comes to by chance, or a check is passed.
 CHANCE = 0.01
-#: Shares that matter: of stuck chains, divergent transitions, trajectories cut short.
-STUCK, DIVERGENT, CUT = 0.05, 0.01, 0.05
+#: Shares that matter: of stuck chains, divergent transitions, trajectories cut short; and of divergences that are few.
+STUCK, DIVERGENT, CUT, RARE = 0.05, 0.01, 0.05, 0.002
 #: BFMI below which energies mix badly; mean acceptance below which the step size did not settle.
 BFMI, ACCEPTED = 0.3, 0.4
 #: Kinetic temperature from which on momenta are not those of a posterior; mini-batches and short runs bring it to 1.7.
@@ -156,7 +156,7 @@ class Findings:
         signs = {
             "spread": self.get("spread_max") > RUNAWAY,
             "kinetic temperature": kinetic < 1 / HOT or kinetic > HOT,
-            "divergences": self.diverged > DIVERGENT and self.has("acceptance_mean"),  # else steps were taken back
+            "divergences": self.diverged > RARE and self.has("acceptance_mean"),  # else steps were taken back
             "trajectories": self.get("max_tree_share") > CUT,
             "acceptance": self.get("acceptance_mean") < ACCEPTED,
         }

@@ -7,7 +7,7 @@ The model is evaluated in its own precision, for all chains in one call, and its
 50,000 rows a float32 sum is off by a hundredth of a nat, which is noise in every Metropolis step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pyro
 import torch
@@ -21,7 +21,7 @@ from torch.distributions import Transform, biject_to, kl_divergence
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.parts.observed import OBSERVED
+from bnn_pyro.parts.observed import OBSERVED, Recorder
 from bnn_pyro.parts.weights import FlatNormals, cut, drawn_jointly, joint_kl
 
 Pair = tuple[Tensor, Tensor]
@@ -46,27 +46,6 @@ class Rescale(Messenger):
             msg["scale"] = msg["scale"] * factor
 
 
-class Recorder(Messenger):
-    """Keeps the sample sites of a call, after giving latent ones their values: quicker than two of Pyro's handlers."""
-
-    def __init__(self, values: Weights | None = None) -> None:
-        super().__init__()
-        self.values = values or {}
-        self.sites: dict[str, dict] = {}
-        self.params: dict[str, Tensor] = {}
-
-    def _pyro_sample(self, msg: dict) -> None:
-        if not msg["is_observed"] and msg["name"] in self.values:
-            msg["value"], msg["done"] = self.values[msg["name"]], True
-
-    def _pyro_post_sample(self, msg: dict) -> None:
-        if not site_is_subsample(msg):
-            self.sites[msg["name"]] = msg
-
-    def _pyro_post_param(self, msg: dict) -> None:
-        self.params[msg["name"]] = msg["value"]
-
-
 def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor) -> None:
     """Raises UserError for what fits would misread in a user's model, and guide where one is trained; at a few rows."""
     values = {site: value.detach().to(x.device) for site, value in model.initial.items()}
@@ -88,6 +67,11 @@ def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor)
         raise UserError(f"{type(model).__name__} has no observed site '{OBSERVED}': end it with self.likelihood(f, y), "
                         "of the y that it is called with")  # fmt: skip
     _check_shapes("model", p.sites, values if guide is not None else {})
+    for name, site in q.sites.items():
+        own = p.sites[name]["fn"].support if name in p.sites else constraints.real
+        if (kind := _of_each(own)) is not _of_each(site["fn"].support) is constraints.real:
+            raise UserError(f"'{name}' of the model takes {kind} alone, and of the guide, or of a point, any number: "
+                            "make its logarithm the site, or take a sampler")  # fmt: skip
 
 
 def _check_shapes(of: str, sites: Mapping[str, dict], values: Weights) -> None:
@@ -166,9 +150,31 @@ class LogJoint:
     def sample_prior(self, *numbers: int) -> list[dict[str, Tensor]]:
         """For each number as many draws, {site: (number, *shape)}. Raises UserError for a prior without draws."""
         improper = "samplers need a proper prior, and this variant's has no samples; take another, such as fan-in:1"
-        with refusing(improper, NotImplementedError):
-            drawn = {site: [prior.sample((num,)) for num in numbers] for site, prior in self.priors.items()}
-        return [{site: draws[i] for site, draws in drawn.items()} for i in range(len(numbers))]
+        with (
+            refusing(improper, NotImplementedError),
+            torch.no_grad(),
+            pyro.validation_enabled(False),
+            in_mode(self.model, training=False),
+            _PriorDraws(numbers) as drawn,
+        ):
+            self.model(self.x[:2], self.y[:2])
+        parts = {site: drawn.sites[site]["value"].split(numbers) for site in self.priors}
+        return [{site: draws[i] for site, draws in parts.items()} for i in range(len(numbers))]
+
+
+class _PriorDraws(Recorder):
+    """Draws latent sites, each given those before it: (sum of the numbers, *shape), so many at a time."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__()
+        self.numbers = numbers
+
+    def _pyro_sample(self, msg: dict) -> None:
+        if not (msg["is_observed"] or site_is_subsample(msg)):
+            prior, given = msg["fn"], msg["fn"].batch_shape  # of as many, where another site is in it
+            every = (sum(self.numbers),)
+            parts = [prior.expand(every).sample()] if given else [prior.sample((num,)) for num in self.numbers]
+            msg["value"], msg["done"] = torch.cat(parts), True
 
 
 def with_gradient(density: Callable[[Tensor], Tensor], u: Tensor) -> Pair:
@@ -189,9 +195,14 @@ def _transform(site: str, prior: TorchDistribution) -> Transform:
     if support.is_discrete:
         raise UserError(f"the latent site '{site}' is discrete, and samplers need gradients; sum it out of the model, "
                         "or give it a continuous relaxation")  # fmt: skip
+    return _IDENTITY if _of_each(support) is constraints.real else biject_to(support)
+
+
+def _of_each(support: constraints.Constraint) -> constraints.Constraint:
+    """That of one number."""
     while isinstance(support, constraints.independent):
         support = support.base_constraint
-    return _IDENTITY if support is constraints.real else biject_to(prior.support)
+    return support
 
 
 def log_joints(model: nn.Module, w: Weights, x: Tensor, y: Tensor, likelihood: float = 1.0) -> Pair:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
-from bnn_pyro.inference.log_joint import LogJoint, Recorder, Weights, with_gradient
+from bnn_pyro.inference.log_joint import LogJoint, Weights, with_gradient
 from bnn_pyro.parts.mixtures import Mixture
-from bnn_pyro.parts.observed import read_likelihood
+from bnn_pyro.parts.observed import Recorder, read_likelihood
 from bnn_pyro.parts.priors import widest_activation
 
 if TYPE_CHECKING:

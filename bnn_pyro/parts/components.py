@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyro.distributions as dist
 import torch
-from pyro.distributions import Categorical, Distribution, NegativeBinomial, Poisson, StudentT
+from pyro.distributions import Beta, Binomial, Categorical, Distribution, NegativeBinomial, Poisson, StudentT
 from scipy import optimize, special, stats
 from torch import Tensor
 from torch.distributions.transforms import ExpTransform
@@ -119,15 +119,36 @@ def _t_cdf(y: np.ndarray, df: np.ndarray, loc: np.ndarray, scale: np.ndarray) ->
     return below
 
 
+def _binomial_cdf(y: np.ndarray, total_count: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    k = np.floor(y)
+    inside = special.betainc((total_count - k).clip(1), k.clip(0) + 1, special.expit(-logits))
+    return np.where(k < 0, 0.0, np.where(k < total_count, inside, 1.0))
+
+
 #: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
 CDFS: dict[type, Callable[..., np.ndarray]] = {
     Poisson: lambda y, rate: np.where(y < 0, 0.0, special.gammaincc(np.floor(y).clip(0) + 1, rate)),
     NegativeBinomial: lambda y, total_count, logits: np.where(
         y < 0, 0.0, special.betainc(total_count, np.floor(y).clip(0) + 1, special.expit(-logits))
     ),
+    Binomial: _binomial_cdf,
+    Beta: lambda y, concentration1, concentration0: special.betainc(concentration1, concentration0, y.clip(0, 1)),
     StudentT: lambda y, df, loc, scale: special.stdtr(df, (y - loc) / scale),
     HeavyTailed: _t_cdf,
 }
+
+
+def cdf_of(d: Distribution, y: Tensor) -> Tensor:
+    """P(Y ≤ y) float64, at real y that broadcasts. Raises UserError for a family without one."""
+    if isinstance(d, torch.distributions.MixtureSameFamily):
+        return (cdf_of(d.component_distribution, y.unsqueeze(-1)) * d.mixture_distribution.probs).sum(-1)
+    if type(d) in CDFS:
+        values = {name: value.double().numpy() for name, (value, _) in parameters(d).items()}
+        return torch.from_numpy(CDFS[type(d)](y.double().numpy(), **values))
+    y = y.clamp_min(getattr(d.support, "lower_bound", -math.inf))  # below it some are not a number
+    absent = f"{type(d).__name__} has no cdf; give its likelihood a mixture with 'component_cdf'"
+    with refusing(absent, NotImplementedError):
+        return d.cdf(y.to(dtype_of(d))).double()
 
 
 class LeastExtreme(dist.Gumbel):

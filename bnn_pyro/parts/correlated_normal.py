@@ -7,8 +7,8 @@
 
 A and B are relative to σ, so that one learning rate suits weights of any size. In a guide one auxiliary site draws the
 whole vector, and every site of the model takes its own part of it. The density of the vector is the auxiliary site's,
-that of a part is 1, so that Pyro's own ELBOs are right as they are. Where the prior of a site is Normal its
-cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
+that of a part is 1, so that Pyro's own ELBOs are right as they are. Where the prior of a site is Normal, and does not
+depend on other sites, its cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
 """
 
 import math
@@ -74,11 +74,18 @@ class Part(ArrayDistribution):
 def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
     """−E_q[log Normal(w; loc, scale)] in nats, of q's batch shape; loc and scale: (), or (*batch, *event)."""
     p, shape = p.base_dist if isinstance(p, Independent) else p, p.event_shape
-    if not isinstance(p, CentredNormal | Normal) or q.event_shape != shape:
+    if not isinstance(p, CentredNormal | Normal) or q.event_shape != shape or not _is_fixed(p):
         raise NotImplementedError
     gap, constant = q.mean - p.mean, 0.5 * math.log(2 * math.pi)
     each = 0.5 * (q.variance + gap.square()) / p.scale.square() + p.scale.log() + constant
     return (each.sum(tuple(range(-len(shape), 0))) if shape else each).expand(q.batch_shape)
+
+
+def _is_fixed(p: CentredNormal | Normal) -> bool:
+    """Whether no draw of another site is in it, as far as can be told; then the two would be correlated under q."""
+    if isinstance(p, CentredNormal):
+        return p.fixed is not None
+    return torch.is_grad_enabled() and not (p.loc.requires_grad or p.scale.requires_grad)
 
 
 class _CorrelatedGuide(NormalGuide):

@@ -14,8 +14,8 @@ import torch
 from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch import Tensor
 
-from bnn_pyro.errors import UserError, refusing
-from bnn_pyro.parts.components import CDFS, dtype_of, kind_of, make, parameters, select
+from bnn_pyro.errors import UserError
+from bnn_pyro.parts.components import cdf_of, dtype_of, kind_of, make, parameters, select
 from bnn_pyro.parts.decisions import BLOCK, COUNTS, GRID, Decisions, growing
 
 
@@ -89,15 +89,7 @@ class Mixture(Decisions):
 
     def component_cdf(self, y: Tensor) -> Tensor:
         """P_s(Y ≤ y), (…, S, B) float64, at real y (…, B); of counts, a step function."""
-        family, y = type(self.components), y.unsqueeze(-2)
-        if family in CDFS:
-            values = {name: value.double().numpy() for name, (value, _) in parameters(self.components).items()}
-            return torch.from_numpy(CDFS[family](y.double().numpy(), **values))
-        support = getattr(self.components.support, "base_constraint", self.components.support)  # of MixtureSameFamily
-        y = y.clamp_min(getattr(support, "lower_bound", -math.inf))  # below it some are not a number
-        absent = f"{family.__name__} has no cdf; give its likelihood a mixture with 'component_cdf'"
-        with refusing(absent, NotImplementedError):
-            return self.components.cdf(y.to(dtype_of(self.components))).double()
+        return cdf_of(self.components, y.unsqueeze(-2))
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """(P_s(Y < y), P_s(Y = y)), float64, the second 0 of shape (1, 1) where Y is continuous. y: (B,)."""
@@ -169,7 +161,8 @@ class Mixture(Decisions):
         if not (len(levels) and bool(((levels > 0) & (levels < 1)).all())):
             raise UserError(f"quantile levels must lie strictly between 0 and 1, got {levels.tolist()}")
         points = max(1, 2 * BLOCK // (self.num_draws * len(levels)))
-        return torch.cat([self[i : i + points]._bisect(levels) for i in range(0, len(self), points)], 1)
+        parts = [self[i : i + points]._bisect(levels) for i in range(0, len(self), points)]
+        return torch.cat([torch.empty(len(levels), 0), *parts], 1)
 
     def _bisect(self, levels: Tensor) -> Tensor:
         low, high = self.bracket(levels)

@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
 from torch.distributions.transforms import ExpTransform
 
@@ -203,6 +204,27 @@ class Ordinal(Likelihood):
         end, between = torch.zeros_like(above[..., :1]), (-torch.expm1(-gaps)).log()
         tails = torch.cat([F.logsigmoid(above), end], -1) + torch.cat([end, F.logsigmoid(-above)], -1)
         return dist.Categorical(logits=tails + torch.cat([0 * first, between, 0 * first], -1))
+
+
+class Recorder(Messenger):
+    """Keeps the sample sites of a call, after giving latent ones their values: quicker than two of Pyro's handlers."""
+
+    def __init__(self, values: Mapping[str, Tensor] | None = None) -> None:
+        super().__init__()
+        self.values = values or {}
+        self.sites: dict[str, dict] = {}
+        self.params: dict[str, Tensor] = {}
+
+    def _pyro_sample(self, msg: dict) -> None:
+        if not msg["is_observed"] and msg["name"] in self.values:
+            msg["value"], msg["done"] = self.values[msg["name"]], True
+
+    def _pyro_post_sample(self, msg: dict) -> None:
+        if not site_is_subsample(msg):
+            self.sites[msg["name"]] = msg
+
+    def _pyro_post_param(self, msg: dict) -> None:
+        self.params[msg["name"]] = msg["value"]
 
 
 class ReadLikelihood(Messenger):
