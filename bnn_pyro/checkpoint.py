@@ -1,12 +1,13 @@
 """Training that can be stopped, or killed at any moment, and goes on to the same result."""
 
 import copy
+import functools
 import hashlib
 import io
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -40,6 +41,10 @@ class Interrupted(KeyboardInterrupt):
     """Training stopped on a signal, after its checkpoint was written."""
 
 
+def _first_does(method: Callable[..., Any]) -> Callable[..., Any]:  # see ``Ranks.first_does``
+    return functools.wraps(method)(lambda *args: here().first_does(lambda: method(*args)))
+
+
 class Checkpoint:
     """One file in ``folder`` that holds everything that a training loop needs to go on.
 
@@ -67,61 +72,48 @@ class Checkpoint:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "parent": None, "signalled": False, "_handlers": {}}
 
-    @property
-    def stop(self) -> bool:
-        """Whether the loop is to save and end: after a signal, or where it is (part of) a task that is not wanted."""
-        return self.signalled or should_stop() or (self.parent is not None and self.parent.stop)
+    #: Whether the loop is to save and end: after a signal, or where it is (part of) a task that is not wanted.
+    stop = property(lambda self: self.signalled or should_stop() or (self.parent is not None and self.parent.stop))
+    #: Whether the loop should save now.
+    due = property(lambda self: self.stop or time.monotonic() - self._last >= self.every)
 
     @property
-    def due(self) -> bool:
-        """Whether the loop should save now."""
-        return self.stop or time.monotonic() - self._last >= self.every
-
-    @property
+    @_first_does
     def exists(self) -> bool:
         """Whether there is something to resume from, be it of a child alone."""
-        return here().first_does(lambda: self.path.is_file() or any(self._children()))
+        return self.path.is_file() or any(self._children())
 
+    @_first_does
     def load(self) -> dict[str, Any] | None:
         """The last saved state, None without one; UserError where it is damaged or of other settings or data."""
+        if not self.path.is_file():
+            return None
+        with refusing(f"the checkpoint {self.path} is damaged; {AGAIN}"):
+            blob = self.path.read_bytes()
+            if hashlib.sha256(blob[:-CHECKSUM]).digest() != blob[-CHECKSUM:]:
+                raise ValueError
+            saved = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
+            key, state = saved["key"], saved["state"]
+        if not same_fit(key, self.key):
+            raise UserError(f"the checkpoint {self.path} was made with other settings, seed or data, or another "
+                            f"module; resume with the same ones, or {AGAIN}")  # fmt: skip
+        return state
 
-        def read() -> dict[str, Any] | None:
-            if not self.path.is_file():
-                return None
-            with refusing(f"the checkpoint {self.path} is damaged; {AGAIN}"):
-                blob = self.path.read_bytes()
-                if hashlib.sha256(blob[:-CHECKSUM]).digest() != blob[-CHECKSUM:]:
-                    raise ValueError
-                saved = torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
-                key, state = saved["key"], saved["state"]
-            if not same_fit(key, self.key):
-                raise UserError(f"the checkpoint {self.path} was made with other settings, seed or data, or another "
-                                f"module; resume with the same ones, or {AGAIN}")  # fmt: skip
-            return state
-
-        return here().first_does(read)
-
+    @_first_does
     def save(self, state: dict[str, Any]) -> None:
         """Write the state (tensors, numbers, strings, lists, dicts) as a whole."""
+        buffer = io.BytesIO()
+        torch.save({"key": self.key, "state": state}, buffer)
+        write_whole(self.path, buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())
+        self._last = time.monotonic()
 
-        def write() -> None:
-            buffer = io.BytesIO()
-            torch.save({"key": self.key, "state": state}, buffer)
-            write_whole(self.path, buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())
-            self._last = time.monotonic()
-
-        here().first_does(write)
-
+    @_first_does
     def discard(self) -> None:
         """Remove the file, and those of its children: the posterior is saved."""
-
-        def remove() -> None:
-            for path in (self.path, *self._children()):
-                path.unlink(missing_ok=True)
-            if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
-                self.path.parent.rmdir()
-
-        here().first_does(remove)
+        for path in (self.path, *self._children()):
+            path.unlink(missing_ok=True)
+        if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
+            self.path.parent.rmdir()
 
     def _children(self) -> Iterator[Path]:
         return self.path.parent.glob(f"{self.path.stem}.*.pt")
@@ -159,15 +151,10 @@ class Run:
     began: float = field(default_factory=lambda: time.time())
     start: Mapping[str, Tensor] | None = None
 
-    @property
-    def minutes(self) -> float:
-        """Since it began."""
-        return (time.time() - self.began) / 60
-
-    @property
-    def stop(self) -> bool:
-        """Whether it is to end now, whatever it has come to."""
-        return should_stop() if self.checkpoint is None else self.checkpoint.stop
+    #: Since it began.
+    minutes = property(lambda self: (time.time() - self.began) / 60)
+    #: Whether it is to end now, whatever it has come to.
+    stop = property(lambda self: should_stop() if self.checkpoint is None else self.checkpoint.stop)
 
     def tell(self, done: float, of: int, figures: Figures) -> None:
         """Report progress to whoever wants to know of it."""

@@ -41,8 +41,7 @@ def train(args: Namespace) -> int:
         if ranks.first and recipe.auto:
             say(recipe)
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
-        begun = folder.begun(recipe, keep=args.resume, new=not (args.resume or args.overwrite))
-        with begun, _stop_says(again):
+        with folder.begun(recipe, keep=args.resume, new=not (args.resume or args.overwrite)), _stop_says(again):
             posterior, baseline = fit_run(folder, ready, data, beside, resume=args.resume, max_minutes=args.max_minutes)
             if not ranks.first:
                 return 0
@@ -71,25 +70,23 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
 
 def evaluate(args: Namespace) -> int:
     """Score a run on its own test rows (and on --ood), or on other data with labels."""
-    from bnn_pyro.runs import evaluate as scoring
+    from bnn_pyro.runs.evaluate import evaluate_run, labelled, load_posterior, outside_inputs, prune_run, score_rows
 
     folder, recipe, posterior = _opened(args)
     if args.data is not None:
         if args.prune or args.ood:
             how = "--prune scores draws on" if args.prune else "--ood scores draws against"
             raise UserError(f"{how} the run's own test rows; leave out --data")
-        x, y = scoring.labelled(args.data, posterior.schema, recipe)
-        print(told := scoring.score_rows(folder, recipe, posterior, x, y, Path(args.data).stem))
+        x, y = labelled(args.data, posterior.schema, recipe)
+        print(told := score_rows(folder, recipe, posterior, x, y, Path(args.data).stem))
         return 3 if told.startswith("Failed: ") else 0
     data = recipe.load()
     num = 10_000 if args.limit is None else args.limit  # rows of each outside data set
-    outside = scoring.outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
-    baseline = (
-        scoring.load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
-    )
+    outside = outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
+    baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
     with lock_folder(folder.path):
-        pruned = scoring.prune_run(folder, data, posterior, recipe.num_draws) if args.prune else ""
-        run = scoring.evaluate_run(folder, recipe, data, posterior, baseline, outside=outside)
+        pruned = prune_run(folder, data, posterior, recipe.num_draws) if args.prune else ""
+        run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside)
     print(f"{run_table(run)}{pruned}\n\nreport: {folder.path / 'report.html'}")
     return 3 if run.failed else 0
 
@@ -189,9 +186,8 @@ def sweep(args: Namespace) -> int:
     folder = SweepFolder.claim(args.out or Path("runs") / f"sweep-{config.path.stem}")
     if args.executor is not None:
         parse_executor(args.executor)
-    again = f"finished fits are kept, the same command goes on: {typed_command()}"
     facts = environment("cpu") | {"executor": args.executor or ""}
-    with _stop_says(again), lock_folder(folder.path):
+    with _stop_says(f"finished fits are kept, the same command goes on: {typed_command()}"), lock_folder(folder.path):
         results, summaries = run_sweep(config, folder, facts, cores=args.cores or 0, overwrite=args.overwrite)
         write_report(folder, results, summaries)
     print(f"{sweep_text(results, summaries, args.form)}\n\nsweep: {folder.path / folder.page}")

@@ -83,10 +83,8 @@ class Dates(NamedTuple):
                             f"with the {self.order} first, as others are; correct or remove it")  # fmt: skip
         return made.join(frame.drop(columns=self.name))
 
-    @property
-    def parts(self) -> list[str]:
-        """The names of these columns."""
-        return list(self.numbers(pd.Series(dtype=str)))
+    #: The names of these columns.
+    parts = property(lambda self: list(self.numbers(pd.Series(dtype=str))))
 
 
 def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates | None:

@@ -43,10 +43,8 @@ class Ranks(NamedTuple):
     size: int = 1
     local: int = 0
 
-    @property
-    def first(self) -> bool:
-        """Whether this is the one that writes and speaks."""
-        return self.rank == 0
+    #: Whether this is the one that writes and speaks.
+    first = property(lambda self: self.rank == 0)
 
     def gather(self, value: Value) -> list[Value]:
         """The values of all ranks, in their order, on all."""

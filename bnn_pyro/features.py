@@ -76,8 +76,7 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
     val, _ = _features(model.backbone, data.x_val, what, progress)
     as_they_are = dict(features=(), x_shift=(0.0,), x_scale=(1.0,), x_tails=())
     schema = replace(data.schema, input_shape=(train.shape[1],), **as_they_are)
-    seen = replace(data, schema=schema, x_train=train, x_val=val, x_test=train[:0], y_test=data.y_test[:0])
-    return model.head, seen
+    return model.head, replace(data, schema=schema, x_train=train, x_val=val, x_test=train[:0], y_test=data.y_test[:0])
 
 
 def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bool = False) -> tuple[Tensor, float]:

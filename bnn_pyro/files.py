@@ -1,7 +1,5 @@
 """Where files lie, files that are whole or absent, and folders that one process at a time writes to."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -54,7 +52,7 @@ def existing(path: str | Path) -> Path:
     return path
 
 
-def read_archive(path: str | Path) -> dict[str, np.ndarray]:
+def read_archive(path: str | Path) -> dict[str, "np.ndarray"]:
     """The arrays of an NPZ file; nothing in it is executed."""
     import numpy as np
 

@@ -140,8 +140,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
     if targets and len(labelled):
         task = given.get("task") or next((of for name, of in OF.items() if name in given), None)
-        event = given.get("event", "").removeprefix(known[-1])[1:]
-        task, more, doubts = _target(path, whole[known], task, event)
+        task, more, doubts = _target(path, whole[known], task, given.get("event", "").removeprefix(known[-1])[1:])
         said = any(one.refused and one.column in targets and "missing" not in one.sentence for one in findings)
         findings += [one for one in doubts if not (said if one.refused else given and "--task" in one.sentence)]
         given = {name: value for name, value in {**given, **more}.items() if value}

@@ -61,8 +61,7 @@ def progress_bar(description: str, show: bool = True, unit: str = "step") -> Ite
             bar.total = of
             if figures and figures is not latest:  # the same object again has nothing new to say
                 latest = figures
-                text = {k: v if isinstance(v, str) else f"{v:.4g}" for k, v in figures.items()}
-                bar.set_postfix(text, refresh=False)
+                bar.set_postfix({k: v if isinstance(v, str) else f"{v:.4g}" for k, v in figures.items()}, refresh=False)
             bar.update(round(done, 1) - bar.n)
             if log and (lines := math.floor(LINES * done / (of or 1))) > logged:
                 logged = lines
@@ -103,10 +102,8 @@ class Channel:
             self.last = time.monotonic()
             self._send(share, figures or {})
 
-    @property
-    def stopping(self) -> bool:
-        """Whether nobody waits for the task any more."""
-        return self._asked() or (self.outer is not None and self.outer.stopping)
+    #: Whether nobody waits for the task any more.
+    stopping = property(lambda self: self._asked() or (self.outer is not None and self.outer.stopping))
 
 
 _CHANNEL: ContextVar[Channel | None] = ContextVar("channel", default=None)

@@ -4,13 +4,12 @@ The options, examples and all words are in ``help.toml``. Names of variants, met
 that `--help` and a typo are answered before torch is imported, which takes seconds.
 """
 
-import argparse
 import os
 import signal
 import sys
 import tomllib
 import warnings
-from argparse import BooleanOptionalAction
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -101,7 +100,7 @@ def positive(text: str) -> int:
     """A whole number from 1 on."""
     number = int(text) if text.strip().lstrip("+-").isdecimal() else 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+        raise ArgumentTypeError(f"must be at least 1, got {text}")
     return number
 
 
@@ -114,11 +113,11 @@ def numbers(text: str) -> list[float]:
 CALLED = {"int": int, "float": float, "positive": positive, "numbers": numbers, "yes-or-no": BooleanOptionalAction}
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(ArgumentParser):
     """An ArgumentParser that takes no abbreviations and raises UserError instead of exiting."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+        super().__init__(*args, allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError."""
@@ -142,7 +141,7 @@ class Parser(argparse.ArgumentParser):
             group.add_argument(name, help=help, **kind)
 
 
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> Namespace:
     """Arguments -> a namespace with ``command``, by default train. Raises UserError for what is mistyped."""
     words = tomllib.loads((Path(__file__).parent / "help.toml").read_text(encoding="utf-8"))
     argv = list(argv)

@@ -263,8 +263,7 @@ class Rows:
             known = slice(None) if self.conformal.groups is None else np.asarray(self.conformal.groups) == group
             ratios = None if self.ratios is None else self.ratios[known]
             limits[groups == group] = threshold(scores[known], level, ratios, new[groups == group])
-        infinite = (limits == math.inf).reshape(len(limits), -1).all(1)
-        return level, torch.from_numpy(limits), self._words(level, infinite)
+        return level, torch.from_numpy(limits), self._words(level, (limits == math.inf).reshape(len(limits), -1).all(1))
 
     def _words(self, level: float, infinite: np.ndarray) -> tuple[str, str]:
         """(kind, note) of intervals or sets."""

@@ -1,9 +1,8 @@
 """What a check is made of, what it reports, and how averages of draws are compared with what they should be."""
 
-import dataclasses
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -39,25 +38,14 @@ class Subject:
     data: Dataset
     given: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def inference(self) -> str:
-        """The method's name."""
-        return name_of(self.method({}), METHODS)
-
-    @property
-    def converges_to(self) -> str:
-        """What the method says that its draws converge to, with the user's settings; see ``Method``."""
-        return self.method({}).converges_to
-
-    @property
-    def exact(self) -> bool:
-        """Whether that is the posterior itself, in the limit of small steps or without one."""
-        return self.converges_to.startswith("exact")
-
-    @property
-    def own_module(self) -> bool:
-        """Whether the network is a module of the user's own."""
-        return "module" in defaults(self.entry)
+    #: The method's name.
+    inference = property(lambda self: name_of(self.method({}), METHODS))
+    #: What the method says that its draws converge to, with the user's settings; see ``Method``.
+    converges_to = property(lambda self: self.method({}).converges_to)
+    #: Whether that is the posterior itself, in the limit of small steps or without one.
+    exact = property(lambda self: self.converges_to.startswith("exact"))
+    #: Whether the network is a module of the user's own.
+    own_module = property(lambda self: "module" in defaults(self.entry))
 
     @property
     def improper(self) -> bool:
@@ -65,10 +53,8 @@ class Subject:
         improper = str(getattr(self.entry, "prior", "")).startswith("log-uniform")
         return improper or (self.own_module and "proper prior" not in self.entry.has)
 
-    @property
-    def temperature(self) -> float:
-        """T that the user asked for."""
-        return float(self.given.get("temperature", 1.0))
+    #: T that the user asked for.
+    temperature = property(lambda self: float(self.given.get("temperature", 1.0)))
 
     def method(self, settings: Mapping[str, Any]) -> Method:
         """The method: the user's settings above these, of which those that it does not have are left out."""
@@ -102,7 +88,7 @@ class Subject:
         """The variant with those of the settings that it has, without dropout, on features that are the inputs."""
         entry, names = self.entry, defaults(self.entry)
         small = {"init_scale": INIT_SCALE, "input_dropout": 0.0, "hidden_dropout": 0.0, "backbone": nn.Flatten()}
-        return dataclasses.replace(entry, **{k: v for k, v in {**small, **settings}.items() if k in names})
+        return replace(entry, **{k: v for k, v in {**small, **settings}.items() if k in names})
 
     def settings(self, method: Method, entry: Entry | None = None) -> dict[str, Any]:
         """Of variant and method, for the report; JSON-able."""

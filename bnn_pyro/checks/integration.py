@@ -54,14 +54,6 @@ def hermite(size: int, nodes: int) -> Nodes:
     return Nodes(w, mass.prod(1))
 
 
-def standard_nodes(size: int, quadratic: bool) -> Nodes:
-    """Of the standard Normal: exact for polynomials of total degree 3 alone, or good for smooth functions."""
-    if not quadratic:
-        return sobol(size, 2**12) if size > 2 else hermite(size, 50)
-    half = math.sqrt(size) * torch.eye(size, dtype=torch.float64)
-    return Nodes(torch.cat([half, -half]), torch.full((2 * size,), 0.5 / size, dtype=torch.float64))
-
-
 def sobol(size: int, points: int = POINTS) -> Nodes:
     """Of the standard Normal of ``size`` numbers, and symmetric."""
     u = SobolEngine(size, scramble=True, seed=1).draw(points // 2, dtype=torch.float64)

@@ -101,13 +101,11 @@ def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Tran
     return move
 
 
-#: By what a class of methods has: chains that share a start, a kernel of one chain, a step of stochastic gradients.
-_KINDS = {"superchains": _all_at_once, "kernel": _one_by_one, "eta_share": _in_steps}
-
-
 def transitions_of(kind: type[Method]) -> Callable[..., Transition] | None:
     """What makes C chains of a method of this class; None where its transitions are not known."""
-    return next((make for name, make in _KINDS.items() if hasattr(kind, name)), None)
+    # By what it has: chains that share a start, a kernel of one chain, a step of stochastic gradients.
+    kinds = {"superchains": _all_at_once, "kernel": _one_by_one, "eta_share": _in_steps}
+    return next((make for name, make in kinds.items() if hasattr(kind, name)), None)
 
 
 class JointChains:

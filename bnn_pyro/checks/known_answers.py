@@ -45,7 +45,7 @@ DRAWS, PARTICLES = 4000, 400
 
 @dataclass(frozen=True)
 class KnownAnswers(Check):
-    """Settings that these checks share.
+    """Settings that these checks share. A subclass has ``problems(subject)``, those on which the subject is checked.
 
     fits    independent fits of a method that gives a guide or points
     effort  length of runs and trainings, in those of the quick budget
@@ -56,10 +56,6 @@ class KnownAnswers(Check):
 
     name: ClassVar[str]
     quick: ClassVar[Mapping[str, Any]] = {"fits": 8, "effort": 1.0}
-
-    def problems(self, subject: Subject) -> Sequence[Problem]:
-        """Those on which the subject is checked."""
-        raise NotImplementedError
 
     def _refuses(self, subject: Subject) -> str:
         return subject.irreducible()

@@ -113,8 +113,7 @@ def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:
     """Targets (B,) at new inputs (B, D), and their exact log p(y | x, D) in nats (B,)."""
     if problem.is_linear:
         a, (weights, precision) = problem.design(x), problem.gaussian
-        variance = NOISE**2 + ((a @ torch.linalg.inv(precision)) * a).sum(1)
-        mean, sd = a @ weights, variance.sqrt()
+        mean, sd = a @ weights, (NOISE**2 + ((a @ torch.linalg.inv(precision)) * a).sum(1)).sqrt()
         y = (mean + torch.linspace(-2, 2, len(x)) * sd).float()
         return y, norm.logpdf(y.double().numpy(), mean.numpy(), sd.numpy())
     y, nodes = torch.arange(len(x)) % problem.classes, problem.posterior

@@ -96,10 +96,8 @@ class Problem:
         prior = Normal(self.prior_mean, self.prior_scale).log_prob(w).sum(1)
         return self.log_probs(w, self.inputs, self.targets).sum(1) / self.temperature + prior_weight * prior
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether it is linear regression, whose log joint is quadratic, and whose posterior is Normal."""
-        return not self.unit and self.noise is not None
+    #: Whether it is linear regression, whose log joint is quadratic, and whose posterior is Normal.
+    is_linear = property(lambda self: not self.unit and self.noise is not None)
 
     def design(self, x: Tensor) -> Tensor:
         """A (B, P) of a linear model, whose outputs are A w but for a constant."""
@@ -113,8 +111,12 @@ class Problem:
 
     @cached_property
     def standard(self) -> integration.Nodes:
-        """Nodes of the standard Normal: exact for the quadratic log joint of linear regression."""
-        return integration.standard_nodes(self.size, self.is_linear)
+        """Nodes of the standard Normal; of linear regression exact for polynomials of total degree 3 alone."""
+        size = self.size
+        if not self.is_linear:
+            return integration.sobol(size, 2**12) if size > 2 else integration.hermite(size, 50)
+        half = math.sqrt(size) * torch.eye(size, dtype=torch.float64)
+        return integration.Nodes(torch.cat([half, -half]), torch.full((2 * size,), 0.5 / size, dtype=torch.float64))
 
     @cached_property
     def posterior(self) -> integration.Nodes:
@@ -134,10 +136,8 @@ class Problem:
             start = start * torch.sign(start[1])
         return integration.climb(lambda w: self.log_joint(w, prior_weight), start)
 
-    @property
-    def new(self) -> Tensor:
-        """The new inputs as the variant takes them."""
-        return self.x.float()
+    #: The new inputs as the variant takes them.
+    new = property(lambda self: self.x.float())
 
     @cached_property
     def moments(self) -> tuple[Tensor, Tensor]:
@@ -178,10 +178,8 @@ class Problem:
             w = w * torch.where(sign < 0, -1.0, 1.0)
         return torch.cat([w, f.sigmoid() if self.noise is None else f], -1)
 
-    @cached_property
-    def exact(self) -> np.ndarray:
-        """Expectations of the quantities (M,) under the posterior."""
-        return self.expect(self.posterior)
+    #: Expectations of the quantities (M,) under the posterior.
+    exact = cached_property(lambda self: self.expect(self.posterior))
 
     def expect(self, nodes: integration.Nodes) -> np.ndarray:
         """Those under another distribution of the weights."""

@@ -2,10 +2,8 @@
 
 The variant gets the data of a reference, that of the subject's own data where there is one, and the settings that its
 posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
-is known. Whether the model is the reference's, its density tells.
-
-Of a sampler the means of :func:`bounded` functions of every output must be those of the reference, within the
-Monte-Carlo errors of both; of an approximation the report says how far its means, spread and intervals are off.
+is known. Whether the model is the reference's, its density tells. What is compared are means of :func:`bounded`
+functions of every output.
 """
 
 import math

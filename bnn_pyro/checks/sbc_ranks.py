@@ -36,8 +36,7 @@ def ranks(truth: np.ndarray, draws: np.ndarray, generator: np.random.Generator) 
 def p_uniform(ranks: np.ndarray, num: int) -> float:
     """The p-value of R ranks (R,) on 0 … ``num``: the chance that R uniform ones have as small a γ."""
     total = len(ranks)
-    counts = np.bincount(ranks, minlength=num + 1)[:-1].cumsum()
-    gamma = _tails(total, num)[np.arange(num), counts].min()
+    gamma = _tails(total, num)[np.arange(num), np.bincount(ranks, minlength=num + 1)[:-1].cumsum()].min()
     return float(max(SMALLEST, 1.0 - _inside(*_limits(gamma, total, num), total)))
 
 
@@ -91,8 +90,7 @@ def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
     scores = np.rint((z - z.min()) * (STEPS / max(z.max() - z.min(), 1e-300))).astype(int)
     length = total * scores.max() + 1
     padded = next_fast_len(length, real=True)
-    one = np.bincount(scores, minlength=padded) / (num + 1)
-    return scores, irfft(rfft(one) ** total, padded)[:length].cumsum()
+    return scores, irfft(rfft(np.bincount(scores, minlength=padded) / (num + 1)) ** total, padded)[:length].cumsum()
 
 
 def _p_of_sum(ranks: np.ndarray, num: int, power: int) -> float:

@@ -46,9 +46,8 @@ class StepSize(Check):
     times: float = 400.0
 
     def _refuses(self, subject: Subject) -> str:
-        if subject.converges_to != "exact as lr → 0" or not hasattr(subject.kind, "eta_share"):
-            return f"{subject.inference} has no bias of the step size that is known"
-        return ""
+        known = subject.converges_to == "exact as lr → 0" and hasattr(subject.kind, "eta_share")
+        return "" if known else f"{subject.inference} has no bias of the step size that is known"
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         problem, own = linear_regression(60, 2, 1), subject.method({})

@@ -5,14 +5,12 @@ size; a :class:`Dataset` adds the rows. Inputs are standardised here, once. Targ
 likelihood carries shift and scale (see ``parts/likelihoods.py``), so that densities and errors are in the user's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -96,7 +94,7 @@ class Schema:
     targets: tuple[str, ...] = ()
     input_parts: tuple[InputPart, ...] = ()
     event: tuple[str, ...] = ()
-    dates: tuple[Dates, ...] = ()
+    dates: tuple["Dates", ...] = ()
     x_tails: tuple[tuple[int, float, float, float, float], ...] = ()
 
     @property
@@ -124,7 +122,7 @@ class Schema:
         ends = zip(columns, widths, itertools.accumulate(widths), strict=True)
         return [(column, slice(end - width, end)) for column, width, end in ends]
 
-    def of_target(self, name: str) -> Schema:
+    def of_target(self, name: str) -> Self:
         """That of one of several targets by itself; of a label, of two classes."""
         task, classes = ("classification", (f"no {name}", name)) if self.task == "labels" else ("regression", ())
         return replace(self, task=task, classes=classes, target=name, targets=(), y_shift=0.0, y_scale=1.0)
@@ -132,10 +130,8 @@ class Schema:
     #: The features with long tails, in words.
     tail_names = property(lambda self: ", ".join(str((self.features or range(k + 1))[k]) for k, *_ in self.x_tails))
 
-    @property
-    def exposure(self) -> bool:
-        """Whether the last column is an exposure; see :class:`Column`."""
-        return bool(self.columns) and self.columns[-1].exposure
+    #: Whether the last column is an exposure; see :class:`Column`.
+    exposure = property(lambda self: bool(self.columns) and self.columns[-1].exposure)
 
     def refuse_exposure(self, what: str) -> None:
         """Raise UserError where there is an exposure."""
@@ -187,7 +183,7 @@ class Schema:
         return {name: value for name, value in plain.items() if value or name not in later}
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Schema:
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`to_dict`."""
         fields = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
         columns = plain.get("columns", ())
@@ -246,7 +242,7 @@ class Dataset(Introduced):
             + 'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
         )
 
-    def to(self, device: torch.device | str) -> Dataset:
+    def to(self, device: torch.device | str) -> Self:
         """The same data set with every tensor on ``device``."""
         moved = {name: rows.to(device) for name, rows in self.parts().items()}  # of inference mode no gradient is taken
         return replace(self, **{k: v.clone() if getattr(v, "is_inference", bool)() else v for k, v in moved.items()})

@@ -35,8 +35,7 @@ def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFr
     names: of the columns, where an array has as many.
     """
     if isinstance(x, Mapping):
-        columns = not x or any(map(pd.api.types.is_list_like, x.values()))
-        x = pd.DataFrame(dict(x) if columns else [dict(x)])
+        x = pd.DataFrame(dict(x) if not x or any(map(pd.api.types.is_list_like, x.values())) else [dict(x)])
     if isinstance(x, pd.Series):
         x = x.to_frame().T.infer_objects() if names and {*names} <= {*x.index} else x.to_frame()
     if not isinstance(x, pd.DataFrame):

@@ -103,9 +103,8 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     from PIL import Image, ImageOps
 
     channels, height, width = shape
-    unreadable = OSError, ValueError, SyntaxError, Image.DecompressionBombError
     what = f"{path}: is no image that can be read; give a whole PNG or JPG file"
-    with refusing(what, *unreadable), Image.open(path) as opened:
+    with refusing(what, OSError, ValueError, SyntaxError, Image.DecompressionBombError), Image.open(path) as opened:
         picture = ImageOps.exif_transpose(opened)
         if picture.mode[0] in "IF":  # whole numbers of 16 bits; or floats, of 0 to 1 or 0 to 255
             values = np.asarray(picture, dtype=np.float64)

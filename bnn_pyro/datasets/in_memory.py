@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from torch import Tensor
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as Items
+from torch.utils import data as torch_data
 
 from bnn_pyro.cells import coded_cells, gaps_in
 from bnn_pyro.datasets.arrays import image_arrays, on_disk, pack, parts_of, raw_arrays
@@ -98,7 +97,7 @@ def dataset(
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)
     y = str(y) if isinstance(y, int | np.integer) else y  # as ``as_table`` has names
-    if train is not None or isinstance(x, Items | DataLoader):
+    if train is not None or isinstance(x, torch_data.Dataset | torch_data.DataLoader):
         if y is not None or (train is not None and x is not None):
             raise UserError("X is a torch data set, which has the targets; leave y out, and give X or train=")
         num, num_test = rows if isinstance(rows, tuple) else (rows, None)
@@ -163,7 +162,7 @@ def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
     Of a torch data set or loader, of inputs or of (input, target), the inputs in the data set's order.
     Raises UserError for a missing column, a missing value or a category that training did not have (see ``dataset``).
     """
-    x = read_items(what, x, alone=True)[0] if isinstance(x, Items | DataLoader) else x
+    x = read_items(what, x, alone=True)[0] if isinstance(x, torch_data.Dataset | torch_data.DataLoader) else x
     return standardised(_encoded(what, x, schema), schema)
 
 

@@ -102,10 +102,8 @@ class Rows:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @property
-    def shape(self) -> torch.Size:
-        """(N, *input_shape)."""
-        return torch.Size([len(self.numbers), *self.source.shape[1:]])
+    #: (N, *input_shape).
+    shape = property(lambda self: torch.Size([len(self.numbers), *self.source.shape[1:]]))
 
     def __getitem__(self, rows: Any) -> Tensor:
         numbers = self.numbers[rows.cpu() if isinstance(rows, Tensor) else rows]

@@ -17,7 +17,6 @@ from torch import Tensor
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import draws, importance
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ChainStatistics, chain_statistics
-from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.diagnostics.failures import failure
 from bnn_pyro.diagnostics.verdicts import RHAT, Diagnosis, Findings, verdicts
 from bnn_pyro.errors import UserError
@@ -46,15 +45,10 @@ class Convergence(ChainStatistics):
 
     nested: bool = False
 
-    @property
-    def worst(self) -> float:
-        """The largest R-hat."""
-        return float(np.fmax.reduce(self.rhat.numpy(), axis=None))
-
-    @property
-    def least(self) -> float:
-        """The smallest effective sample size, of the bulk."""
-        return float(np.fmin.reduce(self.ess_bulk.numpy(), axis=None))
+    #: The largest R-hat.
+    worst = property(lambda self: float(np.fmax.reduce(self.rhat.numpy(), axis=None)))
+    #: The smallest effective sample size, of the bulk.
+    least = property(lambda self: float(np.fmin.reduce(self.ess_bulk.numpy(), axis=None)))
 
 
 def function_space(posterior: Posterior, x: Tensor) -> Convergence:
@@ -164,7 +158,7 @@ class _Work:
         names = [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
         what = {"labels": "log-odds of", "survival": "mean of log"}.get(schema.task, "mean of")
         names = names or [f"{what} {name}" for name in schema.targets or (schema.target,)]
-        points = even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
+        points = draws.even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
         self.statistics["points"] = float(len(points))
         outputs, spread = np.empty((len(points), len(names), *self.shape), dtype=np.float32), 0.0
         for part, prediction, values in _outputs(self.posterior, self.x[points], self.shape):
@@ -173,7 +167,7 @@ class _Work:
                 wide = prediction.untransformed.total.sqrt().numpy() / np.asarray(self.data.schema.y_scale)
             spread = max(spread, float(wide.max()))
         flat = outputs.reshape(-1, *self.shape)
-        picks = even(len(flat), SHOWN)
+        picks = draws.even(len(flat), SHOWN)
         self.findings.constant = num > 1 and not (flat.max((1, 2)) > flat.min((1, 2))).any()
         self.findings.broken = int((~np.isfinite(flat).all(0)).sum())
         if self.is_chain:
@@ -181,7 +175,7 @@ class _Work:
             self.statistics |= {"spread_max": spread, **_worst(chains), **nested}
             self.series |= {"rhat": chains.rhat, "ess_bulk": chains.ess_bulk, "ess_tail": chains.ess_tail}
             worst = np.argsort(np.where(np.isnan(chains.rhat), np.inf, -chains.rhat))[:1]
-            picks = np.unique([*worst, *even(len(flat), SHOWN - 1)])
+            picks = np.unique([*worst, *draws.even(len(flat), SHOWN - 1)])
         self.series["outputs"] = np.moveaxis(flat[picks], 0, -1)
         which, of = "test" if self.findings.tested else "training", len(names)
         self.series["output_labels"] = [f"{names[i % of]}, {which} point {points[i // of] + 1}" for i in picks]
@@ -197,7 +191,7 @@ class _Work:
             columns |= {name: getattr(chains, name) for name in ("rhat", "ess_bulk", "ess_tail", "mcse")}
             self.statistics |= {WEIGHT_NAMES[n]: v for n, v in _worst(chains).items() if n in WEIGHT_NAMES}
         self.table = pd.DataFrame({"name": names, **columns}).to_dict("records")
-        picks = even(len(names), SHOWN)
+        picks = draws.even(len(names), SHOWN)
         self.series["weights"] = np.moveaxis(values[picks], 0, -1)
         self.series["weight_labels"] = [names[i] for i in picks]
         self.chosen = values

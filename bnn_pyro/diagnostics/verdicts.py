@@ -129,10 +129,8 @@ class Findings:
         """Whether an R-hat is too large, and larger than chance makes the largest of as many."""
         return self.get(f"{prefix}rhat_max") > RHAT and not self.get(f"{prefix}rhat_p") >= CHANCE
 
-    @property
-    def total(self) -> float:
-        """Draws of all chains."""
-        return self.get("chains") * self.get("draws")
+    #: Draws of all chains.
+    total = property(lambda self: self.get("chains") * self.get("draws"))
 
     def fill(self, which: str, **words: Any) -> str:
         """A sentence of ``SENTENCES`` with its numbers and words."""
@@ -146,8 +144,7 @@ class Findings:
     @property
     def diverged(self) -> float:
         """The share of transitions: of ``thin`` a draw it is known whether one diverged, p = 1 − (1 − share)^thin."""
-        p = self.get("divergences") / self.total
-        return 1 - (1 - p) ** (1 / self.statistics.get("thin", 1))
+        return 1 - (1 - self.get("divergences") / self.total) ** (1 / self.statistics.get("thin", 1))
 
     @property
     def causes(self) -> dict[str, tuple[str, str]]:

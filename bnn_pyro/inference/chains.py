@@ -57,10 +57,8 @@ class Record:
         self.interrupted = False
         self.since: list[Mapping[str, float | np.ndarray]] = []  # of the transitions since the last draw that was kept
 
-    @property
-    def finished(self) -> bool:
-        """Whether every draw is there."""
-        return self.kept == self.draws
+    #: Whether every draw is there.
+    finished = property(lambda self: self.kept == self.draws)
 
     def add(self, z: np.ndarray, figures: Mapping[str, float | np.ndarray]) -> None:
         """The outcome of one transition."""
@@ -170,15 +168,10 @@ class Chain:
         self.kernel, self.record, self.figures = kernel, record, figures
         self.total = record.warmup + record.draws * record.thin
 
-    @property
-    def step(self) -> int:
-        """Transitions so far."""
-        return self.record.done
-
-    @property
-    def share_drawn(self) -> float:
-        """Of its draws."""
-        return self.record.kept / self.record.draws
+    #: Transitions so far.
+    step = property(lambda self: self.record.done)
+    #: Of its draws.
+    share_drawn = property(lambda self: self.record.kept / self.record.draws)
 
     def steps(self) -> Iterator[Figures]:
         """The transitions that the record lacks."""

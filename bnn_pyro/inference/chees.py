@@ -94,10 +94,8 @@ class Kernel:
         self.each = settings.chains // min(settings.chains, settings.superchains)
         self.superchain = torch.arange(settings.chains, dtype=torch.float64) // self.each
 
-    @property
-    def point(self) -> SimpleNamespace:
-        """Where the chains are, z (C, P) as a numpy array."""
-        return SimpleNamespace(z=self.chains.z.cpu().numpy())
+    #: Where the chains are, z (C, P) as a numpy array.
+    point = property(lambda self: SimpleNamespace(z=self.chains.z.cpu().numpy()))
 
     def begin(self, z: Tensor) -> None:
         """At starts z (C, P)."""

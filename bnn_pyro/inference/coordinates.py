@@ -79,8 +79,7 @@ class Whitened(Space):
 
     def forward(self, z: Tensor) -> Tensor:
         """z (…, P) -> u (…, P)."""
-        v = self.u @ (z[..., : self.size].unflatten(-1, self.scale.shape) * self.scale) @ self.q.mT
-        w = v * self.tau
+        w = self.u @ (z[..., : self.size].unflatten(-1, self.scale.shape) * self.scale) @ self.q.mT * self.tau
         layer = [w[..., :-1].flatten(-2), w[..., -1]] if self.has_bias else [w.flatten(-2)]
         return torch.cat([*layer, z[..., self.size :] * self.own_scale], -1)
 

@@ -107,8 +107,7 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     batch = s["batch_size"] or rows
     members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
     processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
-    together = math.ceil(chains / processes)
-    transition = TRANSITION + together * GRADIENTS * gradient_seconds(rows, macs)
+    transition = TRANSITION + math.ceil(chains / processes) * GRADIENTS * gradient_seconds(rows, macs)
     sampled = (s["warmup"] + s["draws"] * s["thin"]) * (TYPICAL if s.get("adjusted") else 1) * transition
     return PROCESS + COMPILATION + members + sampled
 

@@ -187,7 +187,9 @@ class GuideStopping(EarlyStopping):
         for _ in range(HALVINGS):
             self._narrow(self.factor / 2)
             half = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
-            if not _is_better(half, log_p):
+            gain = half - log_p
+            by_chance = max(EVIDENCE, ERRORS * gain.std().item() * math.sqrt(len(gain)))
+            if not gain.sum().item() > by_chance:
                 break
             log_p, self.factor = half, self.factor / 2
         self._narrow(self.factor)
@@ -206,9 +208,3 @@ def mixture_log_p(posterior: Posterior, x: Tensor, y: Tensor, draws: int = DRAWS
     with in_mode(posterior.model, training=False):
         log_p = log_likelihood(posterior.model, posterior.draw(draws, seed=0), x, y)
     return log_p.double().logsumexp(0) - math.log(log_p.shape[0])
-
-
-def _is_better(new: Tensor, old: Tensor) -> bool:
-    """Whether log-densities of rows (M,) are higher by more than chance."""
-    gain = new - old
-    return gain.sum().item() > max(EVIDENCE, ERRORS * gain.std().item() * math.sqrt(len(gain)))

@@ -50,8 +50,7 @@ class Curvature:
         self.order, self.has_bias = torch.arange(outputs * inputs).view(outputs, inputs), layer.bias is not None
         self.features = log_joint.model.net.enter(log_joint.x).double()
         if self.has_bias:
-            biases = torch.arange(outputs * inputs, outputs * (inputs + 1))
-            self.order = torch.cat([self.order, biases[:, None]], 1)
+            self.order = torch.cat([self.order, torch.arange(outputs * inputs, outputs * (inputs + 1))[:, None]], 1)
             self.features = torch.cat([self.features, torch.ones_like(self.features[:, :1])], 1)
         if log_joint.model.net.exposure:
             self.features = torch.cat([self.features, log_joint.model.net.add_exposure(0.0, log_joint.x).double()], 1)

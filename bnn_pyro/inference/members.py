@@ -82,10 +82,8 @@ class Members:
         self.batches = Batches(x, y, batch_size, members, seed)
         self.least, self.since = u.new_full((members,), math.inf), u.new_zeros(members)
 
-    @property
-    def step(self) -> int:
-        """Epochs so far, of all members."""
-        return self.epoch * self.members
+    #: Epochs so far, of all members.
+    step = property(lambda self: self.epoch * self.members)
 
     @property
     def finished(self) -> bool:

@@ -54,8 +54,7 @@ def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndar
     decay = np.exp(-delta)
     along = np.einsum("gd,gd->g", e, u)
     turned = ((1 - decay) * (1 + decay + along * (1 - decay)))[:, None] * e + (2 * decay)[:, None] * u
-    kinetic = last * (delta - math.log(2) + np.log1p(along + (1 - along) * decay**2))
-    return direction(turned), kinetic
+    return direction(turned), last * (delta - math.log(2) + np.log1p(along + (1 - along) * decay**2))
 
 
 def integrate(evaluate: Callable, state: State, step: np.ndarray) -> tuple[State, np.ndarray]:
@@ -147,10 +146,8 @@ class Moments:
         self.mean = self.mean + (weight / self.weight)[:, None] * before
         self.squares = self.squares + weight[:, None] * before * (z - self.mean)
 
-    @property
-    def radius(self) -> np.ndarray:
-        """√ Σ_i Var z_i of each chain, (G,)."""
-        return np.sqrt(self.squares.sum(1) / np.maximum(self.weight, 1e-300))
+    #: √ Σ_i Var z_i of each chain, (G,).
+    radius = property(lambda self: np.sqrt(self.squares.sum(1) / np.maximum(self.weight, 1e-300)))
 
 
 def effective_draws(x: np.ndarray) -> np.ndarray:
@@ -162,8 +159,6 @@ def effective_draws(x: np.ndarray) -> np.ndarray:
     x = x - x.mean(0)
     spectrum = rfft(x, next_fast_len(2 * n), axis=0)
     covariance = irfft(spectrum.real**2 + spectrum.imag**2, next_fast_len(2 * n), axis=0)[: n - n % 2]
-    variance = np.where(covariance[0] > 0, covariance[0], np.inf)
-    pairs = (covariance[::2] + covariance[1::2]) / variance
-    positive = np.minimum.accumulate(pairs > 0, axis=0)
-    time = 2 * np.where(positive, pairs, 0.0).sum(0) - 1
+    pairs = (covariance[::2] + covariance[1::2]) / np.where(covariance[0] > 0, covariance[0], np.inf)
+    time = 2 * np.where(np.minimum.accumulate(pairs > 0, axis=0), pairs, 0.0).sum(0) - 1
     return np.clip(n / np.maximum(time, 1.0), 1.0, n)

@@ -127,10 +127,8 @@ class MILE(SeparateChains):
             return replace(self, chains=MEMBERS if size <= SMALL else 4).run(model, guide, data, **how)
         return super().run(model, guide, data, **how)
 
-    @property
-    def untimed(self) -> int:
-        """See ``Sampler``. Trajectories take many times as long as steps."""
-        return int(0.6 * self.warmup) if self.adjusted else super().untimed
+    #: See ``Sampler``. Trajectories take many times as long as steps.
+    untimed = property(lambda self: int(0.6 * self.warmup) if self.adjusted else super().untimed)
 
     def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **settings: Any) -> Tensor:
         settings |= dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)

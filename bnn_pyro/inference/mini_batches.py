@@ -114,8 +114,7 @@ class Batches:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
             orders = (torch.randperm(len(self.x), generator=generator) for _ in range(self.chains))
             blocks = [order[: self.per_epoch * self.size].view(self.per_epoch, self.size) for order in orders]
-            of_epoch = torch.stack(blocks, 1).to(self.x.device)  # (steps, C, B)
-            for rows in of_epoch[first : first + stop - start]:
+            for rows in torch.stack(blocks, 1).to(self.x.device)[first : first + stop - start]:  # (steps, C, B)
                 flat = rows.flatten()
                 yield tuple(part.index_select(0, flat).unflatten(0, rows.shape) for part in (self.x, self.y))
                 start += 1

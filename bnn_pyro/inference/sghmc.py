@@ -86,15 +86,10 @@ class Chains:
         names = ["epoch", "step_size", "kinetic_temperature", "log_joint", "draws"]
         self.trace: dict[str, list[float]] = {n: [] for n in [*names, *(["validation_nll"] if len(self.x_val) else [])]}
 
-    @property
-    def eta(self) -> float:
-        """η."""
-        return self.settings.eta_share * self.lr / len(self.log_joint.x)
-
-    @property
-    def momentum_variance(self) -> float:
-        """In stationarity, in the limit of small steps."""
-        return self.eta / (1 - self.settings.friction / 2)
+    #: η.
+    eta = property(lambda self: self.settings.eta_share * self.lr / len(self.log_joint.x))
+    #: In stationarity, in the limit of small steps.
+    momentum_variance = property(lambda self: self.eta / (1 - self.settings.friction / 2))
 
     def steps(self) -> Iterator[dict[str, float] | None]:
         """Those that are left, and what to show after an epoch."""
@@ -173,8 +168,7 @@ class Chains:
 
     def _scores(self) -> Tensor:
         """log Σ_c p(y_n | x_n, w_c) of the validation rows, (B,)."""
-        log_probs = log_likelihood(self.log_joint.model, self.log_joint.sites(self.w), self.x_val, self.y_val)
-        return log_probs.logsumexp(0)
+        return log_likelihood(self.log_joint.model, self.log_joint.sites(self.w), self.x_val, self.y_val).logsumexp(0)
 
     def _check(self) -> None:
         check_finite(self.recent, self.step, self.lr)

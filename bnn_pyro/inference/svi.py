@@ -69,9 +69,8 @@ class SVI(Optimisation):
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """See ``Optimisation.resolved``; ``scale_lr`` is None where it is ``lr``."""
-        rule = super().resolved(model, data)
         to_the_end = self.patience == 0 and self.lr is None and self.stops_early(model)
-        return rule._by_rule({"scale_lr": SCALE_LR} if to_the_end else {})
+        return super().resolved(model, data)._by_rule({"scale_lr": SCALE_LR} if to_the_end else {})
 
     def stops_early(self, model: nn.Module) -> bool:
         """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""

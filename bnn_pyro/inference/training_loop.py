@@ -117,8 +117,7 @@ class Training:
             parts = [slice(None)]
             if self.per_epoch > 1:
                 generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-                order = torch.randperm(len(self.x), generator=generator)
-                parts = order.to(self.x.device).tensor_split(self.per_epoch)
+                parts = torch.randperm(len(self.x), generator=generator).to(self.x.device).tensor_split(self.per_epoch)
             first = epoch * self.per_epoch
             yield from ((first + i, rows) for i, rows in enumerate(parts) if first + i >= start)
 
@@ -160,9 +159,7 @@ class Training:
             yield
             return
         recurrent = {part: part.dropout for part in net.modules() if isinstance(part, nn.RNNBase)}  # cuDNN's must train
-        kept = [
-            part for name, part in net.named_modules() if isinstance(part, _NormBase) or "parametrizations." in name
-        ]
+        kept = [p for name, p in net.named_modules() if isinstance(p, _NormBase) or "parametrizations." in name]
         try:
             for part in recurrent:
                 part.dropout = 0.0
@@ -202,14 +199,12 @@ class Training:
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
-        if self.decay is None and (3 * self.step >= 2 * self.total or self._over() or self._settled()):
+        over = self._over() or (type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x)))
+        if self.decay is None and (3 * self.step >= 2 * self.total or over):
             if isinstance(self.watch, GuideStopping):
                 self.watch.restore()
             self._decay_from(self.step)
         return figures
-
-    def _settled(self) -> bool:
-        return type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x))
 
     def _over(self) -> bool:  # patience begins anew where the learning rate falls
         return self.watch is not None and self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)

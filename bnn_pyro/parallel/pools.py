@@ -159,8 +159,7 @@ class DaskPool:
         """See ``ProcessPool``."""
         if self.function.status == "error":  # the worker died that was to hold these bytes
             self.function.retry()
-        connect = partial(_event_channel, self.topic, number)
-        what = self.topic, self.function, cloudpickle.dumps(task), name, connect
+        what = self.topic, self.function, cloudpickle.dumps(task), name, partial(_event_channel, self.topic, number)
         future = self.client.submit(run_task, *what, key=f"{self.topic}-{next(self.keys)}", pure=False)
         self.at_work.add(future)
         future.add_done_callback(self.at_work.discard)

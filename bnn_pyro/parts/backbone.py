@@ -58,10 +58,8 @@ class Pretrained:
     head: tuple[Tensor, Tensor | None] | None = None
     rows: Tensor | None = None
 
-    @property
-    def inputs(self) -> str:
-        """ "raw" or "standardised"."""
-        return "standardised" if self.schema is not None else self.description.get("inputs", "raw")
+    #: "raw" or "standardised".
+    inputs = property(lambda self: "standardised" if self.schema is not None else self.description.get("inputs", "raw"))
 
     def taking(self, inputs: str) -> Self:
         """The same network, given "raw" or "standardised" inputs. Raises UserError where it takes one kind only."""
@@ -113,8 +111,7 @@ class Backbone(nn.Module):
     def _features(self, x: Tensor) -> Tensor:
         name, schema, own = f"the backbone ({in_words(self.description)})", self._schema, self._own
         shapes = ", ".join(f"{part.name} {part.shape}" for part in schema.input_parts) or tuple(x.shape)
-        what = f"{name} does not take inputs of shape {shapes}"
-        with users_code(what), in_mode(self.net, training=False):
+        with users_code(f"{name} does not take inputs of shape {shapes}"), in_mode(self.net, training=False):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)
@@ -236,8 +233,7 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
                         f"{digest[:16]}, then {expected[:16]}); restore the file or train again")  # fmt: skip
     exported = path.suffix == ".pt2"
     kind, writer = ("torch.export", "export.save") if exported else ("TorchScript", "jit.script(module).save")
-    what = f"{path} is no whole {kind} file ({{error}}); write it by torch.{writer}"
-    with refusing(what), warnings.catch_warnings():
+    with refusing(f"{path} is no whole {kind} file ({{error}}); write it by torch.{writer}"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
         if exported:
             _refuse_pickles(path)

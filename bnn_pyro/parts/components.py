@@ -154,10 +154,8 @@ def cdf_of(d: Distribution, y: Tensor) -> Tensor:
 class LeastExtreme(dist.Gumbel):
     """loc + scale·ε, P(ε > z) = exp(−eᶻ): the logarithm of a Weibull variable, of shape 1/scale and scale exp(loc)."""
 
-    @property
-    def mean(self) -> Tensor:
-        """loc − 0.5772 scale."""
-        return 2 * self.loc - super().mean
+    #: loc − 0.5772 scale.
+    mean = property(lambda self: 2 * self.loc - super().mean)
 
     def hazard(self, value: Tensor) -> Tensor:
         """The cumulative hazard −log P(X > value)."""
@@ -240,6 +238,5 @@ def spread_counts(means: Tensor, y: Tensor, fitted: Tensor) -> NegativeBinomial:
     """Negative binomials of ``means``, as dispersed as counts y (N,) of means ``fitted`` (N,) most likely are."""
     y, fitted = (v[:: math.ceil(len(y) / 100_000)].double().numpy() for v in (y, fitted))
     loss = lambda log_r: -stats.nbinom.logpmf(y, r := math.exp(log_r), r / (r + fitted)).mean()  # noqa: E731
-    bounds = -10, 16 + math.log1p(fitted.max())  # a Poisson
-    log_r = optimize.minimize_scalar(loss, bounds=bounds, method="bounded").x
+    log_r = optimize.minimize_scalar(loss, bounds=(-10, 16 + math.log1p(fitted.max())), method="bounded").x  # a Poisson
     return dist.NegativeBinomial(torch.tensor(math.exp(log_r)).double(), logits=means.double().log() - log_r)

@@ -237,8 +237,7 @@ def columns_of(prediction: Any, schema: Schema, threshold: float | None = None) 
     spreads = {"sd": law.total, "epistemic_sd": law.epistemic, "aleatoric_sd": law.aleatoric}
     log = "log_" * (law is not prediction)
     columns = {f"{log}mean": law.mean.numpy()} | {f"{log}{name}": v.sqrt().numpy() for name, v in spreads.items()}
-    quantiles = prediction.quantile((0.025, 0.5, 0.975)).numpy()
-    return columns | dict(zip(("q2.5", "q50", "q97.5"), quantiles, strict=True))
+    return columns | dict(zip(("q2.5", "q50", "q97.5"), prediction.quantile((0.025, 0.5, 0.975)).numpy(), strict=True))
 
 
 def intervals_of(prediction: Any, schema: Schema, level: float, names: Sequence[str]) -> dict[str, Any]:

@@ -47,7 +47,6 @@ class _Flat(nn.Module):
         return sites
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
-        """(site, its q) of every site."""
         return ((name, self._site(name, loc)) for name, loc in self.sites().items())
 
 

@@ -24,8 +24,7 @@ from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, L
 
 def _cut(A: Tensor, layer: nn.Module) -> dict[str, Tensor]:
     """A layer's joined weights A (fan-in + 1, out) as {"weight", "bias"}, of the layer's own shapes."""
-    rows = A if layer.bias is None else A[:-1]
-    weight = rows.mT.reshape(layer.weight.shape)
+    weight = (A if layer.bias is None else A[:-1]).mT.reshape(layer.weight.shape)
     return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": A[-1]}
 
 

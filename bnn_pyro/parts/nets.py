@@ -271,8 +271,7 @@ class ConvNet(_Net):
         all_channels = [input_shape[0], *channels]
         pairs = pairwise(all_channels)
         self.convolutions = nn.ModuleList(nn.Conv2d(i, o, kernel, padding=padding, bias=bias) for i, o in pairs)
-        widths = [all_channels[-1] * height * width, *hidden, outputs]
-        self._add_layers(widths, bias, [dropout] * (len(hidden) + 1))
+        self._add_layers([all_channels[-1] * height * width, *hidden, outputs], bias, [dropout] * (len(hidden) + 1))
 
     def enter(self, x: Tensor) -> Tensor:
         """What the first layer takes: the same (…, B, C, H, W), channels last in memory."""
@@ -288,8 +287,7 @@ class ConvNet(_Net):
 
     def stages(self) -> list[Stage]:
         """The network as a chain: (name, layer, what follows it), in order. Dropout is not part of it."""
-        after = [*repeat(self._pool, len(self.convolutions) - 1), self._pool_flat]
-        first = zip(self.convolutions, after, strict=True)
+        first = zip(self.convolutions, [*repeat(self._pool, len(self.convolutions) - 1), self._pool_flat], strict=True)
         return [*((f"convolutions.{i}", *stage) for i, stage in enumerate(first)), *super().stages()]
 
     def _to_layers(self, x: Tensor) -> Tensor:

@@ -169,9 +169,8 @@ def select(net: nn.Module, text: str, setting: str) -> list[str]:
 
 def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str], setting: str) -> dict[str, str]:
     """{parameter: text} by the first matching pattern, or one text. Raises UserError for either without a match."""
-    patterns = {"*": texts} if isinstance(texts, str) else texts
     chosen: dict[str, str] = {}
-    for pattern, text in patterns.items():
+    for pattern, text in ({"*": texts} if isinstance(texts, str) else texts).items():
         if set(matched := select(net, pattern, setting)) <= chosen.keys():
             raise UserError(f"{setting}: all that '{pattern}' matches, one before it has matched; let it stand first")
         chosen |= {name: text for name in matched if name not in chosen}

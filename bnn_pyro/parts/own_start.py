@@ -155,8 +155,7 @@ def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
 
 def _typical(value: Tensor) -> float:
     """The root mean square of a site's values, at least a tenth of 1/√fan-in."""
-    fan_in = value[0].numel() if value.dim() > 1 else 1
-    return max(value.square().mean().sqrt().item(), 0.1 / math.sqrt(fan_in))
+    return max(value.square().mean().sqrt().item(), 0.1 / math.sqrt(value[0].numel() if value.dim() > 1 else 1))
 
 
 @torch.no_grad()

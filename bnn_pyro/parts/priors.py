@@ -51,10 +51,7 @@ class GammaNormal(ArrayDistribution):
         power = self.shape_ + 0.5 * self._size
         constant = torch.lgamma(power) - torch.lgamma(self.shape_) + self.shape_ * self.rate.log()
         constant = constant - 0.5 * self._size * math.log(2 * math.pi)
-        return constant - power * (self.rate + 0.5 * self._squares(value)).log()
-
-    def _squares(self, value: Tensor) -> Tensor:
-        return self._flat(value.square()).sum(-1)
+        return constant - power * (self.rate + 0.5 * self._flat(value.square()).sum(-1)).log()
 
 
 class ScaleMixture(ArrayDistribution):
@@ -197,10 +194,8 @@ class BayesianNet(nn.Module):
         if self._centred:
             self.register_buffer("centre", torch.cat([self.net.get_parameter(n).flatten() for n in self._centred]))
 
-    @property
-    def initial(self) -> Mapping[str, Tensor]:
-        """{site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own."""
-        return {**dict(self.net.named_parameters()), **self.likelihood.initial}
+    #: {site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own.
+    initial = property(lambda self: {**dict(self.net.named_parameters()), **self.likelihood.initial})
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
         """{site: p(w)} of the net's parameters."""

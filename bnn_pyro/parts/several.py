@@ -54,15 +54,12 @@ class SeveralMixture(Mixture):
         if self.guarantee is not None:
             warnings.warn("target(k) has the model's own intervals; the guaranteed ones, of all targets together, "
                           "are columns of prediction.interval(level)", stacklevel=2)  # fmt: skip
-        return self._one(self._number(k))
-
-    def _number(self, k: int | str) -> int:
         num, names = self.components.batch_shape[-1], list(self.schema.targets if self.schema else ())
         if k in names:
-            return names.index(k)
+            return self._one(names.index(k))
         if isinstance(k, str) or not -num <= operator.index(k) < num:
             raise unknown("target", k, [*names, f"0 to {num - 1}"])
-        return operator.index(k)
+        return self._one(operator.index(k))
 
     def _one(self, k: int) -> Mixture:
         return self.one(select(self.components, (slice(None), slice(None), k)))

@@ -16,17 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
-import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from pyro.distributions import constraints
+from pyro.distributions import TorchDistribution, constraints
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence, register_kl
 
 from bnn_pyro.parts import gradients
 
 
-class ArrayDistribution(dist.TorchDistribution):
+class ArrayDistribution(TorchDistribution):
     """One event: an array of this shape. Its batch shape is () except in a plate of draws.
 
     A subclass draws in ``_draw(shape)``, shape = sample_shape + batch_shape + event_shape, or is improper.

@@ -11,7 +11,6 @@ from sklearn import metrics as sklearn_metrics
 from bnn_pyro import metrics
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.metrics import SCORES
 from bnn_pyro.metrics.classification import BINS, mean_probs
 from bnn_pyro.metrics.metric import Targets, targets
 from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel, panels, short
@@ -191,7 +190,7 @@ def entropy_histograms(
     outside = {"out of distribution": outside} if isinstance(outside, Prediction) else dict(outside)
     if not 0 < len(outside) <= len(CONTRAST):
         raise UserError(f"an entropy histogram shows 1 to {len(CONTRAST)} out-of-distribution sets, got {len(outside)}")
-    values = [SCORES["total_entropy"](prediction) for prediction in (inside, *outside.values())]
+    values = [metrics.SCORES["total_entropy"](prediction) for prediction in (inside, *outside.values())]
     edges = np.linspace(0, max(*(v.max() for v in values), 1e-9), 41)
     own, *shares = (np.histogram(v, edges)[0] / len(v) for v in values)
     ax = panel(ax)

@@ -150,8 +150,7 @@ def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y
     if x is None or y is None:
         return ax
     points, y = grid.schema.unstandardise(x.cpu()).numpy(), torch.as_tensor(y).cpu().numpy()
-    shades = np.linspace(1, 0, max(len(names), 2))
-    for k, (name, shade) in enumerate(zip(names, shades, strict=False)):
+    for k, (name, shade) in enumerate(zip(names, np.linspace(1, 0, max(len(names), 2)), strict=False)):
         style = dict(marker=MARKERS[k % len(MARKERS)], linewidth=0.6, edgecolor="black" if shade > 0.5 else "white")
         size = 18 if len(points) > 150 else 26
         ax.scatter(*points[y == k].T, size, label=name, zorder=3, facecolor=str(shade), **style)

@@ -134,8 +134,7 @@ def _ticks(ax: Axes, names: Sequence[str]) -> Sequence[XTick]:
 
 def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
     """One standardised image (channels, height, width), dark ink on white where it has a single channel."""
-    raw = (image if schema is None else schema.unstandardise(image)).detach().cpu().double()
-    pixels = raw.permute(1, 2, 0).numpy()
+    pixels = (image if schema is None else schema.unstandardise(image)).detach().cpu().double().permute(1, 2, 0).numpy()
     if pixels.shape[-1] == 1:
         ax.imshow(pixels, cmap="gray_r")
     else:

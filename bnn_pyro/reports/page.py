@@ -59,10 +59,8 @@ class Picture:
         page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
         return cls(name, blob.getvalue(), title, sentence, wide or page.get_figwidth() > WIDE)
 
-    @property
-    def width(self) -> int:
-        """Pixels of a page."""
-        return int.from_bytes(self.png[16:20]) * SHOWN // DOTS_PER_INCH
+    #: Pixels of a page.
+    width = property(lambda self: int.from_bytes(self.png[16:20]) * SHOWN // DOTS_PER_INCH)
 
 
 def draw_figures(

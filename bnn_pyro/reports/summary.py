@@ -169,8 +169,7 @@ def run_table(run: tables.RunFacts) -> str:
         parts.append(tables.verdict_lines(run.worries))
         parts += [f"`diagnose {run.folder}` shows where, with figures."] if run.can_be_diagnosed else []
         parts.append("")
-    wrapper = textwrap.TextWrapper(tables.WIDTH, subsequent_indent="  ", break_on_hyphens=False)
-    parts += map(wrapper.fill, summary(run))
+    parts += map(textwrap.TextWrapper(tables.WIDTH, subsequent_indent="  ", break_on_hyphens=False).fill, summary(run))
     if len(metrics):
         parts.append("\n" + tables.as_text(metrics))
         parts += ["\n" + tables.as_text(targets)] if len(targets) else []

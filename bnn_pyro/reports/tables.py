@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -82,19 +82,15 @@ class RunFacts:
     sites: Mapping[str, Any] = field(default_factory=dict)
     boosting: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def runs(self) -> list[Self]:
-        """The run, and its baseline where there is one."""
-        return [self] if self.baseline is None else [self, self.baseline]
+    #: The run, and its baseline where there is one.
+    runs = property(lambda self: [self] if self.baseline is None else [self, self.baseline])
 
     def differences(self, end: str = AGAINST) -> dict[str, float]:
         """Paired differences to what has this end of a name, the baseline: {metric, metric_low, metric_high}."""
         return {k.replace(end, ""): v for k, v in self.metrics.items() if end in k}
 
-    @property
-    def coverage(self) -> Mapping[str, Any]:
-        """Of intervals or sets before and after calibration; of a run without, what that would change; or {}."""
-        return self.guarantees or self.metrics.get("if_calibrated", {})
+    #: Of intervals or sets before and after calibration; of a run without, what that would change; or {}.
+    coverage = property(lambda self: self.guarantees or self.metrics.get("if_calibrated", {}))
 
     @property
     def halves_test_rows(self) -> bool:
@@ -119,10 +115,8 @@ class RunFacts:
         rows = self.metrics.get("class_rows", {}).values()
         return max(rows, default=0) > UNBALANCED * sum(rows)
 
-    @property
-    def can_be_diagnosed(self) -> bool:
-        """Whether `diagnose` has more to say of the chains; it takes one target."""
-        return bool(self.convergence) and self.task not in ("targets", "labels")
+    #: Whether `diagnose` has more to say of the chains; it takes one target.
+    can_be_diagnosed = property(lambda self: bool(self.convergence) and self.task not in ("targets", "labels"))
 
     #: 1 where the method knows none.
     temperature = property(lambda self: self.recipe["inference_settings"].get("temperature", 1.0))
@@ -169,10 +163,8 @@ class RunFacts:
         first = next(iter(self.convergence.get("verdicts", [])), {"level": ""})
         return first["sentence"] if first["level"] == "good" and not self.failed else ""
 
-    @property
-    def title(self) -> str:
-        """Variant and data."""
-        return f"{self.recipe['variant']} on {self.provenance['data']}"
+    #: Variant and data.
+    title = property(lambda self: f"{self.recipe['variant']} on {self.provenance['data']}")
 
     #: Of every prediction.
     num_draws = property(lambda self: min(n := self.recipe["num_draws"], self.provenance.get("stored_draws", n)))

@@ -15,7 +15,6 @@ import pandas as pd
 
 from bnn_pyro import plots
 from bnn_pyro.checks import CHECKS, DATA, IMAGES, Subject, worst
-from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.inference import CONVERGES_TO, methods_for
@@ -45,10 +44,8 @@ class SubjectSpec:
     recipe: Recipe
     given: Mapping[str, Any]
 
-    @cached_property
-    def data(self) -> Dataset:
-        """All of its rows; checks take some."""
-        return self.recipe.load()
+    #: All of its rows; checks take some.
+    data = cached_property(lambda self: self.recipe.load())
 
     @cached_property
     def entry(self) -> Entry:
@@ -59,10 +56,8 @@ class SubjectSpec:
         backbone = self.recipe.for_baseline(self.data.schema)
         return replace(entry, backbone=fit_setup(backbone, self.data, seed=backbone.seed, device="cpu", progress=False))
 
-    @property
-    def label(self) -> str:
-        """Variant, method and data, for a person."""
-        return f"{self.recipe.variant} · {self.recipe.inference} · {self.recipe.data_name}"
+    #: Variant, method and data, for a person.
+    label = property(lambda self: f"{self.recipe.variant} · {self.recipe.inference} · {self.recipe.data_name}")
 
     @property
     def key(self) -> dict[str, Any]:
@@ -79,8 +74,7 @@ class SubjectSpec:
 
 def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
     """What the command line names. Raises UserError for bad values, with ``prepare`` also of data and variant."""
-    images = getattr(ZOO[args.variant], "images_only", False)
-    recipe = resolve(args, {"data": {"name": IMAGES if images else DATA}})
+    recipe = resolve(args, {"data": {"name": IMAGES if getattr(ZOO[args.variant], "images_only", False) else DATA}})
     names = flag_settings(args)
     spec = SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in names})
     if prepare:

@@ -12,7 +12,6 @@ import pandas as pd
 
 from bnn_pyro import diagnostics, plots
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.diagnostics import Diagnosis
 from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import progress_bar
@@ -61,7 +60,7 @@ def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
         raise UserError(f"the draws for ArviZ are missing, everything else was written: {reason}") from None
 
 
-def diagnosis_tables(diagnosis: Diagnosis) -> list[Section]:
+def diagnosis_tables(diagnosis: diagnostics.Diagnosis) -> list[Section]:
     """The tables that apply, function space first; the last has some weights one by one."""
     numbers, tables = diagnosis.statistics, []
     for words in read_texts("statistics")["tables"]:
@@ -107,7 +106,7 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
 }
 
 
-def draw_diagnosis(diagnosis: Diagnosis, schema: Schema) -> list[Picture]:
+def draw_diagnosis(diagnosis: diagnostics.Diagnosis, schema: Schema) -> list[Picture]:
     """Every figure that the diagnosis has the series for."""
     unit = "log-odds" if schema.has_classes else f"mean of {schema.target}"
     start = f"{unit} of " if schema.classes else f"{unit}, "  # what the axis says already

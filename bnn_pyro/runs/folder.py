@@ -4,8 +4,6 @@ The files of a run are listed in docs/command-line.md. A check has check.json, c
 ``runs.sweep``. Every file is written whole or not at all.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -93,10 +91,8 @@ class OutputFolder:
             last, free, number = free, Path("runs") / f"{name}-{number}", number + 1
         return last if resume else free
 
-    @property
-    def is_begun(self) -> bool:
-        """Whether there is one of this kind, finished or not."""
-        return (self.path / self.main).is_file()
+    #: Whether there is one of this kind, finished or not.
+    is_begun = property(lambda self: (self.path / self.main).is_file())
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file; {} where it is not there yet. Raises UserError where it is damaged."""
@@ -123,7 +119,7 @@ class OutputFolder:
         write_whole(path, content.encode() if isinstance(content, str) else content)
         return path
 
-    def write_figures(self, pictures: Iterable[Picture], former: Iterable[str] = ()) -> None:
+    def write_figures(self, pictures: Iterable["Picture"], former: Iterable[str] = ()) -> None:
         """figures/NAME.png of each; others whose names are among ``former``, as of ``glob``, are removed."""
         names = {f"{picture.name}.png": picture.png for picture in pictures}
         for old in (path for name in former for path in (self.path / "figures").glob(f"{name}.png")):
@@ -147,7 +143,7 @@ class RunFolder(OutputFolder):
     begun_again = "add --resume to go on with it, or --overwrite"
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
+    def open(cls, path: str | Path) -> Self:
         """A finished run. Raises UserError where there is none."""
         folder = cls(Path(path))
         if not folder.path.is_dir():
@@ -167,15 +163,11 @@ class RunFolder(OutputFolder):
             return "variant" in read_config(self.path / "config.json")
         return False
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether the posterior is there."""
-        return all((self.path / name).is_file() for name in ARCHIVE)
+    #: Whether the posterior is there.
+    is_trained = property(lambda self: all((self.path / name).is_file() for name in ARCHIVE))
 
-    @property
-    def baseline(self) -> RunFolder:
-        """The run of the deterministic network beside it."""
-        return RunFolder(self.path / "baseline")
+    #: The run of the deterministic network beside it.
+    baseline = property(lambda self: RunFolder(self.path / "baseline"))
 
     @property
     def recipe(self) -> Recipe:

@@ -4,12 +4,11 @@ It is resolved from layers, later ones over earlier ones: defaults, a config fil
 """
 
 import csv
-import dataclasses
 import json
 import tomllib
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -85,7 +84,7 @@ class Recipe(Setup, Settings):
             raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
                             "--validation ROWS")  # fmt: skip
         left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
-        return dataclasses.replace(data, **left, set_aside=(data.x_val[:half], data.y_val[:half]))
+        return replace(data, **left, set_aside=(data.x_val[:half], data.y_val[:half]))
 
     @property
     def data_name(self) -> str:
@@ -101,15 +100,12 @@ class Recipe(Setup, Settings):
         for name in ("variant_settings", "inference_settings", "data"):
             now, then = (located(getattr(recipe, name)) for recipe in (self, other))  # earlier versions' may not be
             for key in {**then, **now}:
-                same = now.get(key) == then.get(key) or (key, then.get(key), now.get(key)) == EARLIER
-                if not same:
+                if now.get(key) != then.get(key) and (key, then.get(key), now.get(key)) != EARLIER:
                     return key.replace("_", " "), now.get(key), then.get(key)
         return None
 
-    @property
-    def own_baseline(self) -> tuple[str, str]:
-        """The variant and the method that the variant is compared with."""
-        return getattr(self.entry, "baseline", BASELINE[0]), BASELINE[1]
+    #: The variant and the method that the variant is compared with.
+    own_baseline = property(lambda self: (getattr(self.entry, "baseline", BASELINE[0]), BASELINE[1]))
 
     def for_baseline(self, schema: Schema) -> Self | None:
         """What to compare with: a deterministic network on the same data, or None.
@@ -129,7 +125,7 @@ class Recipe(Setup, Settings):
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
             setup = make_setup(*self.own_baseline).changed(decay, length, shared)
         alone = dict(auto={}, baseline=False, boosting=False)
-        return dataclasses.replace(self, entry=setup.entry, method=setup.method, **alone)
+        return replace(self, entry=setup.entry, method=setup.method, **alone)
 
 
 def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
@@ -196,7 +192,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     how = dict(settings=located(flag_settings(args) if settings is None else settings), minutes=minutes)
     setup = set_up(variant, method, lambda: _load(data), of_variant=of_variant, of_method=of_method, **how)
     if not setup.auto and (setup.variant, setup.inference) == (stored.get("variant"), stored.get("inference")):
-        setup = dataclasses.replace(setup, auto=auto)
+        setup = replace(setup, auto=auto)
     if (which := flags.get("baseline")) is not None:
         flags |= {"baseline": which in ("all", "network"), "boosting": which in ("all", "boosting")}
     names = ("seed", "num_draws", "device", "baseline", "boosting", "conformal")
@@ -205,7 +201,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     recipe = Recipe(setup.entry, setup.method, setup.auto, data, **others)
     choose_device(recipe.device)
     baseline = recipe.baseline and (recipe.variant, recipe.inference) != recipe.own_baseline
-    return dataclasses.replace(recipe, baseline=baseline)
+    return replace(recipe, baseline=baseline)
 
 
 def _load(data: Mapping[str, Any]) -> Dataset:

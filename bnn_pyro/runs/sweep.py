@@ -146,8 +146,7 @@ def run_sweep(
         facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
         write()
     paths = {task.name: folder.run(task).path / REPLICATES for task in tasks}
-    replicates = {name: read_archive(path) for name, path in paths.items() if path.is_file()}
-    summaries = summarise(results["fits"], replicates)
+    summaries = summarise(results["fits"], {name: read_archive(path) for name, path in paths.items() if path.is_file()})
     results["summary"] = [data.to_dict() for data in summaries]
     folder.write_results(results)
     return results, summaries

@@ -107,10 +107,9 @@ def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
         by_data = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
         scores = {name: {r: _scores(summary, metric, r) for r in summary.means} for name, summary in by_data.items()}
         if scores:
-            nominal = 95.0 if metric == "coverage_95" else None
             sentence = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
             name, title = f"sweep-{metric.replace('_', '-')}", f"{label.partition(',')[0]} by recipe"
-            draw = partial(plots.sweep_points, scores, label, nominal=nominal)
+            draw = partial(plots.sweep_points, scores, label, nominal=95.0 if metric == "coverage_95" else None)
             yield Picture.of(name, draw, title, sentence, wide=len(scores) > 1)
 
 

@@ -19,12 +19,10 @@ from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import UserError
-from bnn_pyro.parts import backbone as backbones
-from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained
+from bnn_pyro.parts import nets
+from bnn_pyro.parts.backbone import INPUTS, Backbone, OnFeatures, Pretrained, from_description, from_text
 from bnn_pyro.parts.correlated_normal import parse_family
 from bnn_pyro.parts.likelihoods import LIKELIHOODS, make_likelihood
-from bnn_pyro.parts.nets import MLP as Net
-from bnn_pyro.parts.nets import described, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, build, setting
@@ -77,7 +75,7 @@ class LastLayer(Settings):
         elif isinstance(backbone, Posterior):
             backbone = _trained(backbone)
         elif isinstance(backbone, nn.Module):
-            backbone = Pretrained(backbone, described(backbone)).taking("standardised")
+            backbone = Pretrained(backbone, nets.described(backbone)).taking("standardised")
         elif not isinstance(backbone, str | Mapping | Pretrained):
             raise UserError(f"a backbone is a text, a module or a posterior, not {backbone!r}")
         if self.inputs is not None and backbone in ("auto", *BACKBONE_VARIANTS):
@@ -101,7 +99,7 @@ class LastLayer(Settings):
             noise = pretrained.description.get("held_out_error", noise)
         likelihood = make_likelihood(schema, noise, self.likelihood)
         backbone = Backbone(pretrained, schema)
-        net = Net((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
+        net = nets.MLP((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
         _start_at_head(net.layers[0], pretrained, schema)
         prior = self.prior or ("fan-in:4" if schema.has_classes else "fan-in:1")
         return OnFeatures(backbone, BayesianNet(net, likelihood, prior))
@@ -118,11 +116,11 @@ class LastLayer(Settings):
         if (name := self.backbone_variant(schema)) is not None:
             about = {"kind": "untrained", "entry": name}
         elif isinstance(about, str):
-            return backbones.from_text(about)
+            return from_text(about)
         elif about["kind"] == "run":
             own = Schema.from_dict(about["schema"])
         else:
-            return backbones.from_description(about)
+            return from_description(about)
         net = build(BACKBONE_VARIANTS[about["entry"]], about.get("entry_settings", {})).model(own).net
         return Pretrained(_Features(net), about, own)
 
@@ -147,7 +145,7 @@ def _trained(posterior: Posterior) -> Pretrained:
     net = copy.deepcopy(posterior.model.net).cpu()
     net.load_state_dict({name: draws[name][0].cpu() for name, _ in net.named_parameters()})
     facts = {k: about[k] for k in ("entry", "entry_settings", "seed", "data", "fingerprint", "split")}
-    description = {"kind": "run", **facts, "schema": posterior.schema.to_dict(), "weights": weights_digest(net)}
+    description = {"kind": "run", **facts, "schema": posterior.schema.to_dict(), "weights": nets.weights_digest(net)}
     if "early_stopping" in about and (noise := draws.get("log_noise")) is not None and noise.numel() == 1:
         description["held_out_error"] = noise.exp().item() * posterior.schema.y_scale
     last = net.layers[-1]
