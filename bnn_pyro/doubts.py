@@ -94,7 +94,7 @@ def may_be_class(cells: pd.Series, gaps: pd.Series) -> str:
 
 
 def as_meant(cells: pd.Series) -> Doubt | None:
-    """What texts are that stand for dates or numbers, with an example and the way out; None of other texts.
+    """What texts are that stand for dates, numbers or persons, with what helps; None of other texts.
 
     It is "refused" where dates cannot be read as such.
     """
@@ -115,6 +115,8 @@ def as_meant(cells: pd.Series) -> Doubt | None:
         matches = [pattern.fullmatch(cell) for cell in different]
         if len(different) > 1 and all(matches) and len({tuple(m.groupdict().values()) for m in matches}) == 1:
             return Doubt(f"holds {what}, such as '{max(different, key=len)}': {way}")
+    if CODE_NAMES.search(str(cells.name)) and MAX_CATEGORIES < len(different) <= len(cells) / 2:
+        return Doubt(f"is named like a code: --groups {cells.name} keeps rows of the same in one part", way="groups")
     return None
 
 

@@ -135,7 +135,7 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
         name = provenance["module"]["class"]
         raise UserError(f"the posterior in {folder} is of a module of your own ({name}), which an archive of tensors "
                         "cannot hold; pass it: load(folder, module=…), on the command line --module "
-                        "package.module:function")  # fmt: skip
+                        f"{saved.get('module') or 'package.module:function'}")  # fmt: skip
     if isinstance(saved.get("likelihood"), dict):
         raise UserError(f"the posterior in {folder} has a likelihood of your own; load(folder, entry=bp.Bayesian(…))")
     return build(Bayesian, {**saved, "module": module})

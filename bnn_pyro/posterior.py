@@ -4,6 +4,7 @@ Nobody to the right of this file asks which method made a posterior. The archive
 read with ``weights_only=True``: loading executes nothing from the file.
 """
 
+import copy
 import hashlib
 import io
 import json
@@ -28,7 +29,7 @@ from bnn_pyro.errors import Introduced, UserError, refusing
 from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
-from bnn_pyro.parts.nets import tensors_of
+from bnn_pyro.parts.nets import in_mode, tensors_of
 
 FORMAT = 1
 #: Bytes of weights that are drawn at once; numbers that a description draws in all, more or less.
@@ -44,6 +45,14 @@ def model_buffers(model: nn.Module) -> dict[str, Tensor]:
     """{name: value}: persistent buffers of a model, such as running statistics, but not of a frozen backbone."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return {k: v for k, v in tensors_of(model).items() if k not in parameters and not k.startswith("backbone.")}
+
+
+def moved_buffers(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
+    """The names of the buffers that a pass in training mode changes, such as running statistics."""
+    with isolated(0), torch.no_grad(), in_mode(probe := copy.deepcopy(model), training=True):
+        poutine.condition(probe, dict(model.initial))(x, y)
+    pairs = zip(model.named_buffers(), probe.buffers(), strict=True)
+    return [name for (name, a), b in pairs if not ((a == b) | (a.isnan() & b.isnan())).all()]
 
 
 def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
@@ -125,7 +134,7 @@ class Posterior(Introduced):
                 continue
             point, share, ratio, kl = site not in model.texts or site in model.points, *(float("nan"),) * 3
             if not point:
-                mean, sd = draws[site].mean(0), draws[site].std(0)
+                mean, sd = draws[site].mean(0), draws[site].std(0, correction=int(len(draws[site]) > 1))
                 ratio = (mean.abs() / sd).median().item()
                 with suppress(NotImplementedError):  # a prior without a variance
                     share = (sd / priors[site].variance.sqrt()).mean().item()

@@ -58,13 +58,18 @@ PANEL = pd.DataFrame({"nr": 7 * WHO + 100, "year": 1980 + K[:120] % 3, "sex": SE
 NUMBERS = {
     "nothing else": (PANEL[["nr", "y"]].rename(columns={"nr": "id"}), "id", ""),
     "by the name": (PANEL.rename(columns={"nr": "id"}), "id", "named like a code; a code is no quantity: --groups"),
+    "texts": (
+        pd.DataFrame({"patient": [f"P{k % 40:03d}" for k in range(240)], "year": K[:240] % 7, "y": NOISE[:240]}),
+        "patient",
+        "named like a code: --groups patient keeps rows of the same in one part",
+    ),
     "another name": (PANEL, None, ""),
     "once each": (PANEL.assign(nr=K[:120]).rename(columns={"nr": "id"}), None, ""),
 }
 
 
 @pytest.mark.parametrize(("frame", "name", "words"), NUMBERS.values(), ids=NUMBERS)
-def test_numbers_of_persons_are_offered_as_groups(frame, name, words, tmp_path):
+def test_persons_are_offered_as_groups(frame, name, words, tmp_path):
     frame.to_csv(tmp_path / "t.csv", index=False)
     report = inspect_table(tmp_path / "t.csv", "y")
     found = [f for f in report.findings if f.way == "groups"]

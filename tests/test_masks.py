@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from test_own_network import fit, rows
 from torch import nn
 
@@ -51,3 +52,31 @@ def test_masks_of_dropout_are_for_points_alone(layer):
     ways.append((lambda net: bp.Bayesian(net, where="3.*"), bp.SVI(epochs=3, patience=0)))  # the others are points
     for entry, method in ways:
         assert not np.allclose(*traces(entry, method))
+
+
+class Averages(nn.Module):
+    """Divides by running moments of its own, as a layer of batch normalisation that somebody wrote."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(24))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("method", [bp.SVI(epochs=60, patience=0), bp.MAP(epochs=60, patience=0)])
+def test_averages_that_a_layer_keeps_are_updated_whoever_trains(method):
+    data = rows()
+    with bp.isolated(0):
+        linear = nn.utils.spectral_norm(nn.Linear(24, 24))  # by a hook, with singular vectors for buffers
+        net = nn.Sequential(nn.Flatten(), Averages(), linear, nn.Dropout(0.4), nn.Linear(24, 3))
+    u = linear.weight_u.clone()
+    posterior = fit(net, method, data)
+    fitted, table = posterior.model.net, posterior.describe()
+    assert len(table) == 4
+    far = data.x_train.flatten(1).mean(0)
+    torch.testing.assert_close(fitted[1].mean, far, rtol=0, atol=0.3 * far.abs().max().item() + 0.05)
+    assert not torch.allclose(fitted[2].weight_u, u) and torch.equal(linear.weight_u, u)

@@ -169,7 +169,7 @@ def test_a_run_of_ones_own_module(tmp_path, monkeypatch, command, no_figures):
     shares = [int(site["KL, nats"].split("(")[1].rstrip("%)")) for site in json.loads(sites)["sites"]]
     assert "variance ratio" in report and "<td>10×64</td>" in report and len(shares) == 2 and abs(sum(shares) - 100) < 2
     # Nothing is imported that was not asked for.
-    assert "--module package.module:function" in command("evaluate", out, code=2)
+    assert "on the command line --module mynets:small" in command("evaluate", out, code=2)
     command("evaluate", out, *own)
     assert "there is no module: give bp.Bayesian(module)" in command(*train, "--overwrite", code=2)
 

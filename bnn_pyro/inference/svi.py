@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import pyro.poutine as poutine
 import torch
 from torch import Tensor, nn
 
@@ -36,8 +35,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.parts.guides import DroppedInputs, PointMass
-from bnn_pyro.parts.nets import in_mode
-from bnn_pyro.posterior import Posterior
+from bnn_pyro.posterior import Posterior, moved_buffers
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
@@ -198,10 +196,7 @@ class Ensemble(MAP):
 
         Raises UserError for a network with a buffer that training changes, such as running statistics.
         """
-        with isolated(0), torch.no_grad(), in_mode(probe := copy.deepcopy(model), training=True):
-            poutine.condition(probe, dict(model.initial))(data.x_train[:2], data.y_train[:2])
-        pairs = zip(model.named_buffers(), probe.buffers(), strict=True)
-        if moved := [name for (name, a), b in pairs if not ((a == b) | (a.isnan() & b.isnan())).all()]:
+        if moved := moved_buffers(model, data.x_train[:2], data.y_train[:2]):
             raise UserError(f"training changes '{moved[0]}', of which each member of an ensemble has its own, and "
                             "draws hold weights only; take layer or group normalisation instead of batch normalisation "
                             "(or frozen statistics), and no spectral norm or moving averages")  # fmt: skip

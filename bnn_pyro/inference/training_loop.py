@@ -33,7 +33,7 @@ from bnn_pyro.isolation import generator_state, set_generator_state, set_stream
 from bnn_pyro.parts.guides import MeanFieldNormal, PointMass
 from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.priors import BayesianNet
-from bnn_pyro.posterior import model_buffers
+from bnn_pyro.posterior import model_buffers, moved_buffers
 
 #: The weight of a step in the running mean of the gradient's norm, at least.
 MEMORY = 0.01
@@ -73,6 +73,13 @@ class Training:
         self.decay: int | None = None if self.settings.epochs is None else 0
         settings = self.settings = self.settings.resolved(self.model, self.data)
         self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, here()
+        drawn = not (isinstance(self.guide, PointMass) or getattr(self.model, "points", ()))
+        self.without_masks = net = getattr(self.model, "net", None) if drawn else None
+        #: Layers that keep averages of their own, which training mode alone updates.
+        self.averaging: list[nn.Module] = []
+        if net is not None and any(p._buffers and not isinstance(p, _NormBase) for p in net.modules()):
+            moved = moved_buffers(self.model, self.x[:2], self.y[:2])
+            self.averaging = [self.model.get_submodule(name.rpartition(".")[0]) for name in moved]
         num, size = len(self.x), settings.batch_size
         self.objective = self.ranks.averaged(Objective(self.model, self.guide, self.num_particles))
         self.optimiser = self._adam(getattr(settings, "scale_lr", None) or settings.lr)
@@ -154,8 +161,7 @@ class Training:
     @contextmanager
     def _without_masks(self) -> Iterator[None]:
         """Where weights are drawn p(y | x, w) has none: with them its noise is found larger than predictions are."""
-        net = getattr(self.model, "net", None)
-        if net is None or isinstance(self.guide, PointMass) or getattr(self.model, "points", ()):
+        if (net := self.without_masks) is None:
             yield
             return
         recurrent = {part: part.dropout for part in net.modules() if isinstance(part, nn.RNNBase)}  # cuDNN's must train
@@ -163,7 +169,7 @@ class Training:
         try:
             for part in recurrent:
                 part.dropout = 0.0
-            with in_mode(net, training=False), in_mode(*kept, *recurrent, training=True):
+            with in_mode(net, training=False), in_mode(*kept, *self.averaging, *recurrent, training=True):
                 yield
         finally:
             for part, dropout in recurrent.items():

@@ -118,13 +118,28 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
         share = metrics.get("coverage_90")
         if share is not None and (verdict := interval_verdict(0.9, share, rows)) not in RIGHT:
             yield f"90 % intervals of {name} hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
-    for level in (90,) if run.task == "counts" else (90, 50):
-        share = run.metrics.get(f"coverage_{level}")
+    yield from _intervals(run.metrics, run.task, f"{rows:,} test rows", rows)
+
+
+def _intervals(scores: Mapping[str, Any], task: str, what: str, rows: int) -> Iterator[str]:
+    for level in (90,) if task == "counts" else (90, 50):
+        share = scores.get(f"coverage_{level}")
         verdict = "" if share is None else interval_verdict(level / 100, share, rows)
-        if run.task == "counts" and verdict == "too wide":
+        if task == "counts" and verdict == "too wide":
             verdict = "those of whole numbers hold more, and the calibration figure tells whether these are too wide"
         if verdict and (level == 90 or verdict not in RIGHT):
-            yield f"{level} % intervals hold {100 * share:.0f} % of {rows:,} test rows: {verdict}"
+            yield f"{level} % intervals hold {100 * share:.0f} % of {what}: {verdict}"
+
+
+def of_new_rows(scores: Mapping[str, Any], own: Mapping[str, Any], task: str, rows: int) -> str:
+    """What to know of rows that are in no report: whether they score clearly worse than the run's own test rows.
+
+    scores, own: metrics of both, flat; ``own`` is {} where there were none.
+    """
+    parts = ["; ".join(_intervals(scores, task, f"these {rows:,} rows", rows))]
+    if scores.get("nll_low", -math.inf) > own.get("nll_high", math.inf):
+        parts.append(read_texts("summary")["unlike"].format(nll=scores["nll"], own=own["nll"]))
+    return "".join(textwrap.fill(f"{part}.", tables.WIDTH) + "\n\n" for part in parts if part)
 
 
 def _next_steps(run: tables.RunFacts) -> Iterator[str]:

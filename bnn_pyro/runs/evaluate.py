@@ -28,7 +28,7 @@ from bnn_pyro.predictive import Prediction, knows_nothing, predict
 from bnn_pyro.progress import announce, progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_pages
-from bnn_pyro.reports.summary import TOO_FEW, guarantees_section
+from bnn_pyro.reports.summary import TOO_FEW, guarantees_section, of_new_rows
 from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, difference, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
 from bnn_pyro.runs.coverage import LEVEL, coverage_table, if_calibrated
@@ -242,6 +242,7 @@ def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tenso
     prediction = predict_with_progress(posterior, x, num_draws, what)
     scores, every = metrics.evaluate(prediction, y).flat(), f"{len(x):,} rows"
     table, content = (f"Failed: {failed}\n\n", {"failed": str(failed)}) if failed else ("", {})
+    table += of_new_rows(scores, folder.read("metrics.json"), posterior.schema.task, len(x))
     table += as_text(metric_table(posterior.schema.task, {every: scores}))
     if (calibrated := with_calibration(posterior, folder.path)) is not posterior:
         made = {"level": LEVEL, "note": "of a calibration in Python"} | folder.read(GUARANTEES)
@@ -256,8 +257,7 @@ def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tenso
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
 
-def _known_rows(known: Tensor | None, x: Tensor, y: Tensor) -> int:
-    """How many of these rows are the same as one of which these are the digests; 0 where that is not known."""
+def _known_rows(known: Tensor | None, x: Tensor, y: Tensor) -> int:  # as many of x as are of these digests
     return 0 if known is None else int(torch.isin(row_digests(x, y), known).sum())
 
 
