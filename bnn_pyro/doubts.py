@@ -67,9 +67,11 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
     """Of a column of texts, without missing ones."""
     distinct, leave = cells.nunique(), "" if is_target else "exclude"
     refused = distinct > (max(2, len(cells) // 2) if is_target else max_categories(len(cells)))
-    if meant := as_meant(cells):
+    meant = as_meant(cells)
+    if meant and not (is_target and meant.way == "groups"):
         way = leave if meant.refused or (refused and not meant.way) else "" if is_target else meant.way
-        yield Doubt(meant.sentence if refused else f"{meant.sentence}; {AS_IT_IS}", refused, way)
+        keep = "; --categorical takes them for categories" * (meant.way == "groups")
+        yield Doubt(f"{meant.sentence}{keep}" if refused else f"{meant.sentence}; {AS_IT_IS}", refused, way)
     elif refused:
         way = "; --categorical takes them for categories" * (not is_target and 2 * distinct <= len(cells))
         yield Doubt(f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment{way}", True, leave)

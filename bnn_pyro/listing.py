@@ -20,6 +20,8 @@ from bnn_pyro.settings import field_docs
 PACKAGE = Path(__file__).parent
 #: The table that each folder's ``__init__`` holds.
 TABLES = {"zoo": "ZOO", "inference": "METHODS", "datasets": "DATASETS", "checks": "CHECKS"}
+#: What is read of a class besides its fields.
+ATTRIBUTES = ("summary", "paper", "has", "needs")
 TITLES = {
     "variants": "Variants",
     "methods": "Methods (--inference)",
@@ -132,10 +134,12 @@ def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt])
                     facts["settings"][name] = list(value) if isinstance(value, tuple) else value
                 elif value is not ...:
                     facts[name] = value
-            elif isinstance(line, ast.Assign):  # of one name, or of as many as there are values
-                many = isinstance(line.targets[0], ast.Tuple)
-                names, values = (p.elts if many else [p] for p in (line.targets[0], line.value))
-                facts |= {n.id: v for n, v in zip(names, map(_value, values), strict=False) if v is not ...}
+            elif isinstance(line, ast.Assign):  # of a name, or of as many as there are values
+                both = line.targets[0], line.value
+                many = all(isinstance(part, ast.Tuple) for part in both)
+                for target, value in zip(*(part.elts if many else [part] for part in both), strict=False):
+                    if isinstance(target, ast.Name) and target.id in ATTRIBUTES and _value(value) is not ...:
+                        facts[target.id] = _value(value)
     doc = ast.get_docstring(node) or ""
     facts["meanings"] |= field_docs(doc)
     facts["doc"] = " ".join(doc.partition("\n\n")[0].split())

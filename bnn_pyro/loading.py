@@ -132,10 +132,10 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
         raise UserError(f"the posterior in {folder} is not of a module of your own; leave 'module' out")
     saved = provenance["entry_settings"]
     if module is None:
-        name = provenance["module"]["class"]
+        name, own = provenance["module"]["class"], saved.get("module")
         raise UserError(f"the posterior in {folder} is of a module of your own ({name}), which an archive of tensors "
                         "cannot hold; pass it: load(folder, module=…), on the command line --module "
-                        f"{saved.get('module') or 'package.module:function'}")  # fmt: skip
+                        f"{own if own and isinstance(own, str) else 'package.module:function'}")  # fmt: skip
     if isinstance(saved.get("likelihood"), dict):
         raise UserError(f"the posterior in {folder} has a likelihood of your own; load(folder, entry=bp.Bayesian(…))")
     return build(Bayesian, {**saved, "module": module})

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,8 +52,9 @@ def moved_buffers(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
     """The names of the buffers that a pass in training mode changes, such as running statistics."""
     with isolated(0), torch.no_grad(), in_mode(probe := copy.deepcopy(model), training=True):
         poutine.condition(probe, dict(model.initial))(x, y)
-    pairs = zip(model.named_buffers(), probe.buffers(), strict=True)
-    return [name for (name, a), b in pairs if not ((a == b) | (a.isnan() & b.isnan())).all()]
+    own = dict(model.named_buffers())
+    same = partial(torch.allclose, rtol=0.0, atol=0.0, equal_nan=True)
+    return [n for n, b in probe.named_buffers() if n in own and not (own[n].shape == b.shape and same(own[n], b))]
 
 
 def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
@@ -133,8 +135,8 @@ class Posterior(Introduced):
             if site not in known:  # a buffer, or another name of a parameter
                 continue
             point, share, ratio, kl = site not in model.texts or site in model.points, *(float("nan"),) * 3
-            if not point:
-                mean, sd = draws[site].mean(0), draws[site].std(0, correction=int(len(draws[site]) > 1))
+            if not point and len(draws[site]) > 1:
+                mean, sd = draws[site].mean(0), draws[site].std(0)
                 ratio = (mean.abs() / sd).median().item()
                 with suppress(NotImplementedError):  # a prior without a variance
                     share = (sd / priors[site].variance.sqrt()).mean().item()

@@ -117,7 +117,7 @@ def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path
     frame.assign(area=1.02 * frame.area).to_csv(other, index=False)
     said = " ".join(command("evaluate", out, "--data", other).split())
     assert said.startswith("90 % intervals hold ") and "of these 25 rows: too narrow" in said
-    assert "They are predicted clearly worse than the run's own test rows (nll " in said
+    assert "These 25 rows are predicted clearly worse than the run's own test rows (nll " in said
     Path(houses[1]).rename(other.with_name("moved.csv"))
     assert not command("evaluate", out, "--data", other).startswith("Failed"), "there is nothing to compare with"
     other.with_name("moved.csv").rename(houses[1])

@@ -164,6 +164,7 @@ def test_what_a_process_loads(loaded, stage, there, absent):
 
 def test_list_reads_a_variant_as_the_docs_write_one():
     text = "class Linear:\n    summary, paper = 'Linear', ''\n    has = frozenset({'guide'})\n    width: int = 3\n"
+    text += "    a, b = f()\n    c, d = 'xy'\n    table['x'] = 1\n    meanings = 'x'\n    (e, f), g = (1, 2), 3\n"
     read = _read(ast.parse(text).body[0], {})
     assert (read["summary"], read["paper"], read["has"]) == ("Linear", "", {"guide"})
     assert read["settings"] == {"width": 3}

@@ -38,7 +38,20 @@ class Recurrent(nn.Module):
         return self.layer(h.view(len(h), 3, 4))[0].flatten(1)
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout, Masked, Attention, Recurrent])
+class Counting(nn.Module):
+    """Counts its passes in training mode, with masks in a layer of its own."""
+
+    def __init__(self, p):
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+        self.inner = nn.Sequential(nn.Dropout(p))
+
+    def forward(self, h):
+        self.passes = self.passes + self.training
+        return self.inner(h)
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout, Masked, Attention, Recurrent, Counting])
 def test_masks_of_dropout_are_for_points_alone(layer):
     def traces(entry, method):
         nets = ([nn.Flatten(), nn.Linear(24, 12), layer(p), nn.Linear(12, 3)] for p in (0.0, 0.4))

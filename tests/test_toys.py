@@ -226,7 +226,17 @@ def test_a_guide_or_a_point_of_a_scale_below_0_is_refused():
         return model
 
     for method in (bp.SVI(epochs=1), bp.MAP(epochs=1)):
-        words = "'scale' of the model takes GreaterThan.* alone, .*make its logarithm the site"
+        words = "'scale' of the model does not take every number, .* such as its logarithm, or take a sampler"
         refuses(words, bp.fit, Linear(wrapped), data, method, progress=False)
+    spiky = dist.Categorical(torch.ones(2, 1, 2)), dist.Normal(0.0, torch.tensor([0.1, 1.0]).expand(2, 1, 2))
+
+    def mixed(model):
+        def forward(x, y=None):
+            return model.likelihood(x @ pyro.sample("w", dist.MixtureSameFamily(*spiky).to_event(2)), y)
+
+        return setattr(model, "forward", forward) or model
+
+    for method in (bp.SVI(epochs=2), bp.MAP(epochs=2), bp.NUTS(chains=1, warmup=5, draws=4)):
+        assert bp.fit(Linear(mixed), data, method, seed=0, progress=False).num_weights == 3
     draws = bp.fit(Linear(wrapped), data, bp.NUTS(chains=2, warmup=20, draws=10, cores=1), seed=0, progress=False)
     assert (draws.chains["scale"] > 0).all()

@@ -20,6 +20,7 @@ from torch.distributions import Transform, biject_to, kl_divergence
 
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
+from bnn_pyro.parts.guides import NormalGuide, PointMass
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.observed import OBSERVED, Recorder
 from bnn_pyro.parts.weights import FlatNormals, cut, drawn_jointly, joint_kl
@@ -67,11 +68,10 @@ def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor)
         raise UserError(f"{type(model).__name__} has no observed site '{OBSERVED}': end it with self.likelihood(f, y), "
                         "of the y that it is called with")  # fmt: skip
     _check_shapes("model", p.sites, values if guide is not None else {})
-    for name, site in q.sites.items():
-        own = p.sites[name]["fn"].support if name in p.sites else constraints.real
-        if (kind := _of_each(own)) is not _of_each(site["fn"].support) is constraints.real:
-            raise UserError(f"'{name}' of the model takes {kind} alone, and of the guide, or of a point, any number: "
-                            "make its logarithm the site, or take a sampler")  # fmt: skip
+    for name in q.sites.keys() & p.sites.keys() if isinstance(guide, NormalGuide | PointMass) else ():
+        if _of_each(p.sites[name]["fn"].support) is not constraints.real:
+            raise UserError(f"'{name}' of the model does not take every number, as {type(guide).__name__} gives it: "
+                            "make the site one that does, such as its logarithm, or take a sampler")  # fmt: skip
 
 
 def _check_shapes(of: str, sites: Mapping[str, dict], values: Weights) -> None:
@@ -157,7 +157,7 @@ class LogJoint:
             in_mode(self.model, training=False),
             _PriorDraws(numbers) as drawn,
         ):
-            self.model(self.x[:2], self.y[:2])
+            self.model(self.x[:1], self.y[:1])
         parts = {site: drawn.sites[site]["value"].split(numbers) for site in self.priors}
         return [{site: draws[i] for site, draws in parts.items()} for i in range(len(numbers))]
 
@@ -200,7 +200,7 @@ def _transform(site: str, prior: TorchDistribution) -> Transform:
 
 def _of_each(support: constraints.Constraint) -> constraints.Constraint:
     """That of one number."""
-    while isinstance(support, constraints.independent):
+    while hasattr(support, "base_constraint"):
         support = support.base_constraint
     return support
 

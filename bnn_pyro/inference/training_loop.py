@@ -78,7 +78,7 @@ class Training:
         #: Layers that keep averages of their own, which training mode alone updates.
         self.averaging: list[nn.Module] = []
         if net is not None and any(p._buffers and not isinstance(p, _NormBase) for p in net.modules()):
-            moved = moved_buffers(self.model, self.x[:2], self.y[:2])
+            moved = moved_buffers(self.model, self.x[:32], self.y[:32])
             self.averaging = [self.model.get_submodule(name.rpartition(".")[0]) for name in moved]
         num, size = len(self.x), settings.batch_size
         self.objective = self.ranks.averaged(Objective(self.model, self.guide, self.num_particles))
@@ -169,7 +169,9 @@ class Training:
         try:
             for part in recurrent:
                 part.dropout = 0.0
-            with in_mode(net, training=False), in_mode(*kept, *self.averaging, *recurrent, training=True):
+            with in_mode(net, training=False), in_mode(*kept, *recurrent, training=True):
+                for part in self.averaging:  # not what is in them
+                    part.training = True
                 yield
         finally:
             for part, dropout in recurrent.items():

@@ -136,9 +136,10 @@ def of_new_rows(scores: Mapping[str, Any], own: Mapping[str, Any], task: str, ro
 
     scores, own: metrics of both, flat; ``own`` is {} where there were none.
     """
-    parts = ["; ".join(_intervals(scores, task, f"these {rows:,} rows", rows))]
-    if scores.get("nll_low", -math.inf) > own.get("nll_high", math.inf):
-        parts.append(read_texts("summary")["unlike"].format(nll=scores["nll"], own=own["nll"]))
+    parts = ["; ".join(_intervals(scores, task, f"these {rows:,} rows", rows))] if task != "counts" else []
+    enough = min(rows, own.get("test_rows", 0)) >= TOO_FEW
+    if enough and scores.get("nll_low", -math.inf) > own.get("nll_high", math.inf):
+        parts.append(read_texts("summary")["unlike"].format(rows=rows, nll=scores["nll"], own=own["nll"]))
     return "".join(textwrap.fill(f"{part}.", tables.WIDTH) + "\n\n" for part in parts if part)
 
 
