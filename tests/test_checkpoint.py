@@ -68,6 +68,18 @@ def test_a_fit_begun_before_scales_had_a_rate_of_their_own_goes_on_without(tmp_p
     assert fit(method, tmp_path / "slower", resume=True, **how).provenance["schedule"]["scale_lr"] == 0.01
 
 
+def test_a_fit_begun_with_one_rate_goes_on_with_it_where_held_out_rows_choose(tmp_path, monkeypatch):
+    with bp.isolated(1):
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    method, how = bp.SVI(epochs=8, patience=20), dict(entry=bp.Bayesian(net))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(svi, "SLOWER", 1.0)
+        whole = fit(method, **how)
+        with interrupted(5):
+            fit(method, tmp_path, **how)
+    assert same(fit(method, tmp_path, resume=True, **how), whole) and not same(fit(method, **how), whole)
+
+
 def test_other_settings_are_refused(tmp_path):
     method = METHODS["svi, mini-batches"]
     with interrupted(5):

@@ -107,7 +107,7 @@ def smoothed(nll):
 def test_held_out_rows_stop_svi_of_a_network_of_ones_own(num_val, tmp_path):
     """With the q of the lowest NLL, a mean of five lines; the rate falls from there on. In the zoo they do not."""
     data = rows(3, num=60, num_val=num_val)
-    method = dict(kind=bp.SVI, epochs=None, patience=100, lr=0.05, batch_size=20)
+    method = dict(kind=bp.SVI, epochs=None, patience=100, lr=0.05, scale_lr=0.05, batch_size=20)
     own = bp.Bayesian(lambda schema: nn.Sequential(nn.Linear(3, 30), nn.ReLU(), nn.Linear(30, 3)))
     whole = fit(data, own, **method)
     nll, epochs, elbo = (whole.trace[name] for name in ("validation_nll", "epoch", "elbo"))

@@ -81,7 +81,7 @@ def test_steps_are_those_by_hand(warmup, clip):
 
 @pytest.mark.usefixtures("seeded")
 def test_scales_have_a_learning_rate_of_their_own():
-    """The first step of Adam moves every parameter by its rate. Of the highest ELBO the rate is 0.03."""
+    """The first step of Adam moves every parameter by its rate; of the highest ELBO 0.03, else a share of ``lr``."""
     start, found = (fit(bp.SVI(epochs=1, lr=lr, scale_lr=50 * lr)).guide for lr in (1e-12, 1e-3))
     for name, rate in (("loc", 1e-3), ("rho", 0.05)):
         moved = (getattr(found, name) - getattr(start, name)).abs()
@@ -90,8 +90,9 @@ def test_scales_have_a_learning_rate_of_their_own():
         bp.fit(bp.VariationalDropout(noise=1.0), PROBLEM.data, bp.SVI(epochs=1, scale_lr=0.1), progress=False)
     wide, narrow = (bp.Bayesian(nn.Sequential(nn.Linear(4, h), nn.Linear(h, 1))) for h in (5000, 5))
     for entry, method, rate in (
-        (wide, bp.SVI(patience=0), 0.03), (wide, bp.SVI(), None), (wide, bp.SVI(patience=0, lr=1e-3), None),
+        (wide, bp.SVI(patience=0), 0.03), (wide, bp.SVI(lr=0.01), 0.003), (wide, bp.SVI(patience=0, lr=1e-3), None),
         (narrow, bp.SVI(patience=0), 0.03), (bp.MeanField(hidden=(5000,)), bp.SVI(patience=0), None),
+        (narrow, bp.SVI(scale_lr=0.5), 0.5), (bp.MeanField(hidden=(5000,)), bp.SVI(), None),
     ):  # fmt: skip
         assert method.resolved(entry.model(PROBLEM.data.schema), PROBLEM.data).scale_lr == rate
 

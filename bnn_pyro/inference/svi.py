@@ -39,8 +39,9 @@ from bnn_pyro.posterior import Posterior, moved_buffers
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
-#: The learning rate of q's scales where a network of one's own is fitted to the highest ELBO.
-SCALE_LR = 0.03
+#: The learning rate of q's scales where a network of one's own is fitted to the highest ELBO; where held-out rows
+#: choose a q on the way, as a share of ``lr``: its means then know the data before the scales come to the prior's.
+SCALE_LR, SLOWER = 0.03, 0.3
 #: ({site: weights}, trace, why it ended before its end) of a member.
 Member = tuple[dict[str, Tensor], Trace, str]
 
@@ -51,9 +52,9 @@ class SVI(Optimisation):
 
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
-    scale_lr       the first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²); by rule ``lr``, and of a
-                   network of one's own with ``patience=0`` and no ``lr``, 0.03: ρ is about log σ, and how
-                   far that has to go does not depend on the number of weights, as ``lr`` does
+    scale_lr       the first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²); by rule ``lr``, of a
+                   network of one's own 0.3·lr where held-out rows choose q, and with ``patience=0`` and no ``lr`` 0.03:
+                   ρ is about log σ, and how far that has to go does not depend on the number of weights, as ``lr`` does
     """
 
     converges_to: ClassVar[str] = "best in family"
@@ -67,8 +68,10 @@ class SVI(Optimisation):
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """See ``Optimisation.resolved``; ``scale_lr`` is None where it is ``lr``."""
-        to_the_end = self.patience == 0 and self.lr is None and self.stops_early(model)
-        return super().resolved(model, data)._by_rule({"scale_lr": SCALE_LR} if to_the_end else {})
+        rule = super().resolved(model, data)
+        to_the_end = {"scale_lr": SCALE_LR} if self.lr is None else {}
+        own = to_the_end if self.patience == 0 else {"scale_lr": float(f"{SLOWER * rule.lr:.2g}")}
+        return rule._by_rule(own if self.stops_early(model) else {})
 
     def stops_early(self, model: nn.Module) -> bool:
         """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""
