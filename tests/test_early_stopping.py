@@ -246,7 +246,7 @@ def test_an_ensemble_that_is_stopped_goes_on_where_its_members_were(tmp_path):
 
 @pytest.mark.parametrize("scale", [3.0, 0.02])
 def test_a_guide_that_is_too_wide_is_narrowed_while_held_out_rows_gain_by_more_than_chance(scale):
-    """By halves, against log-probabilities by hand; a narrow one stays as it is, bit for bit."""
+    """By steps of √2, against log-probabilities by hand; a narrow one stays as it is, bit for bit."""
     data = rows(classes=3, num_val=2000)
     entry = bp.MeanField(hidden=(), prior="normal:1", init_scale=scale)
     with bp.isolated(0):
@@ -265,7 +265,7 @@ def test_a_guide_that_is_too_wide_is_narrowed_while_held_out_rows_gain_by_more_t
 
     assert torch.allclose(guide.scale, sd * watch.factor, rtol=1e-4)
     assert (watch.factor < 1) == (scale > 1) and (scale > 1 or torch.equal(guide.rho, before))
-    tried = [watch.factor * 2**k for k in range(-1, round(-math.log2(watch.factor)) + 1)]
+    tried = [watch.factor * 2 ** (k / 2) for k in range(-1, round(-2 * math.log2(watch.factor)) + 1)]
     gains = [log_p(a) - log_p(b) for a, b in itertools.pairwise(tried)]  # by the narrower one
     clear = [bool(g.mean() > max(0.002, g.std().item() / math.sqrt(2000))) for g in gains]
     assert clear == [False] + [True] * (len(clear) - 1)

@@ -130,8 +130,10 @@ class Schema:
     #: The features with long tails, in words.
     tail_names = property(lambda self: ", ".join(str((self.features or range(k + 1))[k]) for k, *_ in self.x_tails))
 
-    #: Whether the last column is an exposure; see :class:`Column`.
-    exposure = property(lambda self: bool(self.columns) and self.columns[-1].exposure)
+    @property
+    def exposure(self) -> bool:
+        """Whether the last column is an exposure; see :class:`Column`."""
+        return bool(self.columns) and self.columns[-1].exposure
 
     def refuse_exposure(self, what: str) -> None:
         """Raise UserError where there is an exposure."""

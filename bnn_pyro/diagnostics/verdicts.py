@@ -263,7 +263,7 @@ def _details(f: Findings) -> Iterator[Verdict]:
         other = f.get("elbo_rise") > 0 or f.get("sd_factor") < 1
         unfinished = not f.has("stopping_rows") and f.get("elbo_rise_halfway") > math.sqrt(f.rows)
         about = rising if other else "training, unfinished" if unfinished else "training"
-        narrowed = f", {f.get('sd_factor'):g} times as wide as it was trained" if f.get("sd_factor") < 1 else ""
+        narrowed = f", {f.get('sd_factor'):.2g} times as wide as it was trained" if f.get("sd_factor") < 1 else ""
         yield f.say("good" if about == "training" else "caution", about, narrowed=narrowed)
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))

@@ -39,8 +39,8 @@ DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 EVIDENCE, ERRORS = 4.0, 2.0
 #: Lines of the trace whose mean NLL is compared.
 SMOOTHED = 5
-#: Draws for the width of q at the end, which is halved so often at most.
-LAST_DRAWS, HALVINGS = 32, 6
+#: Draws for the width of q at the end, which is multiplied by this, and so often at most.
+LAST_DRAWS, NARROWER, NARROWINGS = 32, math.sqrt(0.5), 12
 
 
 def hold_out(data: Dataset, seed: int) -> Dataset:
@@ -150,7 +150,7 @@ class GuideStopping(EarlyStopping):
 
     Where the prior outweighs the rows a q on the way to the highest ELBO, on which σ rises, predicts better than that
     one, so that held-out rows decide, by the mean NLL of the last ``SMOOTHED`` lines of the trace: of a single one
-    the lowest is partly chance. In the end σ is halved as long as they gain more than by chance.
+    the lowest is partly chance. In the end σ is divided by √2 as long as they gain more than by chance.
 
     data: with the rows held out as validation rows, of which some are scored where they are many.
     """
@@ -181,17 +181,17 @@ class GuideStopping(EarlyStopping):
         self.state["recent"] = [self.state["best_nll"]] * SMOOTHED
 
     def finish(self) -> None:
-        """The best q; σ halved as long as that is better by more than chance."""
+        """The best q; σ divided by √2 as long as that is better by more than chance."""
         self.restore()
         log_p = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
-        for _ in range(HALVINGS):
-            self._narrow(self.factor / 2)
-            half = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
-            gain = half - log_p
+        for _ in range(NARROWINGS):
+            self._narrow(self.factor * NARROWER)
+            narrow = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
+            gain = narrow - log_p
             by_chance = max(EVIDENCE, ERRORS * gain.std().item() * math.sqrt(len(gain)))
             if not gain.sum().item() > by_chance:
                 break
-            log_p, self.factor = half, self.factor / 2
+            log_p, self.factor = narrow, self.factor * NARROWER
         self._narrow(self.factor)
 
     @torch.no_grad()
