@@ -157,6 +157,9 @@ class Check:
         super().__init_subclass__(**options)
         cls.idea = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
 
+    def _refuses(self, subject: Subject) -> str:
+        return ""
+
     def refuses(self, subject: Subject) -> str:
         """Why this check cannot be made of the subject, in words; "" where it can."""
         try:
