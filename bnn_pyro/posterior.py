@@ -4,12 +4,10 @@ Nobody to the right of this file asks which method made a posterior. The archive
 read with ``weights_only=True``: loading executes nothing from the file.
 """
 
-import copy
 import hashlib
 import io
 import json
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +28,7 @@ from bnn_pyro.errors import Introduced, UserError, refusing
 from bnn_pyro.files import write_whole
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.backbone import OnFeatures
+from bnn_pyro.parts.correlated_normal import Part
 from bnn_pyro.parts.nets import in_mode, tensors_of
 
 FORMAT = 1
@@ -49,15 +48,16 @@ def model_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 
 def moved_buffers(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
-    """The names of the buffers that a pass in training mode changes, such as running statistics."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a copy of tensors without data
-        probe = copy.deepcopy(model)
-    with isolated(0), torch.no_grad(), in_mode(probe, training=True):
-        poutine.condition(probe, dict(model.initial))(x, y)
-    own = dict(model.named_buffers())
-    pairs = ((name, own[name], b) for name, b in probe.named_buffers() if name in own)
-    return [n for n, a, b in pairs if a.shape != b.shape or not ((a == b) | (a.isnan() & b.isnan())).all()]
+    """The names of the buffers that a pass in training mode changes, such as running statistics; they are put back."""
+    before = {name: (value, value.clone()) for name, value in model.named_buffers()}
+    with isolated(0), torch.no_grad(), in_mode(model, training=True):
+        poutine.condition(model, dict(model.initial))(x, y)
+        pairs = [(name, before[name][1], value) for name, value in model.named_buffers() if name in before]
+        moved = [n for n, a, b in pairs if a.shape != b.shape or not ((a == b) | (a.isnan() & b.isnan())).all()]
+        for name in moved:
+            owner, _, own = name.rpartition(".")
+            model.get_submodule(owner)._buffers[own] = before[name][0].copy_(before[name][1])
+    return moved
 
 
 def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
@@ -144,7 +144,7 @@ class Posterior(Introduced):
                 with suppress(NotImplementedError):  # a prior without a variance
                     share = (sd / priors[site].variance.sqrt()).mean().item()
                 with suppress(NotImplementedError):  # no closed form, or q is draws, or of all sites jointly
-                    kl = kl_divergence(q[site], priors[site]).item() if q else kl
+                    kl = kl_divergence(q[site], priors[site]).item() if q and not isinstance(q[site], Part) else kl
             by_row = model.sampling if hasattr(getattr(own := q.get(site), "base_dist", own), "loc") else {}
             sampled = "frozen" if site in model.still else "point" if point else by_row.get(site, "weights")
             lines.append([site, list(value.shape), "" if point else model.texts[site], sampled, share, ratio, kl])

@@ -30,20 +30,19 @@ CALLS: list = []
 
 
 @dataclass(frozen=True)
-class Made:
-    """A check that finds what the test tells it to."""
+class Made(Check):
+    """What was found beside what was asked for."""
 
     effort: int = 100
     title: ClassVar[str] = "Made up"
-    idea: ClassVar[str] = "What was found beside what was asked for."
     quick: ClassVar = {"effort": 3}
     level: ClassVar[str] = "good"
     error: ClassVar[BaseException | None] = None
 
-    def refuses(self, subject):
+    def _refuses(self, subject):
         return "points have no spread" if subject.converges_to == "point" else ""
 
-    def run(self, subject, *, seed=0, report=None):
+    def _run(self, subject, seed, report):
         if self.error is not None:
             raise self.error
         CALLS.append((type(self).__name__, type(subject.entry).__name__, subject.inference, self.effort, seed))
@@ -51,7 +50,7 @@ class Made:
         return Outcome("made", self.level, "Two & two.", {"draws": 7}, (finding,), figures={"coverage_95": 0.875})
 
 
-Wrong = type("Wrong", (Made,), {"level": "bad", "title": "Wrong"})
+Wrong = type("Wrong", (Made,), {"level": "bad", "title": "Wrong", "__doc__": Made.__doc__})
 Stopped = type("Stopped", (Made,), {"error": KeyboardInterrupt(), "title": "Stopped"})
 Refused = type("Refused", (Made,), {"error": bp.UserError("row 3 of x.csv is not finite"), "title": "Refused"})
 

@@ -7,6 +7,7 @@ from test_own_network import fit, rows
 from torch import nn
 
 import bnn_pyro as bp
+from bnn_pyro.posterior import moved_buffers
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -93,3 +94,18 @@ def test_averages_that_a_layer_keeps_are_updated_whoever_trains(method):
     far = data.x_train.flatten(1).mean(0)
     torch.testing.assert_close(fitted[1].mean, far, rtol=0, atol=0.3 * far.abs().max().item() + 0.05)
     assert not torch.allclose(fitted[2].weight_u, u) and torch.equal(linear.weight_u, u)
+
+
+def test_a_pass_that_tells_which_averages_move_leaves_them_as_they_were():
+    """One gets another tensor, one is written in place."""
+    data = rows()
+    with bp.isolated(0):
+        net = nn.Sequential(nn.Flatten(), Averages(), nn.utils.spectral_norm(nn.Linear(24, 3)), nn.BatchNorm1d(3))
+    net[1].register_buffer("still", torch.zeros(2))
+    model = bp.Bayesian(net).model(data.schema)
+    before = {name: (value, value.clone()) for name, value in model.named_buffers()}
+    moved = moved_buffers(model, data.x_train, data.y_train)
+    assert moved and "net.1.still" not in moved and {"net.1.mean", "net.2.weight_u"} <= {*moved}
+    for name, value in model.named_buffers():
+        assert value is before[name][0] and torch.equal(value, before[name][1])
+    assert moved_buffers(model, data.x_train, data.y_train) == moved

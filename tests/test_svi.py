@@ -94,7 +94,10 @@ def test_scales_have_a_learning_rate_of_their_own():
         (narrow, bp.SVI(patience=0), 0.03), (bp.MeanField(hidden=(5000,)), bp.SVI(patience=0), None),
         (narrow, bp.SVI(scale_lr=0.5), 0.5), (bp.MeanField(hidden=(5000,)), bp.SVI(), None),
     ):  # fmt: skip
-        assert method.resolved(entry.model(PROBLEM.data.schema), PROBLEM.data).scale_lr == rate
+        apart = method.held_out(model := entry.model(PROBLEM.data.schema), PROBLEM.data, 0)[0]
+        assert method.resolved(model, apart).scale_lr == rate
+    # Where none can be held out, there is no q to be chosen on the way.
+    assert bp.SVI(lr=0.01).resolved(narrow.model(PROBLEM.data.schema), PROBLEM.data).scale_lr is None
 
 
 def test_mini_batches_take_every_row_once_an_epoch(monkeypatch):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from bnn_pyro.checks.check import ALPHA, Check, Finding, Outcome, Subject, worst
+from bnn_pyro.checks.check import ALPHA, Check, Finding, Outcome, Refused, Subject, worst
 from bnn_pyro.checks.estimators import Estimators
 from bnn_pyro.checks.joint_distribution import JointDistribution
 from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
@@ -63,8 +63,13 @@ def run(
     subject = Subject(setup.entry, type(setup.method), data, given)
     only = [only] if isinstance(only, str) else only
     check_known("check", CHECKS, *only)
-    checks = {name: build(CHECKS[name], CHECKS[name].quick) for name in only or CHECKS}
-    return {name: check.refuses(subject) or check.run(subject) for name, check in checks.items()}
+    outcomes: dict[str, Outcome | str] = {}
+    for name in only or CHECKS:
+        try:
+            outcomes[name] = build(CHECKS[name], CHECKS[name].quick).run(subject)
+        except Refused as reason:
+            outcomes[name] = str(reason)
+    return outcomes
 
 
-__all__ = ["ALPHA", "CHECKS", "Check", "Finding", "Outcome", "Subject", "run", "worst"]
+__all__ = ["ALPHA", "CHECKS", "Check", "Finding", "Outcome", "Refused", "Subject", "run", "worst"]

@@ -142,6 +142,10 @@ class Outcome:
         return {**own, "findings": findings, "figures": jsonable(self.figures)}
 
 
+class Refused(UserError):
+    """A check cannot be made of a subject."""
+
+
 class Check:
     """One way to tell whether a posterior is right: a frozen dataclass of settings with the verb ``run``.
 
@@ -168,9 +172,9 @@ class Check:
             return str(reason)
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """Make the check. Raises UserError for what the user can mend, and where it refuses the subject."""
+        """Make the check. Raises UserError for what the user can mend, and Refused where it cannot be made."""
         if reason := self.refuses(subject):
-            raise UserError(reason)
+            raise Refused(reason)
         with warnings.catch_warnings():  # of settings that are the check's, not the user's
             warnings.filterwarnings("ignore", ".* tells of its start alone")
             return self._run(subject, seed, report or (lambda *_: None))

@@ -111,7 +111,8 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
     precise = copy.deepcopy(model).double()
     if "initial" in vars(precise):  # of a model of the user's own
         precise.initial = {site: value.double() for site, value in precise.initial.items()}
-    with refusing("the model does not compute in float64: make its constants like x or its `initial` ({error})"):
+    what = "the model does not compute in float64: make its constants like x or its `initial` ({error})"
+    with refusing(what, RuntimeError):
         double = Potential(precise, data.x_train.double(), y, temperature)
         z = double.initial + 0.2 * (single.prior_draws(PLACES) - double.initial)
         density, gradient = double(z)

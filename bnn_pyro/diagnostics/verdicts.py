@@ -23,7 +23,8 @@ RHAT, RHAT_BAD = 1.01, 1.05
 ESS, ESS_BAD = 400, 100
 #: p-value from which on an R-hat above that is what the largest of so many comes to by chance, or a check is passed.
 CHANCE = 0.01
-#: Shares that matter: of stuck chains, divergent transitions, trajectories cut short; and of divergences that are few.
+#: Shares that matter: of stuck chains, divergent transitions, trajectories cut short. From RARE on divergences are said
+#: in the overall verdict.
 STUCK, DIVERGENT, CUT, RARE = 0.05, 0.01, 0.05, 0.002
 #: BFMI below which energies mix badly; mean acceptance below which the step size did not settle.
 BFMI, ACCEPTED = 0.3, 0.4

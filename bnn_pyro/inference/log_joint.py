@@ -199,7 +199,7 @@ def _transform(site: str, prior: TorchDistribution) -> Transform:
 
 
 def _of_each(support: constraints.Constraint) -> constraints.Constraint:
-    """That of one number."""
+    """The support of one number of a site."""
     while hasattr(support, "base_constraint"):
         support = support.base_constraint
     return support

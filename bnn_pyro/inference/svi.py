@@ -28,7 +28,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.cost import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
-from bnn_pyro.inference.early_stopping import GUIDE_STEPS, EarlyStopping, GuideStopping
+from bnn_pyro.inference.early_stopping import GUIDE_STEPS, EarlyStopping, GuideStopping, fewest
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.inference.training_loop import LOG_SCALES, Trace
 from bnn_pyro.isolation import isolated
@@ -69,9 +69,11 @@ class SVI(Optimisation):
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """See ``Optimisation.resolved``; ``scale_lr`` is None where it is ``lr``."""
         rule = super().resolved(model, data)
-        to_the_end = {"scale_lr": SCALE_LR} if self.lr is None else {}
-        own = to_the_end if self.patience == 0 else {"scale_lr": float(f"{SLOWER * rule.lr:.2g}")}
-        return rule._by_rule(own if self.stops_early(model) else {})
+        if not self.stops_early(model):
+            return rule
+        to_the_end = {"scale_lr": SCALE_LR} if self.lr is None and self.patience == 0 else {}
+        chosen = self.patience != 0 and len(data.x_val) >= fewest(data)  # ``data`` as of ``held_out``
+        return rule._by_rule({"scale_lr": float(f"{SLOWER * rule.lr:.2g}")} if chosen else to_the_end)
 
     def stops_early(self, model: nn.Module) -> bool:
         """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""

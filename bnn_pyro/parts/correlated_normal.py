@@ -82,7 +82,7 @@ def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
 
 
 def _is_fixed(p: CentredNormal | Normal) -> bool:
-    """Whether no draw of another site is in it, as far as can be told; then the two would be correlated under q."""
+    """Whether it does not depend on other sites, as far as can be told: if it does, they are correlated under q."""
     if isinstance(p, CentredNormal):
         return p.fixed is not None
     return torch.is_grad_enabled() and not (p.loc.requires_grad or p.scale.requires_grad)

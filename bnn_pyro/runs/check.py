@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from bnn_pyro import plots
-from bnn_pyro.checks import CHECKS, DATA, IMAGES, Subject, worst
+from bnn_pyro.checks import CHECKS, DATA, IMAGES, Refused, Subject, worst
 from bnn_pyro.errors import UserError
 from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.inference import CONVERGES_TO, methods_for
@@ -132,13 +132,10 @@ def _check(spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFo
     try:
         with one_thread():  # what is checked is small, and threads would only wait for one another
             subject = Subject(spec.entry, type(spec.recipe.method), spec.data, spec.given)
-            if reason := check.refuses(subject):
-                results["refused"][name] = reason
-                return
             with progress_bar(f"{spec.label} · {name}") as report:
                 outcome = check.run(subject, seed=seed, report=report)
     except UserError as error:
-        results["failed"][name] = str(error)
+        results["refused" if isinstance(error, Refused) else "failed"][name] = str(error)
         return
     stem = "-".join(spec.label.replace("·", " ").split())
     evidence = {"findings": [f for f in outcome.findings if f.z is not None], **outcome.evidence}
