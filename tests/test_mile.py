@@ -18,7 +18,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Estimate
 from bnn_pyro.inference import microcanonical, mile
 from bnn_pyro.inference.members import optimised
-from bnn_pyro.inference.microcanonical import State, direction, evaluator, integrate, travel, turn
+from bnn_pyro.inference.microcanonical import State, direction, evaluator, integrate, travel, turn, wander
 from bnn_pyro.inference.mile import MILE, Kernel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed
@@ -64,25 +64,50 @@ def test_a_step_is_blackjax_s_turns_are_finite_and_directions_are_forgotten_over
     along, kinetic = turn(u[None], g[None], np.array([1e4]))  # sinh and cosh of its time are beyond float64
     np.testing.assert_allclose(along[0], g / np.linalg.norm(g), atol=1e-9)
     assert np.isfinite(kinetic).all()
-    rng, share, chains = np.random.default_rng(0), np.array([0.1]), 20_000
-    u = np.zeros((chains, 50))
-    u[:, 0] = 1
-    for _ in range(10):
-        u = microcanonical.refresh(u, rng.standard_normal(u.shape), share)
-    assert u[:, 0].mean() == pytest.approx(np.exp(-1), abs=0.02)
+    chains, size, flat = 20_000, 50, Density(np.full(50, 1e30))
+    begin = state(flat, np.zeros((chains, size)), np.eye(1, size).repeat(chains, 0))
+    noise = np.random.default_rng(0).standard_normal((chains, 10, size))
+    end, lost = wander(flat, begin, np.full(chains, 0.3), np.full(chains, 3.0), noise)
+    assert end.u[:, 0].mean() == pytest.approx(np.exp(-1), abs=0.02) and lost.shape == (chains, 10)
 
 
 def test_compiled_steps_are_those_of_operators():
     with bp.isolated(0):
         potential = Potential(NET.model(PROBLEM.data.schema), PROBLEM.data.x_train, PROBLEM.data.y_train)
-        z = potential.prior_draws(3).numpy()
+        z = 0.3 * potential.prior_draws(3).numpy()
         begin = state(potential, z, direction(np.random.default_rng(0).standard_normal(z.shape)))
-        how = np.array([0.01, 0.02, 0.03]), np.array([1.0, 5.0, 3.0])
-        slow = travel(potential, begin, *how)
+        steps, counts, noise = np.array([0.01, 0.02, 0.03]), np.array([1.0, 5.0, 3.0]), np.random.default_rng(1)
+        ways = (travel, (steps, counts)), (wander, (steps, 5 * steps, noise.standard_normal((3, 3, potential.size))))
+        slow = [way(potential, begin, *how) for way, how in ways]
         assert potential.compile(3)
-        quick = travel(potential, begin, *how)
-    for one, other in zip((*slow[0], slow[1]), (*quick[0], quick[1]), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+        quick = [way(potential, begin, *how) for way, how in ways]
+        far = wander(potential, begin, 1e200 * steps, 1e200 * steps, ways[1][1][2])[1]
+    for (one, own), (other, lost) in zip(slow, quick, strict=True):
+        for a, b in zip((*one, own), (*other, lost), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+    assert np.isnan(far[:, 1:]).all(), "a chain ends where it is not finite"
+
+
+def test_a_step_that_diverges_among_several_is_found_and_its_chain_s_next_ones_are_shorter():
+    """At once or one by one: the same, bit for bit, and what the others do as well."""
+    with bp.isolated(0):
+        potential = Potential(NET.model(PROBLEM.data.schema), PROBLEM.data.x_train, PROBLEM.data.y_train)
+        start = potential.prior_draws(2).numpy()
+        assert potential.compile(2)
+        kernels = [Kernel(replace(QUICK, warmup=40), potential, start, (0, 1)) for _ in range(2)]
+        for kernel in kernels:
+            for _ in range(40):
+                kernel.step()
+            kernel.step_size = kernel.step_size * [1, 1e6]
+        at_once, singly = kernels[0].steps(30), [kernels[1].step() for _ in range(30)]
+        assert (
+            len(kernels[0].steps(1000)) == microcanonical.AT_ONCE
+            and len(Kernel(QUICK, potential, start, (0, 1)).steps(9)) == 1
+        )
+    for name in ("energy_error", "diverging", "step_size"):
+        np.testing.assert_array_equal([one[name] for one in at_once], [one[name] for one in singly])
+    flags = np.array([one["diverging"] for one in at_once])
+    assert flags[:, 1].any() and not flags[:, 0].any() and at_once[-1]["step_size"][1] < at_once[0]["step_size"][1]
 
 
 def test_the_step_meets_its_energy_error():
@@ -204,11 +229,12 @@ def test_members_are_optimised_stopped_and_differ():
 
 
 @pytest.mark.parametrize(("adjusted", "compiled"), [(False, "yes"), (True, "no")])
-def test_two_processes_are_one_and_it_is_resumed_bit_for_bit(tmp_path, adjusted, compiled):
+def test_two_processes_are_one_and_it_is_resumed_bit_for_bit(tmp_path, monkeypatch, adjusted, compiled):
     method = replace(QUICK, adjusted=adjusted, compiled=compiled, cores=1)
     whole = fit(NET, PROBLEM.data, method)
     assert same(fit(NET, PROBLEM.data, replace(method, cores=2)), whole)
-    for step in (1, 38, 50):  # of the members, in the warm-up, between draws
+    monkeypatch.setattr(microcanonical, "AT_ONCE", 2)  # so that it ends between draws, which are the same
+    for step in (1, 38, 51):  # of the members, in the warm-up, between draws
         assert goes_on(whole, [step], fit, NET, PROBLEM.data, method, out=tmp_path / str(step))
 
 
@@ -234,24 +260,24 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
 
 @pytest.mark.parametrize("compiled", ["yes", "no"])
 def test_a_chain_that_diverges_leaves_the_others(compiled, monkeypatch, tmp_path):
-    method, step = replace(QUICK, chains=3, compiled=compiled, cores=1), mile.Kernel.step
+    method, steps = replace(QUICK, chains=3, compiled=compiled, cores=1), mile.Kernel.steps
     whole = fit(NET, PROBLEM.data, method)
 
-    def diverges(self):
-        """The first chain, by the fifth transition after the warm-up; or by the last, which alone does not lose it."""
+    def diverges(self, most):
+        """The first chain, from the fourth transition after the warm-up on; or in the last draw, which do not lose it."""
         if self.done == at and self.rngs[0].bit_generator.seed_seq.entropy == first:
             self.step_size = self.step_size * np.where(np.arange(len(self.step_size)) == 0, 1e6, 1)
-        return step(self)
+        return steps(self, most)
 
-    first, at = chain_seed(0, 0, stream=2), method.warmup + method.draws * method.thin - 1
-    monkeypatch.setattr(mile.Kernel, "step", diverges)
+    first, at = chain_seed(0, 0, stream=2), method.warmup + (method.draws - 1) * method.thin
+    monkeypatch.setattr(mile.Kernel, "steps", diverges)
     flags = fit(NET, PROBLEM.data, method).stats["diverging"]
     assert flags.shape == (3, 5) and flags.nonzero().tolist() == [[0, 4]]
-    at = 44
+    at = 43
     with pytest.warns(UserWarning, match=r"chain 1 .*diverged.*: 2 of 3 chains with 5 of 5 draws each are kept"):
         rest = fit(NET, PROBLEM.data, method, out=tmp_path)
     assert all(torch.equal(whole.chains[site][1:], v) for site, v in rest.chains.items())
-    refuses("chain 1 of 1: a chain diverged at transition 55", fit, NET, PROBLEM.data, replace(method, chains=1))
+    refuses("chain 1 of 1: a chain diverged at transition 54", fit, NET, PROBLEM.data, replace(method, chains=1))
 
 
 def test_a_step_that_is_not_finite_is_taken_back_in_the_warm_up():

@@ -60,6 +60,11 @@ class Record:
     #: Whether every draw is there.
     finished = property(lambda self: self.kept == self.draws)
 
+    @property
+    def until_draw(self) -> int:
+        """Transitions to the next draw, or to the end of the warm-up."""
+        return self.warmup - self.done if self.done < self.warmup else self.thin - len(self.since)
+
     def add(self, z: np.ndarray, figures: Mapping[str, float | np.ndarray]) -> None:
         """The outcome of one transition."""
         self.done += 1
@@ -177,13 +182,16 @@ class Chain:
         """The transitions that the record lacks."""
         report_progress(self.step, self.total, self.figures)
         start, last, mean, since, gradients = time.perf_counter(), 0.0, 0.0, 0, 0
+        move = getattr(self.kernel, "steps", lambda _: [self.kernel.step()])  # some take several at once
         while not self.record.finished:
-            figures, now = self.kernel.step(), time.perf_counter()
-            self.record.add(self.kernel.point.z, figures)
-            since = 1 if self.step == self.record.warmup + 1 else since + 1
+            since = 0 if self.step == self.record.warmup else since
+            made, now = move(self.record.until_draw), time.perf_counter()
+            for figures in made:
+                self.record.add(self.kernel.point.z, figures)
+            since += len(made)
             name, stat = next((name, stat) for name, stat in SHOWN.items() if stat in figures)
-            mean += (np.mean(figures[stat]) - mean) / since
-            gradients += np.max(figures["n_steps"])
+            mean += (np.mean([one[stat] for one in made]) - mean) * len(made) / since
+            gradients += np.max(figures["n_steps"]) * len(made)
             if now - last > UPDATE or self.record.finished:
                 last = now
                 latest = {name: float(mean), "step size": float(np.mean(figures["step_size"]))}

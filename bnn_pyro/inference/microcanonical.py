@@ -29,8 +29,8 @@ from bnn_pyro.inference.trajectories import evaluator
 #: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
 LAMBDA = 0.1931833275037836
 SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
-#: Gradients that a step takes.
-GRADIENTS = 2
+#: Gradients that a step takes; steps that compiled code takes at once, where nothing is learned of them.
+GRADIENTS, AT_ONCE = 2, 64
 
 
 class State(NamedTuple):
@@ -40,6 +40,11 @@ class State(NamedTuple):
     u: np.ndarray
     density: np.ndarray
     gradient: np.ndarray
+
+    def where(self, chosen: np.ndarray, other: "State") -> "State":
+        """This one of chains that are chosen (G,), the other one of the rest."""
+        pairs = zip(self, other, strict=True)
+        return State(*(np.where(chosen.reshape(-1, *(1,) * (a.ndim - 1)), a, b) for a, b in pairs))
 
 
 def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -86,12 +91,27 @@ def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray) ->
     return state, lost
 
 
-def refresh(u: np.ndarray, noise: np.ndarray, share: np.ndarray) -> np.ndarray:
-    """u' = (u + ν ζ) / |u + ν ζ|, ν² = (exp(2 ε/L) − 1) / d: directions are forgotten over a way of length L.
+def wander(
+    potential: Any, state: State, step: np.ndarray, length: np.ndarray, noise: np.ndarray
+) -> tuple[State, np.ndarray]:
+    """(state after S steps, ΔE of each (G, S) in nats), u refreshed before each; by compiled code if there is any.
 
-    noise: ζ (G, d), standard Normal.   share: ε/L (G,).
+        u' = (u + ν ζ) / |u + ν ζ|,  ν² = (exp(2 ε/L) − 1) / d: directions are forgotten over a way of length L
+
+    length: L (G,).   noise: ζ (G, S, d), standard Normal.   After a step that is not finite a chain may stop, with nan.
     """
-    return direction(u + np.sqrt(np.expm1(2 * share) / u.shape[1])[:, None] * noise)
+    spread, num = np.sqrt(np.expm1(2 * step / length) / noise.shape[2]), noise.shape[1]
+    if potential.compiled is not None:
+        end, lost = State(*(part.copy() for part in state)), np.full(noise.shape[:2], np.nan)
+        counts = np.full(len(step), float(num))
+        potential.compiled.microcanonical(*end, lost, step, counts, np.array(SHARES), noise, spread)
+        return end, lost
+    evaluate, errors = evaluator(potential), []
+    for s in range(num):
+        state = state._replace(u=direction(state.u + spread[:, None] * noise[:, s]))
+        state, error = integrate(evaluate, state, step)
+        errors.append(error)
+    return state, np.stack(errors, 1)
 
 
 def direction(v: np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import OFFSET, ChainLost, DualAveraging, check_steps
 from bnn_pyro.inference.cost import TYPICAL
 from bnn_pyro.inference.hmc import SeparateChains
-from bnn_pyro.inference.microcanonical import GRADIENTS, EnergyTuning, Moments, State, direction, refresh, travel
+from bnn_pyro.inference.microcanonical import GRADIENTS, EnergyTuning, Moments, State, direction, travel, wander
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sampler import STARTS, Drawn, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
@@ -177,65 +177,71 @@ class Kernel:
     def start_at(self, z: np.ndarray) -> None:
         """Go on from z (G, P), in directions drawn anew, with densities as the potential now has them."""
         z = np.atleast_2d(z)
-        self.point = State(z.copy(), direction(self._noise()), *evaluator(self.potential)(z))
+        self.point = State(z.copy(), direction(self._noise(1)[:, 0]), *evaluator(self.potential)(z))
+
+    #: Transitions between two positions of which effective draws are counted.
+    _every = property(lambda self: max(1, -(-(self.ends[2] - self.ends[1]) // POSITIONS)))
 
     def step(self) -> dict[str, np.ndarray]:
         """One transition: what ``stats`` keeps of it. Raises UserError where all chains have diverged."""
-        step = self.step_size
-        adjusted = self.settings.adjusted and self.done >= self.ends[1]
-        with np.errstate(all="ignore"):
-            figures = self._trajectory() if adjusted else self._langevin()
-            self.done += 1
-            if self.done <= self.settings.warmup:
-                self._learn_length()
-        return {**figures, "lp": self.point.density, "step_size": step}
+        return self.steps(1)[0]
 
-    def _langevin(self) -> dict[str, np.ndarray]:
-        """A step of every chain; one that diverges is taken back, and after the warm-up its chain's step halved."""
-        settings, before = self.settings, self.point
-        state = before._replace(u=refresh(before.u, self._noise(), self.step_size / self.length))
-        state, error = travel(self.potential, state, self.step_size, np.ones(len(self.length)))
-        good = np.isfinite(error) & np.isfinite(state.gradient).all(1) & (np.abs(error) < self.most)
-        drawing = self.done >= settings.warmup
+    def steps(self, most: int) -> list[dict[str, np.ndarray]]:
+        """One transition, or several, ``most`` at most: what ``stats`` keeps of each, but ``lp`` that of the last."""
+        learning = self.done < self.ends[1]
+        with np.errstate(all="ignore"):
+            if self.settings.adjusted and not learning:
+                return [self._trajectory()]
+            if self.done < self.settings.warmup:  # to the next position that is kept
+                most = min(most, self._every - (self.done - self.ends[1]) % self._every)
+            num = 1 if learning or self.potential.compiled is None else min(most, microcanonical.AT_ONCE)
+            return self._langevin(self._noise(num))
+
+    def _langevin(self, noise: np.ndarray) -> list[dict[str, np.ndarray]]:
+        """Steps of every chain; one that diverges is taken back, and after the warm-up its chain's step halved."""
+        settings, before, step = self.settings, self.point, self.step_size
+        state, errors = wander(self.potential, before, self.step_size, self.length, noise)
+        good = (np.abs(errors) < self.most).all(1) & np.isfinite(state.gradient).all(1)
+        if noise.shape[1] > 1 and not good.all():  # which of them did is found one by one
+            return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]
+        error, drawing = errors[:, -1], self.done >= settings.warmup
         if drawing and not good.all():
             self.step_size, self.halved = np.where(good, self.step_size, self.step_size / 2), self.halved + ~good
             self.lost |= self.halved > HALVINGS
             if self.lost.all():
                 chain = int(np.argmin(good))
-                who = "a chain" if len(error) == 1 else f"chain {chain + 1}"
-                finite = np.isfinite(error[chain])
-                what = f"its energy error is {error[chain]:,.0f} nats" if finite else "it stopped being finite"
-                raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: {what} in a step of "
-                                f"{self.step_size[chain]:.3g}; take a smaller energy_variance than "
-                                f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
-        moves = good & ~self.lost
-        if not moves.all():
-            state = State(*(np.where(_like(moves, new), new, old) for new, old in zip(state, before, strict=True)))
+                who = f"chain {chain + 1}" if len(error) > 1 else "a chain"
+                raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is "
+                                f"{error[chain]:,.0f} nats in a step of {self.step_size[chain]:.3g}; take a smaller "
+                                f"energy_variance than {settings.energy_variance:g}, a longer warm-up, or "
+                                "adjusted=true")  # fmt: skip
+        state = state.where(good & ~self.lost, before)
         if self.done < self.ends[1] and self.done < settings.warmup:
-            share = min(1.0, self.done / max(1, self.ends[0]))
-            target = (1 - share) * settings.first_energy_variance + share * settings.energy_variance
-            self.tuning.learn(error, good, self.size, target)
+            targets = settings.first_energy_variance, settings.energy_variance
+            self.tuning.learn(error, good, self.size, np.interp(self.done, (0, max(1, self.ends[0])), targets))
             self.step_size = self.tuning.step
             check_steps(self.step_size, self.done)
         self.point = state
-        figures = {"energy_error": np.abs(error), "decoherence_length": self.length}
+        figures = dict(decoherence_length=self.length, lp=state.density, step_size=step)
+        figures["n_steps"] = np.full(len(error), float(GRADIENTS))
         figures["diverging"] = np.where(self.lost, 2.0, drawing & ~good)  # 2 also where a draw is of several steps
-        return {**figures, "n_steps": np.full(len(error), float(GRADIENTS))}
+        self._learn_length(noise.shape[1])
+        return [{"energy_error": own, **figures} for own in np.abs(errors).T]
 
     def _trajectory(self) -> dict[str, np.ndarray]:
         """One trajectory of every chain, accepted or rejected as a whole; in the warm-up step sizes learn of it."""
-        settings, before = self.settings, self.point
+        settings, before, step = self.settings, self.point, self.step_size
         if not self.averages:
             steps = self.step_size.tolist()
             self.averages = [DualAveraging(s, centre=math.log(s), log_step=math.log(s)) for s in steps]
         shares = np.array([rng.random() for rng in self.rngs])
         steps = np.clip(np.ceil(2 * shares * self.length / self.step_size), 1, settings.max_steps)
-        state = before._replace(u=direction(self._noise()))
+        state = before._replace(u=direction(self._noise(1)[:, 0]))
         state, lost = travel(self.potential, state, self.step_size, steps)
         finite = np.isfinite(lost) & np.isfinite(state.gradient).all(1)
         acceptance = np.where(finite, np.exp(np.minimum(0.0, -lost)), 0.0)
         take = np.array([rng.random() for rng in self.rngs]) < acceptance
-        self.point = State(*(np.where(_like(take, new), new, old) for new, old in zip(state, before, strict=True)))
+        self.point = state.where(take, before)
         figures = {"trajectory_length": steps * self.step_size, "n_steps": steps * GRADIENTS}
         if self.done < settings.warmup:
             for average, rate in zip(self.averages, acceptance.tolist(), strict=True):
@@ -244,33 +250,34 @@ class Kernel:
             last = self.done == settings.warmup - 1
             self.step_size = np.array([math.exp(a.log_step) if last else a.step for a in self.averages])
             check_steps(self.step_size, self.done)
-        diverging = (~finite | (lost > MAX_ENERGY_ERROR)).astype(float)
-        return {"acceptance_rate": acceptance, "diverging": diverging, **figures}
+        figures |= dict(acceptance_rate=acceptance, lp=self.point.density, step_size=step)
+        self._learn_length(1)
+        return {**figures, "diverging": (~finite | (lost > MAX_ENERGY_ERROR)).astype(float)}
 
-    def _learn_length(self) -> None:
-        """L from the moments of the second window, and from the effective draws of the third."""
+    def _learn_length(self, transitions: int) -> None:
+        """After so many: L from the moments of the second window, and from the effective draws of the third."""
+        self.done += transitions
         (first, second, last), done, z = self.ends, self.done, self.point.z
         if first < done <= second:
             self.moments.add(z, self.step_size)
         if done == second:
             radius = self.moments.radius
             self.length = np.where(np.isfinite(radius) & (radius > 0), radius, self.length)
-        every = max(1, -(-(last - second) // POSITIONS))
-        if second < done <= last and (done - second) % every == 0:
+        if second < done <= last and (done - second) % self._every == 0:
             self.positions.append(z[:, :: -(-self.size // COORDINATES)].copy())
         if done == last and len(self.positions) >= MIN_POSITIONS:
             x = np.stack(self.positions, 1)
             way = self.length if self.settings.adjusted else self.step_size
             apart = np.array([np.mean(len(one) / microcanonical.effective_draws(one)) for one in x])
-            self.length = LENGTH[self.settings.adjusted] * way * every * apart
+            self.length = LENGTH[self.settings.adjusted] * way * self._every * apart
             if self.settings.adjusted:  # where chains do not mix, effective draws ask for trajectories without end
                 radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
                 self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
             self.positions = []
 
-    def _noise(self) -> np.ndarray:
-        """(G, d) standard Normal numbers, each chain's of its own generator."""
-        return np.stack([rng.standard_normal(self.size) for rng in self.rngs])
+    def _noise(self, num: int) -> np.ndarray:
+        """(G, num, d) standard Normal numbers, each chain's of its own generator."""
+        return np.stack([rng.standard_normal((num, self.size)) for rng in self.rngs])
 
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
@@ -291,8 +298,3 @@ class Kernel:
         self.averages = [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
             rng.bit_generator.state = saved
-
-
-def _like(chosen: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """(G,) so that it goes with (G,) or (G, d)."""
-    return chosen.reshape(-1, *(1,) * (values.ndim - 1))

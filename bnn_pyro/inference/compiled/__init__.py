@@ -18,7 +18,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -29,7 +29,7 @@ from bnn_pyro.inference.compiled.c_source import write_c
 #: What comes before the gradient, in C, and what calls it.
 PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "driver.c"))
 #: What the driver exports: how many addresses, doubles and whole numbers each takes, in this order.
-FUNCTIONS = [("evaluate", 3, 0, 3), ("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 8, 0, 4)]
+FUNCTIONS = [("evaluate", 3, 0, 3), ("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 10, 0, 4)]
 #: (Source, constants) by recipe, as many as of libraries.
 TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
 
@@ -64,9 +64,13 @@ class CompiledGradient:
         self._library.leapfrog(*pointers, steps, len(z), self.size, self.threads)
 
     def microcanonical(self, *arrays: np.ndarray) -> None:
-        """z, u (C, P), density (C,), gradient (C, P), ΔE (C,), in place; step, steps (C,), shares of a step (n,)."""
-        pointers = (a.__array_interface__["data"][0] for a in arrays)  # a.ctypes takes several times as long
-        self._library.microcanonical(*pointers, len(arrays[-1]), *arrays[0].shape, self.threads)
+        """z, u (C, P), density (C,), gradient (C, P), ΔE (C,), in place; step, steps (C,), shares of a step (n,).
+
+        With noise (C, S, P) and its spread (C,) after them u is refreshed before each step, and ΔE is (C, S).
+        """
+        pointers = [a.__array_interface__["data"][0] for a in arrays]  # a.ctypes takes several times as long
+        refreshed = pointers[8:] or (None, None)
+        self._library.microcanonical(*pointers[:8], *refreshed, len(arrays[7]), *arrays[0].shape, self.threads)
 
     def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
         """A subtree of NUTS; see the C code for the five arrays of doubles that the addresses are of."""
@@ -119,8 +123,9 @@ class _Shapes(cloudpickle.Pickler):
 def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, Tensor]) -> tuple[str, list[Tensor]]:
     try:
         plain = functionalize(make_fx(lambda *inputs: gradient(*inputs))(*inputs))
-        table = {**core_aten_decompositions(), **_of_norms()}
+        table = {**core_aten_decompositions(), **_of_others()}
         graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=table)(*inputs)
+        _join(graph.graph)
         graph.graph.eliminate_dead_code()
         return write_c(graph, inputs[1])
     except NotCompiled:
@@ -129,8 +134,16 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor,
         raise NotCompiled(f"the model could not be traced ({type(error).__name__}: {error})") from None
 
 
-def _of_norms() -> dict[Any, Callable]:
-    """Normalisation by sums: PyTorch counts its operators among the core."""
+def _join(graph: fx.Graph) -> None:
+    """What is worked out twice, such as erf(x) of a gelu and of its derivative, becomes one node."""
+    first: dict[str, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.replace_all_uses_with(first.setdefault(f"{node.target} {node.args} {node.kwargs}", node))
+
+
+def _of_others() -> dict[Any, Callable]:
+    """Normalisation by sums, and gelu by erf: PyTorch counts their operators among the core."""
     aten = torch.ops.aten
 
     def mean(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
@@ -142,4 +155,4 @@ def _of_norms() -> dict[Any, Callable]:
 
     norms = [aten.native_layer_norm, aten.native_group_norm, aten.native_layer_norm_backward,
              aten.native_group_norm_backward]  # fmt: skip
-    return {**get_decompositions(norms), aten.var_mean.correction: var_mean, aten.mean.dim: mean}
+    return {**get_decompositions([*norms, aten.gelu]), aten.var_mean.correction: var_mean, aten.mean.dim: mean}

@@ -14,7 +14,7 @@ C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigne
 #: Elementwise operators as C expressions; {f} is the suffix of C's float functions.
 SIGNS = dict(add="+", sub="-", mul="*", div="/", gt=">", ge=">=", lt="<", le="<=", eq="==", ne="!=")
 SIGNS |= dict(logical_and="&&", logical_or="||")
-OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "gelu", "lgamma", "digamma", "sign")
+OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "lgamma", "digamma", "sign")
 POINTWISE = {
     **{getattr(aten, name): f"({{0}} {sign} {{1}})" for name, sign in SIGNS.items()},
     **{getattr(aten, name): f"{name}{{f}}({{0}})" for name in OWN_NAMES},

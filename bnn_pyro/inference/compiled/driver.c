@@ -9,7 +9,7 @@ typedef struct {
   const double *m, *step;
   long steps, chains, size, next;
   double *u, *error; /* of microcanonical steps, whose turns and drifts have these shares */
-  const double *shares, *counts;
+  const double *shares, *counts, *noise, *spread; /* by which u is refreshed before a step, where there is noise */
   long stages;
 } Job;
 /* From FLUSH to RESTORE numbers too small to be normal are zero to this thread: arithmetic with them is slow, and the
@@ -36,12 +36,18 @@ static double turn(double *u, const double *g, double time, long n) {
   for (long i = 0; i < n; i++) u[i] *= scale;
   return (n - 1) * (delta - 0.69314718055994531 + log1p(along + (1 - along) * decay * decay));
 }
-/* Steps of the isokinetic integrator; the chain ends where it is not finite */
+/* Steps of the isokinetic integrator; the chain ends where it is not finite. error: of each, with noise, or of all */
 static void isokinetic(Job *job, long c, char *work) {
   long size = job->size, count = job->counts[c];
-  double *z = job->z + c * size, *u = job->u + c * size, *g = job->g + c * size, e = job->step[c], lost = 0;
+  double *z = job->z + c * size, *u = job->u + c * size, *g = job->g + c * size, e = job->step[c], all = 0;
   for (long s = 0; s < count; s++) {
-    double before = job->density[c];
+    double before = job->density[c], lost = 0;
+    if (job->noise) {
+      const double *noise = job->noise + (c * count + s) * size;
+      for (long i = 0; i < size; i++) u[i] += job->spread[c] * noise[i];
+      double scale = 1 / sqrt(dot(u, u, size));
+      for (long i = 0; i < size; i++) u[i] *= scale;
+    }
     lost += turn(u, g, e * job->shares[0], size);
     for (long k = 1; k < job->stages; k += 2) {
       for (long i = 0; i < size; i++) z[i] += e * job->shares[k] * u[i];
@@ -49,9 +55,11 @@ static void isokinetic(Job *job, long c, char *work) {
       lost += turn(u, g, e * job->shares[k + 1], size);
     }
     lost -= job->density[c] - before;
+    all += lost;
+    if (job->noise) job->error[c * count + s] = lost;
     if (!__builtin_isfinite(lost)) break;
   }
-  job->error[c] = lost;
+  if (!job->noise) job->error[c] = all;
 }
 /* steps of (r += e/2 g; z += e m r; r += e/2 g), or the gradient alone; the chain ends where it is not finite */
 static void chain(Job *job, long c, char *work) {
@@ -93,8 +101,9 @@ void leapfrog(double *z, double *r, double *density, double *g, const double *m,
   run(&job, threads);
 }
 void microcanonical(double *z, double *u, double *density, double *g, double *error, const double *step,
-                    const double *counts, const double *shares, long stages, long chains, long size, long threads) {
-  Job job = {z, 0, density, g, 0, step, 0, chains, size, 0, u, error, shares, counts, stages};
+                    const double *counts, const double *shares, const double *noise, const double *spread, long stages,
+                    long chains, long size, long threads) {
+  Job job = {z, 0, density, g, 0, step, 0, chains, size, 0, u, error, shares, counts, noise, spread, stages};
   run(&job, threads);
 }
 /* A subtree of NUTS in one direction: trajectories.py has the same in Python, and says what it is. */

@@ -19,8 +19,7 @@ static inline float quick_erff(float);
     for (; a < 10; a++) s -= 1 / a; \
     type r = 1 / (a * a); \
     return s + log##f(a) - 1 / (2 * a) - r * ((type)1 / 12 - r * ((type)1 / 120 - r * ((type)1 / 252 - r / 240))); \
-  } \
-  static inline type gelu##f(type a) { return a * (type)0.5 * (1 + quick_erf##f(a * (type)0.70710678118654752)); }
+  }
 INLINE(double, ) INLINE(float, f)
 static inline double quick_tanh(double x) { return tanh(x); }
 static inline double quick_erf(double x) { return erf(x); }
@@ -48,30 +47,33 @@ static inline float quick_erff(float x) {
   return y < -1 ? -1 : y;
 }
 /* out[m, n] = sum over k of x[m, k] y[k, n], the sums in registers: what is loaded is used several times. The loops of
-   strip## run along n, contiguous in out and y; those of dots## along k, contiguous in x and y. */
+   strip## run along n, contiguous in out and y, by one or two vectors (parts), of which the last may overlap the one
+   before: it gives the same numbers again. Those of dots## run along k, contiguous in x and y; of the last vector, which
+   overlaps likewise, only what is new counts. */
 #define ALWAYS static inline __attribute__((always_inline)) void
 #define MATMUL(type, f) \
   typedef type lanes##f __attribute__((vector_size(32), aligned(__alignof__(type)), may_alias)); \
-  ALWAYS strip##f(type *restrict out, const type *restrict x, const type *restrict y, int rows, long N, long K, long om, \
-                  long xm, long xk, long yk) { \
-    long n = 0, W = 32 / sizeof(type); \
-    for (; n + 2 * W <= N; n += 2 * W) { \
-      lanes##f a[4] = {{0}}, b[4] = {{0}}; \
+  static const type last##f[64 / sizeof(type)] = {[32 / sizeof(type) ... 64 / sizeof(type) - 1] = 1}; \
+  ALWAYS strip##f(type *restrict out, const type *restrict x, const type *restrict y, int rows, int parts, long N, \
+                  long K, long om, long xm, long xk, long yk) { \
+    long W = 32 / sizeof(type); \
+    for (long n = 0; n < N; n += parts * W) { \
+      long at = n + parts * W > N ? N - parts * W : n; \
+      lanes##f a[4][2] = {{{0}}}, b[2]; \
       for (long k = 0; k < K; k++) { \
-        lanes##f one = *(const lanes##f *)(y + k * yk + n), two = *(const lanes##f *)(y + k * yk + n + W); \
-        for (int r = 0; r < rows; r++) { a[r] += one * x[r * xm + k * xk]; b[r] += two * x[r * xm + k * xk]; } \
+        for (int c = 0; c < parts; c++) b[c] = *(const lanes##f *)(y + k * yk + at + c * W); \
+        for (int r = 0; r < rows; r++) \
+          for (int c = 0; c < parts; c++) a[r][c] += b[c] * x[r * xm + k * xk]; \
       } \
-      for (int r = 0; r < rows; r++) { \
-        *(lanes##f *)(out + r * om + n) = a[r]; \
-        *(lanes##f *)(out + r * om + n + W) = b[r]; \
-      } \
+      for (int r = 0; r < rows; r++) \
+        for (int c = 0; c < parts; c++) *(lanes##f *)(out + r * om + at + c * W) = a[r][c]; \
     } \
-    for (; n < N; n++) \
-      for (int r = 0; r < rows; r++) { \
-        type a = 0; \
-        for (long k = 0; k < K; k++) a += x[r * xm + k * xk] * y[k * yk + n]; \
-        out[r * om + n] = a; \
-      } \
+  } \
+  ALWAYS strips##f(type *restrict out, const type *restrict x, const type *restrict y, int parts, long M, long N, \
+                   long K, long om, long xm, long xk, long yk) { \
+    long m = 0; \
+    for (; m + 4 <= M; m += 4) strip##f(out + m * om, x + m * xm, y, 4, parts, N, K, om, xm, xk, yk); \
+    for (; m < M; m++) strip##f(out + m * om, x + m * xm, y, 1, parts, N, K, om, xm, xk, yk); \
   } \
   ALWAYS dots##f(type *restrict out, const type *restrict x, const type *restrict y, int rows, int columns, long K, \
                  long om, long on, long xm, long yn) { \
@@ -81,6 +83,13 @@ static inline float quick_erff(float x) {
       for (int r = 0; r < rows; r++) \
         for (int c = 0; c < columns; c++) \
           a[r][c] += *(const lanes##f *)(x + r * xm + k) * *(const lanes##f *)(y + c * yn + k); \
+    if (0 < k && k < K) { \
+      lanes##f new = *(const lanes##f *)(last##f + K - k); \
+      for (int r = 0; r < rows; r++) \
+        for (int c = 0; c < columns; c++) \
+          a[r][c] += *(const lanes##f *)(x + r * xm + K - W) * new * *(const lanes##f *)(y + c * yn + K - W); \
+      k = K; \
+    } \
     for (int r = 0; r < rows; r++) \
       for (int c = 0; c < columns; c++) { \
         type sum = 0; \
@@ -91,14 +100,12 @@ static inline float quick_erff(float x) {
   } \
   ALWAYS matmul##f(type *restrict out, const type *restrict x, const type *restrict y, long M, long N, long K, long om, \
                    long on, long xm, long xk, long yk, long yn) { \
-    long m = 0; \
-    if (on == 1 && yn == 1 && N > 4) { \
-      for (; m + 4 <= M; m += 4) strip##f(out + m * om, x + m * xm, y, 4, N, K, om, xm, xk, yk); \
-      for (; m < M; m++) strip##f(out + m * om, x + m * xm, y, 1, N, K, om, xm, xk, yk); \
-    } else if (om == 1 && xm == 1 && M > 4) { \
-      for (; m + 4 <= N; m += 4) strip##f(out + m * on, y + m * yn, x, 4, M, K, on, yn, yk, xk); \
-      for (; m < N; m++) strip##f(out + m * on, y + m * yn, x, 1, M, K, on, yn, yk, xk); \
-    } else if (xk == 1 && yk == 1) { \
+    long m = 0, W = 32 / sizeof(type); \
+    if (on == 1 && yn == 1 && N >= 2 * W) strips##f(out, x, y, 2, M, N, K, om, xm, xk, yk); \
+    else if (on == 1 && yn == 1 && N >= W) strips##f(out, x, y, 1, M, N, K, om, xm, xk, yk); \
+    else if (om == 1 && xm == 1 && M >= 2 * W) strips##f(out, y, x, 2, N, M, K, on, yn, yk, xk); \
+    else if (om == 1 && xm == 1 && M >= W) strips##f(out, y, x, 1, N, M, K, on, yn, yk, xk); \
+    else if (xk == 1 && yk == 1) { \
       for (; m < M; m += 4) { \
         int rows = M - m < 4 ? 1 : 4; \
         for (long n = 0; n < N; n += 2) { \
