@@ -37,8 +37,8 @@ EVENT_NAMES = re.compile(
 UNTIL_NAMES = re.compile(r"(?i)(?<![a-z])(time|days|weeks|months|years|duration|tenure|follow_?up|survival)(?![a-z])")
 #: Share of the rows with a number of their own, from which on it is an identifier.
 OWN = 0.95
-#: What becomes of few different ones of the following.
-AS_IT_IS = "as they are, each is a category"
+#: What becomes of few different ones of the following; what to do with a column that gives the target away.
+AS_IT_IS, UNKNOWN = "as they are, each is a category", "--exclude it if it is not known of new rows"
 #: Texts that stand for numbers: how they are called, and what makes numbers of them.
 WRITTEN = {
     re.compile(r"[-+]?\d{1,3}([ '’]\d{3})+([.,]\d+)?|[-+]?\d{1,3}"): (
@@ -246,20 +246,18 @@ def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
     for name, values in columns.items():
         if (key := values.tobytes()) in known:
             yield Doubt(f"{known[key]}: --exclude", way="exclude", column=name)
-        elif line := next((target for target, y in of_targets.items() if _on_a_line(values, y)), None):
-            yield Doubt(f"is on a straight line with the target '{line}': --exclude it if it is not known of new rows",
-                        column=name)  # fmt: skip
+        elif line := next((target for target, y in of_targets.items() if _follows(values, y)), None):
+            yield Doubt(f"follows the target '{line}' on a line or curve: {UNKNOWN}", column=name)
         else:
             for target, share in ((target, _determined(values, y)) for target, y in classes.items()):
-                way = f"'{target}' in {share}: --exclude it if it is not known of new rows"
-                yield from [Doubt(f"alone tells the target {way}", column=name)] * bool(share)
+                sentence = f"alone tells the target '{target}' in {share}: {UNKNOWN}"
+                yield from [Doubt(sentence, column=name)] * bool(share)
         known.setdefault(key, f"is the same as column '{name}' in every row")
 
 
 def of_events(frame: pd.DataFrame, target: str) -> Iterator[Doubt]:
     """Of columns of 0 and 1 that may say whether a time has ended with an event: the target is either."""
-    long = [name for name, cells in frame.items() if cells.nunique() > MAX_CATEGORIES]
-    positive = [name for name in long if (parsed(frame[name]) > 0).all()]
+    positive = [name for name, v in frame.items() if v.nunique() > MAX_CATEGORIES and (parsed(v) > 0).all()]
     times = [target] if target in positive else [name for name in positive if UNTIL_NAMES.search(name)]
     for name in (name for name in frame if EVENT_NAMES.search(name) and {*parsed(frame[name])} == {0.0, 1.0}):
         if times and target in (name, times[0]):
@@ -294,6 +292,9 @@ def _determined(x: np.ndarray, y: np.ndarray) -> str:
     return f"{right:,} of {num:,} rows" if num - right <= WRONG * (num - rows.max()) and chance < CHANCE else ""
 
 
-def _on_a_line(a: np.ndarray, b: np.ndarray) -> bool:
+def _follows(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two columns of numbers, or the ranks of their first ones, are on a straight line."""
+    ranks = [pd.Series(values[:10_000]).rank() for values in (a, b)]
     with np.errstate(all="ignore"):  # of a column of one value, or that is refused as it is not finite
-        return len(a) >= 10 and a.dtype.kind == b.dtype.kind == "f" and abs(np.corrcoef(a, b)[0, 1]) > 0.9999
+        curved = any(abs(np.corrcoef(*pair)[0, 1]) > 0.9999 for pair in ((a, b), ranks))
+    return len(a) >= 10 and a.dtype.kind == b.dtype.kind == "f" and curved

@@ -8,7 +8,7 @@ seen (Modrák et al. 2023, arXiv:2211.02383); the log prior density, and the out
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -65,7 +65,7 @@ def design(data: Dataset, rows: int, points: int, seed: int) -> Design:
     old = min(points - points // 2 if len(rest) else points, len(x))
     new = rest[torch.randperm(len(rest), generator=g)][: points - old]
     ends = data.y_train.abs().cpu()[order.flip(0)][: len(x)] if data.schema.task == "survival" else None
-    return Design(replace(data.schema), x, torch.cat([x[:old], new]), old, ends)
+    return Design(data.schema, x, torch.cat([x[:old], new]), old, ends)
 
 
 class Question(NamedTuple):

@@ -26,10 +26,10 @@ from bnn_pyro.progress import Figures, duration
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
 EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 2.5e-3, 5e-10
-#: Rows · weights above which code compiled for one chain is no faster than operators on several where inputs are
-#: many (784; of narrow networks it is up to 5e7); those whose arrays are not in the cache of one core (512 KiB) any
-#: more, and what 6 floating-point operations take there, by code on all cores or by operators on several chains.
-LARGE, CACHED, LARGE_ARITHMETIC = 2e7, 2e6, 7e-10
+#: What they take in code compiled for one chain; rows · weights above which their arrays are not in the cache of one
+#: core (512 KiB) any more, and what they take there; those above which that code is no faster than operators on several
+#: chains where inputs are many (784; of narrow networks it is up to 5e7).
+COMPILED_ARITHMETIC, CACHED, LARGE_ARITHMETIC, LARGE = 3.5e-10, 2e6, 5e-10, 2e7
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
 #: Transitions that a run is timed by, after those that are not typical, and seconds that either may last; seconds of a
@@ -39,8 +39,9 @@ TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
 TYPICAL = 20
 #: Chains where settings leave them out.
 CHAINS = 8
-#: Seconds besides their arithmetic of a transition of chains that move as one, and of a step of several networks.
-TRANSITION, STEP = 3e-4, 6e-3
+#: Seconds besides their arithmetic of a transition of chains that move as one, alone and with others in compiled code,
+#: and of a step of several networks.
+TRANSITION, TOGETHER, STEP = 3e-4, 4e-5, 6e-3
 #: Gradients of a transition of theirs, and of NUTS.
 GRADIENTS, TREE = 2, 30
 
@@ -57,7 +58,7 @@ def choose_compiled(setting: str, gradients: float, potential: Potential) -> boo
 
 def gradient_seconds(rows: int, macs: int) -> float:
     """Of the arithmetic of one chain's gradient, on one core.   macs: multiplications of a row, forward."""
-    return rows * macs * (LARGE_ARITHMETIC if rows * macs > CACHED else ARITHMETIC)
+    return rows * macs * (LARGE_ARITHMETIC if rows * macs > CACHED else COMPILED_ARITHMETIC)
 
 
 def run_cost(gradients: float, compiled: bool, potential: Potential, chains: int = 1) -> tuple[float, float]:
@@ -107,8 +108,9 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     batch = s["batch_size"] or rows
     members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
     processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
-    transition = TRANSITION + math.ceil(chains / processes) * GRADIENTS * gradient_seconds(rows, macs)
-    sampled = (s["warmup"] + s["draws"] * s["thin"]) * (TYPICAL if s.get("adjusted") else 1) * transition
+    steps, besides = (TYPICAL, TRANSITION) if s.get("adjusted") else (1, TOGETHER)
+    step = besides + math.ceil(chains / processes) * GRADIENTS * gradient_seconds(rows, macs)
+    sampled = s["warmup"] * TRANSITION / 2 + (s["warmup"] + s["draws"] * s["thin"]) * steps * step
     return PROCESS + COMPILATION + members + sampled
 
 

@@ -40,7 +40,7 @@ def summary(run: tables.RunFacts) -> list[str]:
         way = "" if run.provenance["split"].get("kind") == "groups" else "keep copies together with --groups, or "
         every, different = run.provenance["rows"]["train"] + rows, run.metrics.get("different_inputs", math.inf)
         likely = f", as is likely of {every:,} rows with {different:,} different inputs" * (2 * different <= every)
-        sentences.append(said["repeated"].format(same=same, way=way, likely=likely))
+        sentences.insert(0, said["repeated"].format(same=same, way=way, likely=likely))
     few = RIGHT[1] if rows < TOO_FEW else ""
     for other, differences in _rivals(run):
         sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
