@@ -34,7 +34,7 @@ TELLS = {
     "few rows": (DENY[:9], (DENY[:9] == "yes") * 1, None),
     "chance": (DENY, NOISE, None),
     "two values of many that are mixed": (DENY, np.where(K % 4, 0, 1 + MANY), None),
-    "a quantity": (MANY // 4, MANY**2, None),
+    "a quantity": (MANY // 4, (MANY - 190) ** 2, None),
 }
 
 
