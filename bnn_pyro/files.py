@@ -6,12 +6,9 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from bnn_pyro.errors import UserError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 #: The file that a process holds locked while it writes to a folder.
 LOCK = "in-use.lock"
@@ -52,7 +49,7 @@ def existing(path: str | Path) -> Path:
     return path
 
 
-def read_archive(path: str | Path) -> dict[str, "np.ndarray"]:
+def read_archive(path: str | Path) -> dict[str, Any]:
     """The arrays of an NPZ file; nothing in it is executed."""
     import numpy as np
 

@@ -264,26 +264,24 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     tails = getattr(setup.entry, "tails", lambda _: ())(data.schema)
     entry_that_counts |= {TAILS: [*map(list, tails)]} if tails else {}
     more = {"asinh_beside": data.schema.tail_names} if tails else {}
+    more |= {"auto": dict(setup.auto)} if setup.auto else {}
     versions, fingerprint = {"python": platform.python_version()}, data.fingerprint
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
-    return (
-        {
-            "key": [setup.variant, entry_that_counts, setup.inference, settings_that_count, int(seed), fingerprint],
-            "entry": setup.variant,
-            "entry_settings": entry_settings,
-            "method": setup.inference,
-            "method_settings": method_settings,
-            "seed": int(seed),
-            "data": data.name,
-            "source": data.source,
-            "split": dict(data.split),
-            "fingerprint": fingerprint,
-            "rows": {part: len(getattr(data, f"x_{part}")) for part in ("train", "val", "test")},
-            "versions": versions,
-        }
-        | more
-        | ({"auto": dict(setup.auto)} if setup.auto else {})
-    )
+    return {
+        "key": [setup.variant, entry_that_counts, setup.inference, settings_that_count, int(seed), fingerprint],
+        "entry": setup.variant,
+        "entry_settings": entry_settings,
+        "method": setup.inference,
+        "method_settings": method_settings,
+        "seed": int(seed),
+        "data": data.name,
+        "source": data.source,
+        "split": dict(data.split),
+        "fingerprint": fingerprint,
+        "rows": {part: len(getattr(data, f"x_{part}")) for part in ("train", "val", "test")},
+        "versions": versions,
+        **more,
+    }
 
 
 def _rows(stops: bool, data: Dataset, *others: Any) -> Tensor:

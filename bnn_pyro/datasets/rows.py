@@ -75,12 +75,8 @@ class OnDisk:
         if isinstance(rows, tuple):  # all rows with some columns alone
             some = np.arange(self.shape[1])[rows[1]] if columns is None else columns[rows[1]]
             return OnDisk(path, dtype, shape, offset, some, self.owner)
-        size, spans = dtype.itemsize * math.prod(shape[1:]), []
-        if isinstance(rows, slice):
-            start, stop, _ = rows.indices(shape[0])
-            spans = [(start, max(0, stop - start))]
-        else:
-            spans = [(row, 1) for row in rows.tolist()]
+        size, every = dtype.itemsize * math.prod(shape[1:]), range(shape[0])
+        spans = [(every[rows].start, len(every[rows]))] if isinstance(rows, slice) else [(n, 1) for n in rows.tolist()]
         parts = [os.pread(self.file, size * num, offset + size * start) for start, num in spans]
         chunk = np.ndarray((sum(num for _, num in spans), *shape[1:]), dtype, bytearray().join(parts))
         return for_torch(chunk if columns is None else chunk[:, columns])
@@ -214,8 +210,7 @@ def row_digests(x: Tensor, y: Tensor) -> Tensor:
     odd = np.random.default_rng(0).integers(2**64, size=width, dtype=np.uint64) | np.uint64(1)
     for some in zip(*(part.split(max(1, 2**20 // width)) for part in (x, y)), strict=True):
         parts = (part.detach().cpu().float().numpy().reshape(len(part), math.prod(part.shape[1:])) for part in some)
-        words = np.concatenate([*parts], 1) + 0.0
-        sums.append(words.view(np.uint32).astype(np.uint64) @ odd)
+        sums.append((np.concatenate([*parts], 1) + 0.0).view(np.uint32).astype(np.uint64) @ odd)
     return torch.from_numpy(np.concatenate(sums).view(np.int64))
 
 

@@ -147,18 +147,14 @@ class LogJoint:
         """{site: (num, *shape)} -> u (num, P)."""
         return torch.cat([self._transforms[site].inv(w[site]).reshape(len(w[site]), -1) for site in self.free], 1)
 
+    @torch.no_grad()
+    @pyro.validation_enabled(False)
     def sample_prior(self, *numbers: int) -> list[dict[str, Tensor]]:
         """For each number as many draws, {site: (number, *shape)}. Raises UserError for a prior without draws."""
         improper = "samplers need a proper prior, and this variant's has no samples; take another, such as fan-in:1"
-        with (
-            refusing(improper, NotImplementedError),
-            torch.no_grad(),
-            pyro.validation_enabled(False),
-            in_mode(self.model, training=False),
-            _PriorDraws(numbers) as drawn,
-        ):
+        with refusing(improper, NotImplementedError), in_mode(self.model, training=False), _PriorDraws(numbers) as made:
             self.model(self.x[:1], self.y[:1])
-        parts = {site: drawn.sites[site]["value"].split(numbers) for site in self.priors}
+        parts = {site: made.sites[site]["value"].split(numbers) for site in self.priors}
         return [{site: draws[i] for site, draws in parts.items()} for i in range(len(numbers))]
 
 

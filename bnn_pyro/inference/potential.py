@@ -6,7 +6,7 @@ Densities and gradients are float64, coordinates z (C, P) are a linear map of th
 import itertools
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,6 @@ from bnn_pyro.inference.log_joint import LogJoint, Weights, with_gradient
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.observed import Recorder, read_likelihood
 from bnn_pyro.parts.priors import widest_activation
-
-if TYPE_CHECKING:
-    from bnn_pyro.inference.compiled import CompiledGradient
 
 #: Bytes that the activations of the chains evaluated at once may take, and the widest activation of a chunk of rows.
 MAX_MEMORY, ROWS_MEMORY = 512 * 2**20, 64 * 2**20
@@ -58,7 +55,7 @@ class Potential(LogJoint):
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
         super().__init__(model, x, y, temperature)
         self.space, self.centred = Space(), CENTRED
-        self.compiled: CompiledGradient | None = None
+        self.compiled: Any = None
         self.prior_draws(1)
         self._width = widest_activation(model, x)
         density, gradient = self.evaluate(self.initial[None])

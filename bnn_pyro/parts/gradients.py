@@ -40,8 +40,7 @@ def local_conv2d(X: Tensor, M: Tensor, V: Tensor, geometry: tuple, sample_shape:
     """
     shape, stride, padding = geometry
     mean = F.conv2d(X, *_kernel(M, shape), stride=stride, padding=padding)
-    variance = F.conv2d(X.square(), *_kernel(V, shape), stride=stride, padding=padding)
-    return _Noisy.apply(mean, variance, sample_shape)
+    return _Noisy.apply(mean, F.conv2d(X.square(), *_kernel(V, shape), stride=stride, padding=padding), sample_shape)
 
 
 class _Noisy(torch.autograd.Function):

@@ -79,8 +79,7 @@ def ood_bars(
     names_of = [short(name) for name in class_names(bayesian, schema)]
     _need_images(bayesian, x)
     num = min(num, len(x))
-    shape = dict(squeeze=False, sharey="row", height_ratios=(1, 1.3))  # image above bars, side by side
-    axes = figure(2.3 * num + 0.5, 3.9).subplots(2, num, **shape).T
+    axes = figure(2.3 * num + 0.5, 3.9).subplots(2, num, squeeze=False, sharey="row", height_ratios=(1, 1.3)).T
     width = 0.4
     for row, (image, bars) in enumerate(axes):
         show_image(image, x[row], schema)

@@ -124,8 +124,7 @@ class Recipe(Setup, Settings):
                 decay = {"prior": prior}
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
             setup = make_setup(*self.own_baseline).changed(decay, length, shared)
-        alone = dict(auto={}, baseline=False, boosting=False)
-        return replace(self, entry=setup.entry, method=setup.method, **alone)
+        return replace(self, entry=setup.entry, method=setup.method, auto={}, baseline=False, boosting=False)
 
 
 def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
@@ -200,8 +199,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     others.setdefault("boosting", others.get("baseline", True))
     recipe = Recipe(setup.entry, setup.method, setup.auto, data, **others)
     choose_device(recipe.device)
-    baseline = recipe.baseline and (recipe.variant, recipe.inference) != recipe.own_baseline
-    return replace(recipe, baseline=baseline)
+    return replace(recipe, baseline=recipe.baseline and (recipe.variant, recipe.inference) != recipe.own_baseline)
 
 
 def _load(data: Mapping[str, Any]) -> Dataset:

@@ -14,7 +14,7 @@ of it, or each weight; with a free σ the sparse kind: weights that data do not 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -54,10 +54,10 @@ class Network(Settings):
     noise: str | float = "learned"
     likelihood: str | None = setting(None, choices=LIKELIHOODS, optional=True)
 
-    def net(self, schema: Schema, outputs: int) -> nn.Module:
-        """The deterministic network."""
-        about = dict(exposure=schema.exposure, tails=self.tails(schema))
-        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, **about)
+    def net(self, schema: Schema, outputs: int, **more: Any) -> nn.Module:
+        """The deterministic network.   more: of an ``MLP``."""
+        more |= dict(exposure=schema.exposure, tails=self.tails(schema))
+        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, **more)
 
     def tails(self, schema: Schema) -> tuple:
         """The inputs with long tails whose asinh the network takes beside them: of a linear model none."""
@@ -128,8 +128,7 @@ class DropoutMLP(Network):
         chosen = self.input_dropout, self.hidden_dropout
         rule = IMAGE_RATES if schema.is_image else TABLE_RATES
         rates = tuple(usual if rate is None else rate for rate, usual in zip(chosen, rule, strict=True))
-        about = dict(dropout=rates, exposure=schema.exposure, tails=self.tails(schema))
-        return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, **about)
+        return super().net(schema, outputs, dropout=rates)
 
     def to_choose(self, schema: Schema) -> tuple[dict[str, float], ...]:
         """Settings to compare by the NLL of held-out rows, with a fit of each; see ``fitting.fit_setup``."""

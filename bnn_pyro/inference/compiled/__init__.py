@@ -52,8 +52,7 @@ class CompiledGradient:
         """(C, P) float64 -> (C,), (C, P)."""
         z = z.contiguous()
         density, gradient = z.new_empty(len(z)), torch.empty_like(z)
-        pointers = z.data_ptr(), density.data_ptr(), gradient.data_ptr()
-        self._library.evaluate(*pointers, len(z), self.size, self.threads)
+        self._library.evaluate(z.data_ptr(), density.data_ptr(), gradient.data_ptr(), len(z), self.size, self.threads)
         return density, gradient
 
     def leapfrog(
