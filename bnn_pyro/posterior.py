@@ -204,14 +204,11 @@ class Posterior(Introduced):
     def save(self, folder: str | os.PathLike) -> None:
         """Write ``posterior.pt`` (tensors) and ``posterior.json`` (the rest, with a checksum), each atomically."""
         folder = Path(folder)
-        backbone, buffers = getattr(self.model, "backbone", None), model_buffers(self.model)
-        tensors = {
-            "guide": None if self.guide is None else dict(self.guide.state_dict()),
-            "chains": None if self.chains is None else dict(self.chains),
-            "stats": dict(self.stats),
-            "backbone": None if backbone is None else dict(backbone.state_dict()),
-        }
-        tensors |= ({} if self.rows is None else {"rows": self.rows}) | ({"buffers": buffers} if buffers else {})
+        modules = {"guide": self.guide, "backbone": getattr(self.model, "backbone", None)}
+        tensors = {name: None if part is None else dict(part.state_dict()) for name, part in modules.items()}
+        tensors |= {"chains": None if self.chains is None else dict(self.chains), "stats": dict(self.stats)}
+        more = {"rows": self.rows, "buffers": model_buffers(self.model) or None}
+        tensors |= {name: value for name, value in more.items() if value is not None}
         buffer = io.BytesIO()
         torch.save(tree_map_only(Tensor, Tensor.cpu, tensors), buffer)
         blob = buffer.getvalue()

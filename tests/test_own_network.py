@@ -144,8 +144,9 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
     entry = bp.Bayesian(net, prior={"4": "normal:2", "0.weight": "pretrained:0.1", "*": "fan-in:3"})
     model = entry.model(rows().schema)
     with bp.isolated(0):
-        prior = {n: model.priors[n](p) for n, p in model.net.named_parameters()}
-        centred = [model.priors["0.weight"](net[0].weight).sample() for _ in range(200)]
+        prior = model.prior()
+        centred = [prior["0.weight"].sample() for _ in range(200)]
+    assert prior["0.weight"].mean.equal(net[0].weight)
     assert prior["4.weight"].scale == 2 and prior["1.weight"].scale == pytest.approx(3 / 6**0.5)
     assert (prior["1.bias"].scale, parse_prior("fan-in:6")(torch.zeros(8, 4, 3, 3)).scale) == (3, 1)
     assert torch.stack(centred).mean(0).sub(1).abs().max() < 6 * 0.1 / 200**0.5

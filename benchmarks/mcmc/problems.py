@@ -46,7 +46,7 @@ class Problem:
     def sites(self) -> list[tuple[str, tuple[int, ...], float]]:
         """(name, shape, standard deviation of its Normal prior) of weights and biases, in the order of the layers."""
         model = self.model()
-        return [(n, tuple(p.shape), float(model.priors[n](p).scale)) for n, p in model.net.named_parameters()]
+        return [(n, tuple(prior.event_shape), float(prior.scale)) for n, prior in model.prior().items()]
 
 
 def _halves(features: list[str] | None) -> bp.Dataset:

@@ -103,7 +103,8 @@ class _LayerPrior(nn.Module):
 
     def __init__(self, weight_space: BayesianNet, name: str, layer: nn.Module) -> None:
         super().__init__()
-        sites = [weight_space.priors[f"{name}.{part}"](p) for part, p in layer.named_parameters()]
+        prior = weight_space.prior()
+        sites = [prior[f"{name}.{part}"] for part, _ in layer.named_parameters()]
         rows, scale = [layer.weight[0].numel(), 1][: len(sites)], None
         if all(isinstance(p, CentredNormal) for p in sites):
             scale = torch.cat([p.scale.expand(n, 1) for p, n in zip(sites, rows, strict=True)])

@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from functools import cache, partial
+from functools import cache
 
 import pyro
 import pyro.distributions as dist
@@ -144,11 +144,6 @@ def parse_prior(text: str, has_classes: bool = False) -> Maker:
     return parse_named("prior", text, PRIORS)
 
 
-def _prior_of(text: str, has_classes: bool, w: Tensor) -> dist.TorchDistribution:
-    """p(w) of a parameter: a function with a name, by which a model can be pickled."""
-    return parse_prior(text, has_classes)(w)
-
-
 class BayesianNet(nn.Module):
     """p(y, w | x): every parameter of ``net`` is a latent site of its own name, then the likelihood.
 
@@ -185,11 +180,8 @@ class BayesianNet(nn.Module):
             raise UserError(f"a parameter of the network is called '{min(taken)}', which is the name of something else "
                             "in the model, such as the targets 'y'; rename it")  # fmt: skip
         self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
-        has_classes = getattr(likelihood, "has_classes", False)
         for text in texts.values():
-            parse_prior(str(text), has_classes)  # raises for one that is none
-        self.priors = {name: partial(_prior_of, text, has_classes) for name, text in texts.items()}
-        self.priors |= dict.fromkeys(points, _flat)
+            parse_prior(str(text))  # raises for one that is none
         self._centred = [n for n, text in texts.items() if n not in points and text.partition(":")[0] == "pretrained"]
         if self._centred:
             self.register_buffer("centre", torch.cat([self.net.get_parameter(n).flatten() for n in self._centred]))
@@ -204,7 +196,8 @@ class BayesianNet(nn.Module):
         own = dict(self.net.named_parameters())
         if self._centred:
             own |= cut(self.centre, {name: own[name].shape for name in self._centred})
-        return {name: self.priors[name](value) for name, value in own.items()}
+        classes, flat = getattr(self.likelihood, "has_classes", False), dict.fromkeys(self.points, _flat)
+        return {name: (flat.get(name) or parse_prior(self.texts[name], classes))(w) for name, w in own.items()}
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) or (B, T) observes it."""

@@ -56,8 +56,7 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
         raise UserError(f"a training curve needs 'elbo' or 'log_joint'; the trace has {', '.join(trace) or 'nothing'}")
     labels = {name: label for name, label in (_OBJECTIVES | _PARTS).items() if name in table}
     nll, order = table.get("validation_nll"), [name, *(part for part in _PARTS if part in table)]
-    num = len(order) + (nll is not None)
-    axes = panels(num, 2 if num == 4 else 3, (3.4, 2.7))
+    axes = panels(len(order) + (nll is not None), 3, (3.4, 2.7))
     for k, (ax, column) in enumerate(zip(axes, order, strict=False)):
         title = f"{labels[column]}{' (higher is better)' if k == 0 else ''}: {readable(table[column].iloc[-1])} at last"
         _curve(ax, table[column], "nats, all training rows", title, k)
@@ -73,7 +72,7 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
 
 def _sampler_curves(table: pd.DataFrame) -> np.ndarray:
     present = [name for name in _SAMPLER if name in table and np.isfinite(table[name]).any()]
-    axes = panels(len(present), 2 if len(present) == 4 else 3, (3.5, 2.8), least=4.4)
+    axes = panels(len(present), 3, (3.5, 2.8), least=4.4)
     stored = table.index[table.get("draws", np.zeros(len(table))) > 0]
     for ax, name in zip(axes, present, strict=True):
         values, (label, title) = table[name], _SAMPLER[name]
