@@ -264,7 +264,7 @@ def test_a_chain_that_diverges_leaves_the_others(compiled, monkeypatch, tmp_path
     whole = fit(NET, PROBLEM.data, method)
 
     def diverges(self, most):
-        """The first chain, from the fourth transition after the warm-up on; or in the last draw, which do not lose it."""
+        """The first chain, from the fourth transition after the warm-up on; or in the last draw alone."""
         if self.done == at and self.rngs[0].bit_generator.seed_seq.entropy == first:
             self.step_size = self.step_size * np.where(np.arange(len(self.step_size)) == 0, 1e6, 1)
         return steps(self, most)
