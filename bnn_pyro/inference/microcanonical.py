@@ -29,8 +29,9 @@ from bnn_pyro.inference.trajectories import evaluator
 #: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
 LAMBDA = 0.1931833275037836
 SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
-#: Gradients that a step takes; steps that compiled code takes at once, where nothing is learned of them.
-GRADIENTS, AT_ONCE = 2, 64
+#: Gradients that a step takes; steps that compiled code takes at once, where nothing is learned of them: at most so
+#: many, or chains · rows · weights, which take a tenth of a second, so that a signal is not kept waiting.
+GRADIENTS, AT_ONCE, WORK = 2, 64, 1e8
 
 
 class State(NamedTuple):
@@ -112,6 +113,13 @@ def wander(
         state, error = integrate(evaluate, state, step)
         errors.append(error)
     return state, np.stack(errors, 1)
+
+
+def at_once(potential: Any, chains: int) -> int:
+    """Steps that these chains take in one call of :func:`wander`."""
+    if potential.compiled is None:
+        return 1
+    return max(1, min(AT_ONCE, int(WORK / (chains * len(potential.x) * potential.size))))
 
 
 def direction(v: np.ndarray) -> np.ndarray:

@@ -194,7 +194,7 @@ class Kernel:
                 return [self._trajectory()]
             if self.done < self.settings.warmup:  # to the next position that is kept
                 most = min(most, self._every - (self.done - self.ends[1]) % self._every)
-            num = 1 if learning or self.potential.compiled is None else min(most, microcanonical.AT_ONCE)
+            num = 1 if learning else min(most, microcanonical.at_once(self.potential, len(self.length)))
             return self._langevin(self._noise(num))
 
     def _langevin(self, noise: np.ndarray) -> list[dict[str, np.ndarray]]:
