@@ -51,7 +51,7 @@ class RowNoise(TorchFunctionMode):
             used = [*self.sites.values()]
         layer = used and func in LAYERS and not kwargs and id(args[0]) not in self.sites and len(args[0]) == self.rows
         output = self._layer(func, *args) if layer else func(*args, **(kwargs or {}))
-        for site in used if any(isinstance(part, Tensor) for part in tree_leaves(output)) else ():
+        for site in used if used and any(isinstance(part, Tensor) for part in tree_leaves(output)) else ():
             if site in self.q and (self.ways[site] or not layer):
                 raise UserError(f"'{site}' is used again in a pass of training, or on other inputs than the rows, and "
                                 "noise of each row would be wrong; take sampling='weights'")  # fmt: skip
