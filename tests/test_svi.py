@@ -90,9 +90,9 @@ def test_scales_have_a_learning_rate_of_their_own():
         bp.fit(bp.VariationalDropout(noise=1.0), PROBLEM.data, bp.SVI(epochs=1, scale_lr=0.1), progress=False)
     wide, narrow = (bp.Bayesian(nn.Sequential(nn.Linear(4, h), nn.Linear(h, 1))) for h in (5000, 5))
     for entry, method, rate in (
-        (wide, bp.SVI(patience=0), 0.03), (wide, bp.SVI(lr=0.01), 0.003), (wide, bp.SVI(patience=0, lr=1e-3), None),
-        (narrow, bp.SVI(patience=0), 0.03), (bp.MeanField(hidden=(5000,)), bp.SVI(patience=0), None),
-        (narrow, bp.SVI(scale_lr=0.5), 0.5), (bp.MeanField(hidden=(5000,)), bp.SVI(), None),
+        (wide, bp.SVI(patience=0), 0.03), (wide, bp.SVI(lr=0.01), None), (wide, bp.SVI(patience=0, lr=1e-3), None),
+        (narrow, bp.SVI(patience=0), 0.03), (narrow, bp.SVI(lr=0.01), 0.003), (narrow, bp.SVI(scale_lr=0.5), 0.5),
+        *((bp.MeanField(hidden=(5000,)), method, None) for method in (bp.SVI(patience=0), bp.SVI())),
     ):  # fmt: skip
         apart = method.held_out(model := entry.model(PROBLEM.data.schema), PROBLEM.data, 0)[0]
         assert method.resolved(model, apart).scale_lr == rate
