@@ -92,6 +92,8 @@ def test_scales_have_a_learning_rate_of_their_own():
     for entry, method, rate in (
         (wide, bp.SVI(patience=0), 0.03), (wide, bp.SVI(lr=0.01), None), (wide, bp.SVI(patience=0, lr=1e-3), None),
         (narrow, bp.SVI(patience=0), 0.03), (narrow, bp.SVI(lr=0.01), 0.003), (narrow, bp.SVI(scale_lr=0.5), 0.5),
+        *((bp.Bayesian(nn.Linear(4, 1), prior=prior), bp.SVI(lr=0.01), None) for prior in ("normal:1", "fan-in:3")),
+        (bp.Bayesian(nn.Linear(4, 1), prior={"bias": "fan-in:2", "*": "fan-in"}), bp.SVI(lr=0.01), 0.003),
         *((bp.MeanField(hidden=(5000,)), method, None) for method in (bp.SVI(patience=0), bp.SVI())),
     ):  # fmt: skip
         apart = method.held_out(model := entry.model(PROBLEM.data.schema), PROBLEM.data, 0)[0]

@@ -35,13 +35,15 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
 from bnn_pyro.parts.guides import DroppedInputs, PointMass
+from bnn_pyro.parts.priors import BY_TARGET
 from bnn_pyro.posterior import Posterior, moved_buffers
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
 #: The learning rate of q's scales where a network of one's own is fitted to the highest ELBO; where held-out rows
 #: choose a q on the way, as a share of ``lr``: its means then know the data before the scales come to the prior's.
-#: Weights a row above which it is ``lr`` there too: it costs twice the time, and predicts no better.
+#: It is ``lr`` there too of more weights a row, which cost twice the time and predict no better, or where a prior is
+#: wider than those by default: until σ has come so far, a learned noise is that of rows learned by heart.
 SCALE_LR, SLOWER, MANY = 0.03, 0.3, 45
 #: ({site: weights}, trace, why it ended before its end) of a member.
 Member = tuple[dict[str, Tensor], Trace, str]
@@ -54,8 +56,9 @@ class SVI(Optimisation):
     num_particles  draws of w that estimate the ELBO in a step
     temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
     scale_lr       the first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²); by rule ``lr``, of a
-                   network of one's own 0.3·lr where held-out rows choose q of up to 45 weights a row, and 0.03 with
-                   ``patience=0`` and no ``lr``: how far ρ, about log σ, has to go does not depend on how many there are
+                   network of one's own 0.3·lr where held-out rows choose q of up to 45 weights a row, with priors no
+                   wider than by default, and 0.03 with ``patience=0`` and no ``lr``: how far ρ, about log σ, has to go
+                   does not depend on how many weights there are, as ``lr`` does
     """
 
     converges_to: ClassVar[str] = "best in family"
@@ -74,8 +77,13 @@ class SVI(Optimisation):
             return rule
         if self.patience == 0:
             return rule._by_rule({"scale_lr": SCALE_LR} if self.lr is None else {})
-        random = sum(v.numel() for site, v in model.initial.items() if site not in getattr(model, "points", ()))
-        slow = len(data.x_val) >= fewest(data) and random <= MANY * len(data.x_train)  # ``data`` as of ``held_out``
+        usual = BY_TARGET[getattr(model.likelihood, "has_classes", False)]
+        drawn = {site: usual if text == "by-target" else text for site, text in model.texts.items()}
+        drawn = {site: text.partition(":") for site, text in drawn.items() if site not in model.points}
+        widest = float(usual.partition(":")[2])
+        slow = len(data.x_val) >= fewest(data)  # ``data`` as of ``held_out``
+        slow &= sum(model.initial[site].numel() for site in drawn) <= MANY * len(data.x_train)
+        slow &= all(kind == "fan-in" and float(scale or 1) <= widest for kind, _, scale in drawn.values())
         return rule._by_rule({"scale_lr": float(f"{SLOWER * rule.lr:.2g}")} if slow else {})
 
     def stops_early(self, model: nn.Module) -> bool:
