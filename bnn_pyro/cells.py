@@ -28,6 +28,8 @@ TRUTH |= dict.fromkeys(("0", "false", "f", "no", "n", "nein", "falsch", "non", "
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
 #: Of these, words that are a category, or a class, where the other cells are some.
 NONE = ("None", "none")
+#: Rows whose ranks are compared, at most.
+MOST_RANKED = 10_000
 #: Categories that a column may always have, see :func:`max_categories`.
 MAX_CATEGORIES = 20
 #: Skewness of a positive target from which on a log scale is suggested.
@@ -256,3 +258,17 @@ def parsed(cells: Sequence[str]) -> np.ndarray:
     if isinstance(cells, pd.Series) and cells.dtype == "category":
         cells = cells.astype(str)
     return pd.to_numeric(pd.Series(cells), errors="coerce").to_numpy(dtype=np.float64, copy=True)
+
+
+def follows(a: np.ndarray, b: np.ndarray, curves: bool) -> bool:
+    """Whether two columns of numbers (N,) are on a straight line; or (``curves``) ranks are, of rows spread over them.
+
+    Ranks are compared where each column has ten different values, of which none makes up more than half.
+    """
+    if len(a) < 10 or not a.dtype.kind == b.dtype.kind == "f":
+        return False
+    some = [pd.Series(values[:: -(-len(a) // MOST_RANKED)]) for values in (a, b)]
+    several = curves and all(v.nunique() >= 10 and v.value_counts().iloc[0] <= len(v) / 2 for v in some)
+    with np.errstate(all="ignore"):  # of a column of one value, or that is refused as it is not finite
+        pairs = [(a, b), *([[v.rank() for v in some]] if several else [])]
+        return any(abs(np.corrcoef(*pair)[0, 1]) > 0.9999 for pair in pairs)

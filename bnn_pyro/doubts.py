@@ -8,7 +8,17 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import MAX_CATEGORIES, MAX_CLASSES, NONE, RAREST, USUAL, max_categories, parsed, text_columns
+from bnn_pyro.cells import (
+    MAX_CATEGORIES,
+    MAX_CLASSES,
+    NONE,
+    RAREST,
+    USUAL,
+    follows,
+    max_categories,
+    parsed,
+    text_columns,
+)
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError
 
@@ -18,8 +28,8 @@ RARE, MANY, FEW = 5, 20, 10
 #: Standard deviations from the mean beyond which a value is an outlier, unless two others are this share as far out:
 #: such columns have long tails, see ``long_tails``.
 FAR, ALSO = 8.0, 0.3
-#: Share of the rows from which on a value of a target that has many is a peak.
-PEAK = 0.2
+#: Shares of the rows from which on a value of a target that has many is a peak, and numbers of their own identifiers.
+PEAK, OWN = 0.2, 0.95
 #: Share of the rows of rarer classes for which it may be wrong, and the log of how likely it is by chance.
 WRONG, CHANCE = 0.01, -9.0
 #: Numbers that are often written where there is no answer.
@@ -35,8 +45,6 @@ EVENT_NAMES = re.compile(
     r"(?i)(?<!marital.)(?<![a-z])(event|status|death|died|dead|deceased|censored|failure|relapse|churn(ed)?)(?![a-z])"
 )
 UNTIL_NAMES = re.compile(r"(?i)(?<![a-z])(time|days|weeks|months|years|duration|tenure|follow_?up|survival)(?![a-z])")
-#: Share of the rows with a number of their own, from which on it is an identifier.
-OWN = 0.95
 #: What becomes of few different ones of the following; what to do with a column that gives the target away.
 AS_IT_IS, UNKNOWN = "as they are, each is a category", "--exclude it if it is not known of new rows"
 #: Texts that stand for numbers: how they are called, and what makes numbers of them.
@@ -246,7 +254,7 @@ def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
     for name, values in columns.items():
         if (key := values.tobytes()) in known:
             yield Doubt(f"{known[key]}: --exclude", way="exclude", column=name)
-        elif line := next((target for target, y in of_targets.items() if _follows(values, y)), None):
+        elif line := next((target for target, y in of_targets.items() if follows(values, y, len(columns) > 1)), None):
             yield Doubt(f"follows the target '{line}' on a line or curve: {UNKNOWN}", column=name)
         else:
             for target, share in ((target, _determined(values, y)) for target, y in classes.items()):
@@ -290,11 +298,3 @@ def _determined(x: np.ndarray, y: np.ndarray) -> str:
     chance = len(values) * math.log(k) if few else math.lgamma(k + 1)
     chance += (num - right) * math.log(num * k) + sum(map(math.lgamma, rows + 1.0)) - math.lgamma(num + 1)
     return f"{right:,} of {num:,} rows" if num - right <= WRONG * (num - rows.max()) and chance < CHANCE else ""
-
-
-def _follows(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two columns of numbers, or the ranks of their first ones, are on a straight line."""
-    ranks = [pd.Series(values[:10_000]).rank() for values in (a, b)]
-    with np.errstate(all="ignore"):  # of a column of one value, or that is refused as it is not finite
-        curved = any(abs(np.corrcoef(*pair)[0, 1]) > 0.9999 for pair in ((a, b), ranks))
-    return len(a) >= 10 and a.dtype.kind == b.dtype.kind == "f" and curved

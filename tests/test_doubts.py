@@ -8,6 +8,7 @@ import pytest
 from refused import refuses
 
 import bnn_pyro as bp
+from bnn_pyro.cells import follows
 from bnn_pyro.doubts import between
 from bnn_pyro.inspection import inspect_table
 from bnn_pyro.run import parse
@@ -49,6 +50,23 @@ def test_a_column_that_alone_tells_the_class(y, column, right, tmp_path):
         both = [f.sentence for f in inspect_table(tmp_path / "t.csv", "y").findings if "alone" in f.sentence]
         first, outlier = bp.load_data(tmp_path / "t.csv").split["doubts"]
         assert said == both and first == f"a: {said[0]}" and outlier.startswith("b: 99 in row 2")
+
+
+T, ZERO = np.arange(50_000.0), (K % 100 > 0) * 1.0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "curves", "holds"),
+    [
+        (MANY * 1.0, np.exp(MANY / 40), True, True), (MANY * 1.0, np.exp(MANY / 40), False, False),
+        (MANY * 1.0, 3 - MANY / 7, False, True), (MANY * 1.0, np.exp(MANY / 40) + 9 * NOISE, True, False),
+        (MANY // 200 * 1.0, MANY // 200 * 1.0, True, True), (MANY // 100 * 1.0, 2.0 ** (MANY // 100), True, False),
+        (np.where(ZERO, 0, NOISE), np.where(ZERO, 0, NOISE**2), True, False),  # nearly all are zero in both
+        (T, np.where(T < 12_000, T**0.5, np.sin(T)), True, False), (T, T**0.5, True, True),
+    ],
+)  # fmt: skip
+def test_columns_follow_each_other_on_a_line_or_a_curve(a, b, curves, holds):
+    assert follows(a, b, curves) == follows(b, a, curves) == holds
 
 
 #: Three rows of each of 40 persons, with what is of a person, of the time and of the row.

@@ -26,10 +26,12 @@ from bnn_pyro.progress import Figures, duration
 #: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
 #: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
 EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 2.5e-3, 5e-10
-#: What they take in code compiled for one chain; rows · weights above which their arrays are not in the cache of one
-#: core (512 KiB) any more, and what they take there; those above which that code is no faster than operators on several
-#: chains where inputs are many (784; of narrow networks it is up to 5e7).
-COMPILED_ARITHMETIC, CACHED, LARGE_ARITHMETIC, LARGE = 3.5e-10, 2e6, 5e-10, 2e7
+#: Seconds of these 6 operations in code compiled for one chain; rows · weights above which its arrays are not in the
+#: cache of one core (512 KiB) any more; seconds of the 6 operations there.
+COMPILED_ARITHMETIC, CACHED, LARGE_ARITHMETIC = 3.5e-10, 2e6, 5e-10
+#: Rows · weights above which that code is no faster than operators on several chains where inputs are many (784; of
+#: narrow networks it is up to 5e7).
+LARGE = 2e7
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
 #: Transitions that a run is timed by, after those that are not typical, and seconds that either may last; seconds of a
@@ -139,13 +141,13 @@ class Forecast:
     def __call__(self, done: float, of: int, figures: Figures) -> None:
         """A ``Report``."""
         self.tell(done, of, figures)
-        now, untimed = time.monotonic(), self.sampler.untimed
+        now, untimed = time.monotonic(), self.sampler.untimed * of // self.sampler.transitions  # of every chain
         self.since = self.since or (done, now)
         timed, seconds = done - self.since[0], now - self.since[1]
         if self.said or done == of:
             return
         if not self.typical:
-            if timed >= untimed or (untimed <= 100 and seconds > MAX_TIMED):
+            if timed >= untimed or (seconds > MAX_TIMED and not getattr(self.sampler, "adjusted", False)):
                 self.typical, self.since = True, (done, now)
         elif (timed >= TIMED and seconds > 1) or (timed >= 1 and seconds > MAX_TIMED):
             self.said, left = True, (of - done) * seconds / timed

@@ -127,8 +127,8 @@ class MILE(SeparateChains):
             return replace(self, chains=MEMBERS if size <= SMALL else 4).run(model, guide, data, **how)
         return super().run(model, guide, data, **how)
 
-    #: See ``Sampler``. Trajectories take many times as long as steps.
-    untimed = property(lambda self: int(0.6 * self.warmup) if self.adjusted else super().untimed)
+    #: See ``Sampler``. Trajectories take many times as long as steps, and these several times as long one by one.
+    untimed = property(lambda self: int(0.6 * self.warmup))
 
     def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **settings: Any) -> Tensor:
         settings |= dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)
@@ -187,7 +187,7 @@ class Kernel:
         return self.steps(1)[0]
 
     def steps(self, most: int) -> list[dict[str, np.ndarray]]:
-        """One transition, or several, ``most`` at most: what ``stats`` keeps of each, but ``lp`` that of the last."""
+        """One transition, or several, ``most`` at most: what ``stats`` keeps of each; ``lp`` is that of the last."""
         learning = self.done < self.ends[1]
         with np.errstate(all="ignore"):
             if self.settings.adjusted and not learning:
@@ -211,10 +211,10 @@ class Kernel:
             if self.lost.all():
                 chain = int(np.argmin(good))
                 who = f"chain {chain + 1}" if len(error) > 1 else "a chain"
-                raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is "
-                                f"{error[chain]:,.0f} nats in a step of {self.step_size[chain]:.3g}; take a smaller "
-                                f"energy_variance than {settings.energy_variance:g}, a longer warm-up, or "
-                                "adjusted=true")  # fmt: skip
+                what = f"{error[chain]:,.0f} nats" if np.isfinite(error[chain]) else "not finite"
+                raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {what} in a step "
+                                f"of {self.step_size[chain]:.3g}; take a smaller energy_variance than "
+                                f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
         state = state.where(good & ~self.lost, before)
         if self.done < self.ends[1] and self.done < settings.warmup:
             targets = settings.first_energy_variance, settings.energy_variance

@@ -137,7 +137,7 @@ def _join(graph: fx.Graph) -> None:
     """What is worked out twice, such as erf(x) of a gelu and of its derivative, becomes one node."""
     first: dict[str, fx.Node] = {}
     for node in graph.nodes:
-        if node.op == "call_function":
+        if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
             node.replace_all_uses_with(first.setdefault(f"{node.target} {node.args} {node.kwargs}", node))
 
 

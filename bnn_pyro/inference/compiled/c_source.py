@@ -244,7 +244,8 @@ class _Writer:
 def _copies(like: Tensor, a: Tensor, b: Tensor) -> tuple[int, list[tuple[int, int]]]:
     """The least that ``matmul`` needs copied to be quick: (numbers, [(which factor, its axis to be contiguous)])."""
     (m, k), n, (om, on) = a.shape[-2:], b.shape[-1], like.stride()[-2:]
-    along_m, along_n, along_k = om == 1 and m > 4, on == 1 and n > 4, k > 4
+    wide = 32 // like.element_size()  # numbers of a vector
+    along_m, along_n, along_k = om == 1 and m >= wide, on == 1 and n >= wide, k > 4
     ways = []
     for possible, *axes in ((along_n, None, -1), (along_m, -2, None), (along_k, -1, -2)):
         parts = [(i, axis) for i, axis in enumerate(axes) if axis is not None and (a, b)[i].stride(axis) != 1]

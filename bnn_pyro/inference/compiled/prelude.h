@@ -49,7 +49,7 @@ static inline float quick_erff(float x) {
 /* out[m, n] = sum over k of x[m, k] y[k, n], the sums in registers: what is loaded is used several times. The loops of
    strip## run along n, contiguous in out and y, by one or two vectors (parts), of which the last may overlap the one
    before: it gives the same numbers again. Those of dots## run along k, contiguous in x and y; of the last vector, which
-   overlaps likewise, only what is new counts. */
+   overlaps likewise, only what is new counts (where an infinity may become nan). */
 #define ALWAYS static inline __attribute__((always_inline)) void
 #define MATMUL(type, f) \
   typedef type lanes##f __attribute__((vector_size(32), aligned(__alignof__(type)), may_alias)); \
