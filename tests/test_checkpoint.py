@@ -197,14 +197,14 @@ def test_without_a_terminal_progress_is_a_line_for_every_tenth(capsys):
     ({"max_minutes": 60}, ""),
 ])  # fmt: skip
 def test_the_first_transitions_tell_how_long_it_takes(limit, words, monkeypatch):
-    """0.06 s each, four times that in the first 100 of four chains; nobody is told to set a limit that there is."""
+    """Four times as long in the first 100 of each of four chains; nobody is told to set a limit that there is."""
     now = [0.0]
     monkeypatch.setattr(cost, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    report = cost.Forecast(bp.NUTS(warmup=500, draws=1000), Run(**limit)).run.report
-    with pytest.warns(UserWarning, match=rf"6 minutes; draws=200 \(--set draws=200\) takes 3 minutes{words}$"):
+    report = cost.Forecast(bp.NUTS(warmup=500, draws=4500), Run(**limit)).run.report
+    with pytest.warns(UserWarning, match=rf"6 minutes; draws=900 \(--set draws=900\) takes 2 minutes{words}$"):
         for done in range(1, 800):
-            now[0] += 0.24 if done < 400 else 0.06
-            report(done, 6000, {})
+            now[0] += 0.07 if done < 400 else 0.0175
+            report(done, 20_000, {})
 
 
 def clock(monkeypatch):
@@ -216,7 +216,7 @@ def clock(monkeypatch):
 TIMED = {
     "nuts": (bp.NUTS(chains=3, draws=12, warmup=10, max_tree_depth=3), 0.8, 6),
     "chees": (bp.ChEES(chains=6, superchains=3, draws=6, warmup=24), 0.45, 3),
-    "mile": (bp.MILE(chains=2, draws=6, thin=3, warmup=20, start="prior", compiled="yes"), 0.53, 3),
+    "mile": (bp.MILE(chains=2, draws=6, thin=3, warmup=20, start="prior", compiled="yes"), 0.39, 3),
 }
 
 
