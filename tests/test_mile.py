@@ -18,7 +18,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Estimate
 from bnn_pyro.inference import microcanonical, mile
 from bnn_pyro.inference.members import optimised
-from bnn_pyro.inference.microcanonical import State, direction, evaluator, integrate, travel, turn, wander
+from bnn_pyro.inference.microcanonical import State, direction, evaluator, integrate, langevin_steps, travel, turn
 from bnn_pyro.inference.mile import MILE, Kernel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed
@@ -67,7 +67,7 @@ def test_a_step_is_blackjax_s_turns_are_finite_and_directions_are_forgotten_over
     chains, size, flat = 20_000, 50, Density(np.full(50, 1e30))
     begin = state(flat, np.zeros((chains, size)), np.eye(1, size).repeat(chains, 0))
     noise = np.random.default_rng(0).standard_normal((chains, 10, size))
-    end, lost = wander(flat, begin, np.full(chains, 0.3), np.full(chains, 3.0), noise)
+    end, lost = langevin_steps(flat, begin, np.full(chains, 0.3), np.full(chains, 3.0), noise)
     assert end.u[:, 0].mean() == pytest.approx(np.exp(-1), abs=0.02) and lost.shape == (chains, 10)
 
 
@@ -77,11 +77,14 @@ def test_compiled_steps_are_those_of_operators():
         z = 0.3 * potential.prior_draws(3).numpy()
         begin = state(potential, z, direction(np.random.default_rng(0).standard_normal(z.shape)))
         steps, counts, noise = np.array([0.01, 0.02, 0.03]), np.array([1.0, 5.0, 3.0]), np.random.default_rng(1)
-        ways = (travel, (steps, counts)), (wander, (steps, 5 * steps, noise.standard_normal((3, 3, potential.size))))
+        ways = (
+            (travel, (steps, counts)),
+            (langevin_steps, (steps, 5 * steps, noise.standard_normal((3, 3, potential.size)))),
+        )
         slow = [way(potential, begin, *how) for way, how in ways]
         assert potential.compile(3)
         quick = [way(potential, begin, *how) for way, how in ways]
-        far = wander(potential, begin, 1e200 * steps, 1e200 * steps, ways[1][1][2])[1]
+        far = langevin_steps(potential, begin, 1e200 * steps, 1e200 * steps, ways[1][1][2])[1]
     for (one, own), (other, lost) in zip(slow, quick, strict=True):
         for a, b in zip((*one, own), (*other, lost), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)

@@ -3,10 +3,12 @@
 import re
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure as Page
 
+from bnn_pyro.doubts import between
 from bnn_pyro.reports.page import Picture, run_pages
 from bnn_pyro.reports.summary import run_table, summary
 from bnn_pyro.reports.tables import RunFacts, as_text, difference, estimate, headline_differences
@@ -122,10 +124,15 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     page = run_html(replace(RUN, task="regression", metrics=numbers, baseline=None), [])
     assert words in page and ("<code>calibrate runs/a</code>" in page) == bool(words)
     copies = (run_html(replace(RUN, metrics=RUN.metrics | {"rows_that_trained": num}), []) for num in (15, 16))
-    assert ["if they are copies, these scores are too good; keep" in page for page in copies] == [False, True]
+    assert ["if they are copies, the scores below are too good; keep" in page for page in copies] == [False, True]
     grouped = replace(RUN, provenance=RUN.provenance | {"split": {"kind": "groups"}})
     again = replace(grouped, metrics=RUN.metrics | {"rows_that_trained": 16})
     assert "too good; leave them out" in run_html(again, [])
+    y = pd.DataFrame({"y": np.arange(50) ** 2.0})
+    leaks = [next(between(pd.DataFrame({"a": a, "b": 0.0}), y)).sentence for a in (y.y, 2 * y.y, y.y**0.5)]
+    for doubt, first in (*((leak, True) for leak in leaks), ("is 1 in every row, and tells nothing", False)):
+        page = run_html(replace(RUN, provenance=RUN.provenance | {"split": {"doubts": [f"a: {doubt}"]}}), [])
+        assert (page.index("To look at in the data: a: ") < page.index("On 300 test rows")) == first
     counts = run_html(replace(RUN, task="counts", metrics=numbers | {"coverage_90": 0.97}, baseline=None), [])
     assert "hold 97 % of 300 test rows: those of whole numbers hold more" in counts and "<code>calibrate" not in counts
     recipe = RUN.recipe | {"data": {"name": "t.csv", "target": "price [EUR]"}}

@@ -29,8 +29,8 @@ from bnn_pyro.inference.trajectories import evaluator
 #: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
 LAMBDA = 0.1931833275037836
 SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
-#: Gradients that a step takes; steps that compiled code takes at once, where nothing is learned of them: at most so
-#: many, or chains · rows · weights, which take a tenth of a second, so that a signal is not kept waiting.
+#: Gradients of a step; steps that compiled code takes at once, where nothing is learned of them, at most; and steps ·
+#: chains · rows · weights of one call, about a tenth of a second, for which Ctrl-C waits.
 GRADIENTS, AT_ONCE, WORK = 2, 64, 1e8
 
 
@@ -92,7 +92,7 @@ def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray) ->
     return state, lost
 
 
-def wander(
+def langevin_steps(
     potential: Any, state: State, step: np.ndarray, length: np.ndarray, noise: np.ndarray
 ) -> tuple[State, np.ndarray]:
     """(state after S steps, ΔE of each (G, S) in nats), u refreshed before each; by compiled code if there is any.
@@ -116,7 +116,7 @@ def wander(
 
 
 def at_once(potential: Any, chains: int) -> int:
-    """Steps that these chains take in one call of :func:`wander`."""
+    """Steps that these chains take in one call of :func:`langevin_steps`."""
     if potential.compiled is None:
         return 1
     return max(1, min(AT_ONCE, int(WORK / (chains * len(potential.x) * potential.size))))

@@ -37,7 +37,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.adaptation import OFFSET, ChainLost, DualAveraging, check_steps
 from bnn_pyro.inference.cost import TYPICAL
 from bnn_pyro.inference.hmc import SeparateChains
-from bnn_pyro.inference.microcanonical import GRADIENTS, EnergyTuning, Moments, State, direction, travel, wander
+from bnn_pyro.inference.microcanonical import GRADIENTS, EnergyTuning, Moments, State, direction, langevin_steps, travel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sampler import STARTS, Drawn, Starts
 from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
@@ -200,7 +200,7 @@ class Kernel:
     def _langevin(self, noise: np.ndarray) -> list[dict[str, np.ndarray]]:
         """Steps of every chain; one that diverges is taken back, and after the warm-up its chain's step halved."""
         settings, before, step = self.settings, self.point, self.step_size
-        state, errors = wander(self.potential, before, self.step_size, self.length, noise)
+        state, errors = langevin_steps(self.potential, before, self.step_size, self.length, noise)
         good = (np.abs(errors) < self.most).all(1) & np.isfinite(state.gradient).all(1)
         if noise.shape[1] > 1 and not good.all():  # which of them did is found one by one
             return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]

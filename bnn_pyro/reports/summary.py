@@ -1,7 +1,8 @@
 """What matters first of a run, as sentences: the first box of its report, and what `train` prints.
 
-In this order: what its rows can show, its scores, whether it is better than knowing nothing and than its baselines,
-whether its probabilities or intervals hold, and what to try next. Why a fit failed stands before it (``worries``).
+In this order: what makes scores too good, the scores, what so few rows can show, whether it is better than knowing
+nothing and than its baselines, whether its probabilities or intervals hold, what is doubtful in the data, and what to
+try next. Why a fit failed stands before it (``worries``).
 """
 
 import math
@@ -18,6 +19,8 @@ from bnn_pyro.reports import read_texts, tables
 FEW_ROWS, TOO_FEW, FEW_OF_CLASS = 30, 10, 5
 #: What `interval_verdict` says where nothing is wrong.
 RIGHT = ("about right", "too few rows to tell")
+#: Words of a doubt about a column that gives the target away, which stands before the scores; see ``doubts.between``.
+LEAK = "not known of new rows"
 #: Classes that a sentence names; share of the test rows that may repeat a training row without a sentence.
 MAX_NAMED, MAX_REPEATED = 5, 0.05
 
@@ -26,7 +29,7 @@ def summary(run: tables.RunFacts) -> list[str]:
     """The sentences of the first box."""
     names, rows = [name for name in run.headline if name in run.metrics], run.provenance["rows"]["test"]
     data, said = [], read_texts("summary")
-    if doubts := run.provenance["split"].get("doubts"):
+    if doubts := run.provenance["split"].get("doubts", []):
         more = f" {len(doubts) - MAX_NAMED} more are named by `inspect`." if len(doubts) > MAX_NAMED else ""
         data = [f"To look at in the data: {'; '.join(doubts[:MAX_NAMED])}.{more}"]
     if not names:
@@ -71,7 +74,8 @@ def summary(run: tables.RunFacts) -> list[str]:
         sentences.append(said["outside"].format(outside=outside, infinite=infinite))
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
-    return sentences + data + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
+    sentences = [*data, *sentences] if any(LEAK in doubt for doubt in doubts) else [*sentences, *data]
+    return sentences + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
 
 
 def _classes(run: tables.RunFacts) -> Iterator[str]:

@@ -122,7 +122,7 @@ class _Shapes(cloudpickle.Pickler):
 def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, Tensor]) -> tuple[str, list[Tensor]]:
     try:
         plain = functionalize(make_fx(lambda *inputs: gradient(*inputs))(*inputs))
-        table = {**core_aten_decompositions(), **_of_others()}
+        table = {**core_aten_decompositions(), **_decompositions()}
         graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=table)(*inputs)
         _join(graph.graph)
         graph.graph.eliminate_dead_code()
@@ -141,7 +141,7 @@ def _join(graph: fx.Graph) -> None:
             node.replace_all_uses_with(first.setdefault(f"{node.target} {node.args} {node.kwargs}", node))
 
 
-def _of_others() -> dict[Any, Callable]:
+def _decompositions() -> dict[Any, Callable]:
     """Normalisation by sums, and gelu by erf: PyTorch counts their operators among the core."""
     aten = torch.ops.aten
 
