@@ -5,8 +5,15 @@
 Of all multiples of that sum, 1/(M − 2) gives new rows the highest expected log density. Of a guide q the NLL is that of
 an equal mixture of draws of w. The rows held out are the validation rows, or a share of the training rows where the
 data have none or few (Prechelt 1998, doi:10.1007/3-540-49430-8_3). They choose the epoch, and a noise that is learned:
-that of residuals of rows that train falls to 0 as a network learns them by heart. Where ``epochs`` is left out the
-learning rate stays until patience is over for the first time.
+that of residuals of rows that train falls to 0 as a network learns them by heart.
+
+Where a step is noisy, by a mini-batch or by draws of q, they score a running mean of the weights (of q's parameters) by
+polynomial decay (Shamir & Zhang 2013, arXiv:1212.1824), here of points w_1 … w_n with γ = 3:
+
+    w̄_n = w̄_{n−1} + (γ + 1) / (n + γ) · (w_n − w̄_{n−1}) = 4 Σ_i i (i + 1) (i + 2) w_i / (n (n + 1) (n + 2) (n + 3))
+
+It averages that noise away (of q see Dhaka et al. 2020, arXiv:2009.00666). Where ``epochs`` is left out, training ends
+when patience is over: of a point for the second time, after the learning rate has fallen.
 """
 
 import math
@@ -21,7 +28,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.rows import part_of
 from bnn_pyro.distributed import Ranks
 from bnn_pyro.inference.potential import log_likelihood, mixtures
-from bnn_pyro.parts.guides import MeanFieldNormal, inverse_softplus
+from bnn_pyro.parts.guides import MeanFieldNormal, PointMass, inverse_softplus
 from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, model_buffers
 from bnn_pyro.progress import announce
@@ -37,6 +44,8 @@ DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 #: A q is better by more than chance where the held-out rows favour it by so many nats in all (a Bayes factor of 55:
 #: about what one row that is missed costs), and by so many standard errors of the paired differences.
 EVIDENCE, ERRORS = 4.0, 2.0
+#: γ of the running mean, and how often in an epoch it takes the weights.
+RECENT, OFTEN = 3, 10
 #: Lines of the trace whose mean NLL is compared.
 SMOOTHED = 5
 #: Draws for the width of q at the end, which is multiplied by this, and so often at most.
@@ -92,14 +101,39 @@ def default_patience(data: Dataset, batch_size: int, steps: int = PATIENT_STEPS)
 
 
 class EarlyStopping:
-    """Watches the mean NLL (nats per row) of rows x, y by a point, and keeps the best weights.   patience: epochs."""
+    """Watches the NLL (nats per row) of rows x, y by a point's running mean, and keeps the best.   patience: epochs."""
 
     def __init__(self, model: nn.Module, point: nn.Module, x: Tensor, y: Tensor, patience: int) -> None:
         self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
         #: {site: value} of a learned noise by these rows, for the weights as they are.
         self.noise: dict[str, Tensor] = {}
-        #: The best weights so far, with their NLL and epoch; what a checkpoint must hold.
-        self.state: dict[str, Any] = {"best": self._weights(), "best_nll": math.inf, "best_epoch": 0.0}
+        #: For a checkpoint: the best weights so far, with their NLL and epoch; of how many points the running mean is.
+        self.state: dict[str, Any] = {"best": self._weights(), "best_nll": math.inf, "best_epoch": 0.0, "points": 0}
+
+    @torch.no_grad()
+    def stepped(self, step: int, per_epoch: int) -> None:
+        """Take the weights after this step into the running mean, where one is due."""
+        noisy = per_epoch > 1 or not isinstance(self.point, PointMass)
+        if noisy and step % max(1, per_epoch // OFTEN) == 0:
+            points = self.state["points"] = self.state["points"] + 1
+            weights = [p.detach() for p in self.point.parameters()]
+            if points == 1:
+                self.state["mean"] = [w.clone() for w in weights]
+            torch._foreach_lerp_(self.state["mean"], weights, (RECENT + 1) / (points + RECENT))
+
+    def look(self, epoch: float, ranks: Ranks) -> float:
+        """The mean NLL after this epoch, by the running mean if there is one; what has the lowest is kept."""
+        parameters = [*self.point.parameters()]
+        weights = [p.data for p in parameters]
+        try:
+            for p, mean in zip(parameters, self.state.get("mean", weights), strict=True):
+                p.data = mean
+            nll = self.score(ranks)
+            self.seen(epoch, nll)
+        finally:
+            for p, value in zip(parameters, weights, strict=True):
+                p.data = value
+        return nll
 
     @torch.no_grad()
     def score(self, ranks: Ranks) -> float:
@@ -121,7 +155,7 @@ class EarlyStopping:
     def seen(self, epoch: float, nll: float) -> None:
         """The weights after this epoch have this mean NLL."""
         if nll < self.state["best_nll"]:
-            self.state = {"best": self._weights(), "best_nll": nll, "best_epoch": epoch}
+            self.state |= {"best": self._weights(), "best_nll": nll, "best_epoch": epoch}
 
     def enough(self, epochs: list[float], since: float = 0.0) -> bool:
         """Whether to stop after the last of these epochs; patience begins anew at the epoch ``since``."""
@@ -174,11 +208,6 @@ class GuideStopping(EarlyStopping):
         recent = [*self.state.get("recent", ()), nll][-SMOOTHED:]
         super().seen(epoch, sum(recent) / len(recent))
         self.state["recent"] = recent
-
-    def restore(self) -> None:
-        """See ``EarlyStopping``; the lines of what is left behind count no more."""
-        super().restore()
-        self.state["recent"] = [self.state["best_nll"]] * SMOOTHED
 
     def finish(self) -> None:
         """The best q; σ divided by √2 as long as that is better by more than chance."""

@@ -1,9 +1,9 @@
 """The loop of mini-batches that maximises an ELBO: what an optimisation is between two steps.
 
-By Adam (Kingma & Ba 2015, arXiv:1412.6980); the learning rate falls by a cosine, so that noise in the gradient is
-averaged away at the end. Every step is a function of (parameters, optimiser state, generator state, step number), so a
-checkpoint made between any two steps goes on to the very same result. A step may take its rows in parts: each has a
-draw of w and its share of the KL, and the gradients are added, so that their expectation is that of all rows at once.
+By Adam (Kingma & Ba 2015, arXiv:1412.6980). A learning rate that falls by a cosine averages the gradient's noise away,
+or a running mean does (``early_stopping``). Every step is a function of (parameters, optimiser state, generator state,
+step number), so a checkpoint made between any two steps goes on to the very same result. A step may take its rows in
+parts: each has a draw of w and its share of the KL, and the gradients are added, as if all rows were taken at once.
 
 Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
 objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r a draw of its own; their mean estimates the same ELBO.
@@ -69,7 +69,7 @@ class Training:
 
     def __post_init__(self) -> None:
         keep_freed_memory()
-        #: The step after which the learning rate falls; None until the objective has settled.
+        #: The step after which the learning rate falls; None until the objective has settled, or where it never does.
         self.decay: int | None = None if self.settings.epochs is None else 0
         settings = self.settings = self.settings.resolved(self.model, self.data)
         self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, here()
@@ -157,6 +157,8 @@ class Training:
             self._clip(settings.clip)
         self.optimiser.step()
         self.step, self.since = self.step + 1, self.since + 1
+        if self.watch is not None:
+            self.watch.stepped(self.step, self.per_epoch)
 
     @contextmanager
     def _without_masks(self) -> Iterator[None]:
@@ -198,19 +200,18 @@ class Training:
         figures = {"ELBO/N": elbo / len(self.x)}
         if self.watch is not None:
             try:
-                figures["validation NLL"] = self.watch.score(self.ranks)
+                figures["validation NLL"] = self.watch.look(line[0], self.ranks)
             except UserError as refused:
                 self.check_guide()
                 raise UserError(f"held-out rows: {refused}") from None
-            self.watch.seen(line[0], figures["validation NLL"])
             line.append(figures["validation NLL"])
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
         over = self._over() or (type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x)))
-        if self.decay is None and (3 * self.step >= 2 * self.total or over):
-            if isinstance(self.watch, GuideStopping):
-                self.watch.restore()
+        if self.decay is None and isinstance(self.watch, GuideStopping):  # its running mean needs no lower rate
+            self.total = self.step if over else self.total
+        elif self.decay is None and (3 * self.step >= 2 * self.total or over):
             self._decay_from(self.step)
         return figures
 
@@ -268,7 +269,7 @@ class Training:
         self.trace, self.since = state["trace"], len(state["recent"])
         self.figures[: self.since] = state["recent"]
         if self.watch is not None and watch is not None:  # few rows watched nothing in an earlier version
-            self.watch.state = watch
+            self.watch.state |= watch
         generators = [state["generators"], *state.get("others", ())]
         if self.ranks.rank < len(generators):
             set_generator_state(generators[self.ranks.rank])
