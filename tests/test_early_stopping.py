@@ -58,7 +58,7 @@ def test_the_weights_of_the_best_epoch_are_kept(classes, kind, entry):
 
 @pytest.mark.parametrize(("batch_size", "every"), [(10, 1), (1, 3), (0, 0)])
 def test_held_out_rows_score_a_running_mean(batch_size, every, monkeypatch):
-    """Of n points the i-th has the weight 4 i (i + 1) (i + 2) / (n … (n + 3)); without noise the last one counts alone."""
+    """Of n points the i-th has the weight 4 i (i + 1) (i + 2) / (n … (n + 3)); without noise the last is all."""
     points, stepped = [], EarlyStopping.stepped
 
     def watched(self, step, per_epoch):

@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -120,15 +121,20 @@ def theirs(name: str, task: Problem, data: bp.Dataset) -> Course:
 def ours(sampling: str, task: Problem, data: bp.Dataset, patience: int | None) -> Course:
     """``bp.fit`` to its end, or for twice ``Plan.longest``; four times, of a module on a CPU, looks included."""
     plan, net, course, start, apart = plan_of(task), network(task), [], clock(task.device), [0.0]
-    looked_at = copy.deepcopy(net).to(task.device)
+    looked_at, stopping = copy.deepcopy(net).to(task.device), {}
 
     class Watched(bp.SVI):
+        def minimise(self, *given: Any, **how: Any) -> Any:
+            stopping.update(how)
+            return super().minimise(*given, **how)
+
         def run(self, model: Any, guide: Any, given: bp.Dataset, *, report: Any = None, **rest: Any) -> bp.Posterior:
             def watch(*_: object) -> None:
                 due = plan.interval + (course[-1][0] if course else 0.0)
                 if clock(task.device, wait=False) - start - apart[0] >= due:
                     spent = (now := clock(task.device)) - start - apart[0]
-                    means, scales = (cut(v.detach(), guide.shapes) for v in (guide.loc, guide.scale))
+                    with stopping["watch"].averaged() if "watch" in stopping else nullcontext():
+                        means, scales = (cut(v.detach().clone(), guide.shapes) for v in (guide.loc, guide.scale))
                     course.append([spent, *look(looked_at, {n: (means[n], scales[n]) for n in means}, data, plan)])
                     apart[0] += clock(task.device) - now
 

@@ -17,7 +17,8 @@ when patience is over: of a point for the second time, after the learning rate h
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -121,18 +122,24 @@ class EarlyStopping:
                 self.state["mean"] = [w.clone() for w in weights]
             torch._foreach_lerp_(self.state["mean"], weights, (RECENT + 1) / (points + RECENT))
 
-    def look(self, epoch: float, ranks: Ranks) -> float:
-        """The mean NLL after this epoch, by the running mean if there is one; what has the lowest is kept."""
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The running mean in place of the weights, where there is one."""
         parameters = [*self.point.parameters()]
         weights = [p.data for p in parameters]
         try:
             for p, mean in zip(parameters, self.state.get("mean", weights), strict=True):
                 p.data = mean
+            yield
+        finally:
+            for p, own in zip(parameters, weights, strict=True):
+                p.data = own
+
+    def look(self, epoch: float, ranks: Ranks) -> float:
+        """The mean NLL after this epoch; the weights are kept where it is the lowest."""
+        with self.averaged():
             nll = self.score(ranks)
             self.seen(epoch, nll)
-        finally:
-            for p, value in zip(parameters, weights, strict=True):
-                p.data = value
         return nll
 
     @torch.no_grad()

@@ -5,8 +5,9 @@ With N training rows and P weights, Adam takes
     B  = N up to 512 rows, else the power of 2 nearest to √N, 64 ≤ B ≤ 256
     lr = 0.01 · (1000 / P)^(1/3), 0.001 ≤ lr ≤ 0.02
 
-until the objective has settled (``training_loop``), and then half as many steps, in which the learning rate falls; at
-most 10,000 steps in all, or 20 epochs where these are more (of wider networks: Yang & Hu 2021, arXiv:2011.14522).
+until the objective has settled (``training_loop``) or held-out rows stop it, and then half as many steps, in which the
+learning rate falls, but not of a q that held-out rows choose (``early_stopping``); at most 10,000 steps in all, or 20
+epochs where these are more (of wider networks: Yang & Hu 2021, arXiv:2011.14522).
 """
 
 import math

@@ -1,9 +1,9 @@
 """The loop of mini-batches that maximises an ELBO: what an optimisation is between two steps.
 
-By Adam (Kingma & Ba 2015, arXiv:1412.6980). A learning rate that falls by a cosine averages the gradient's noise away,
-or a running mean does (``early_stopping``). Every step is a function of (parameters, optimiser state, generator state,
-step number), so a checkpoint made between any two steps goes on to the very same result. A step may take its rows in
-parts: each has a draw of w and its share of the KL, and the gradients are added, as if all rows were taken at once.
+By Adam (Kingma & Ba 2015, arXiv:1412.6980), whose noise a learning rate that falls by a cosine averages away, or a
+running mean (``early_stopping``). Every step is a function of (parameters, optimiser state, generator state, number),
+so a checkpoint goes on to the very same result. A step may take its rows in parts, each with a draw of w and its share
+of the KL; the gradients are added.
 
 Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
 objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r a draw of its own; their mean estimates the same ELBO.
@@ -43,7 +43,6 @@ LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
 LOG_SCALES = ("rho", "log_variance")
 #: The first learning rate of points that were trained already, as a share of the others'.
 POINTS_LR = 0.1
-
 Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch and elbo
 
 
