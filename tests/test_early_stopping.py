@@ -53,6 +53,7 @@ def test_the_weights_of_the_best_epoch_are_kept(classes, kind, entry):
     trace = posterior.trace["validation_nll"]
     assert len(trace) == 30 and min(trace) < trace[-1] - 0.05  # the last weights would not do
     assert validation_nll(posterior, data) == pytest.approx(min(trace), rel=1e-5)
+    assert validation_nll(other, data) == pytest.approx(trace[-1], rel=1e-5)
     assert other.trace["log_likelihood"] == posterior.trace["log_likelihood"]
 
 
@@ -67,7 +68,7 @@ def test_held_out_rows_score_a_running_mean(batch_size, every, monkeypatch):
 
     monkeypatch.setattr(EarlyStopping, "stepped", watched)
     data = rows(2)
-    posterior = fit(data, patience=30, batch_size=batch_size, lr=0.02)
+    posterior = fit(data, patience=30, batch_size=batch_size, lr=0.02, epochs=None)
     i = np.arange(1, (num := len(points) // (every or len(points))) + 1)
     weights = i * (i + 1.0) * (i + 2) * 4 / (num * (num + 1) * (num + 2) * (num + 3))
     assert weights.sum() == pytest.approx(1)
@@ -149,8 +150,19 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(num_val, tmp_path):
         said = " ".join(verdict.sentence for verdict in bp.diagnostics.diagnose(told, data).verdicts)
         narrowed = ", 0.5 times as wide as it was trained" * (factor < 1)
         assert f"{num_val} held-out rows chose q{narrowed}: the objective rose by another" in said
-    lines = 3 * len(nll)
-    assert goes_on(whole, (lines // 3, lines // 2), fit, data, own, out=tmp_path, **method)
+    steps = [len(nll), 3 * len(nll) // 2]
+    steps.append(round(3 * epochs[-1]) - sum(steps))  # after the step with which it ends
+    assert goes_on(whole, steps, fit, data, own, out=tmp_path, **method)
+
+
+def test_svi_goes_on_while_held_out_rows_gain_although_the_objective_has_settled():
+    """That of a linear module settles before the running mean has come as far."""
+    entry, by_rule = (
+        bp.Bayesian(lambda schema: nn.Linear(3, 1)),
+        dict(epochs=None, patience=None, batch_size=None, lr=None),
+    )
+    found = fit(rows(0, num=300), entry, kind=bp.SVI, **by_rule)
+    assert found.provenance["early_stopping"]["epoch"] < found.trace["epoch"][-1] < 9000
 
 
 @pytest.mark.parametrize(("num", "num_val", "held"), [(60, 0, 9), (60, 20, 20), (14, 3, 5), (17, 0, 5)])

@@ -265,7 +265,8 @@ def _details(f: Findings) -> Iterator[Verdict]:
         unfinished = not f.has("stopping_rows") and f.get("elbo_rise_halfway") > math.sqrt(f.rows)
         about = rising if other else "training, unfinished" if unfinished else "training"
         narrowed = f", {f.get('sd_factor'):.2g} times as wide as it was trained" if f.get("sd_factor") < 1 else ""
-        yield f.say("good" if about == "training" else "caution", about, narrowed=narrowed)
+        near = "" if f.has("stopping_rows") else ", where the learning rate is near 0"
+        yield f.say("good" if about == "training" else "caution", about, narrowed=narrowed, near=near)
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
         level = "good" if not bad else "caution" if bad <= 0.1 * rows else "bad"

@@ -1,4 +1,4 @@
-"""Early stopping: training ends where the NLL of held-out rows no longer falls, at the weights of the best epoch.
+"""Early stopping: training ends where the NLL of held-out rows no longer falls, with the weights of the lowest.
 
     NLL(t) = −1/M Σ_m log p(y_m | x_m, w_t, σ_t),     σ_t² = 1/(M − 2) Σ_m (y_m − f(x_m, w_t))²
 
@@ -7,13 +7,14 @@ an equal mixture of draws of w. The rows held out are the validation rows, or a 
 data have none or few (Prechelt 1998, doi:10.1007/3-540-49430-8_3). They choose the epoch, and a noise that is learned:
 that of residuals of rows that train falls to 0 as a network learns them by heart.
 
-Where a step is noisy, by a mini-batch or by draws of q, they score a running mean of the weights (of q's parameters) by
-polynomial decay (Shamir & Zhang 2013, arXiv:1212.1824), here of points w_1 … w_n with γ = 3:
+Where ``epochs`` is left out and a step is noisy, by a mini-batch or by draws of q, they score, and a fit keeps, a
+running mean of the weights (of q's parameters) by polynomial decay (Shamir & Zhang 2013, arXiv:1212.1824), here of
+points w_1 … w_n with γ = 3:
 
     w̄_n = w̄_{n−1} + (γ + 1) / (n + γ) · (w_n − w̄_{n−1}) = 4 Σ_i i (i + 1) (i + 2) w_i / (n (n + 1) (n + 2) (n + 3))
 
-It averages that noise away (of q see Dhaka et al. 2020, arXiv:2009.00666). Where ``epochs`` is left out, training ends
-when patience is over: of a point for the second time, after the learning rate has fallen.
+It averages that noise away (of q see Dhaka et al. 2020, arXiv:2009.00666). Training ends when patience is over: of a
+point for the second time, after the learning rate has fallen.
 """
 
 import math
@@ -106,6 +107,7 @@ class EarlyStopping:
 
     def __init__(self, model: nn.Module, point: nn.Module, x: Tensor, y: Tensor, patience: int) -> None:
         self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
+        self.parameters = [p for p in point.parameters() if p.requires_grad]
         #: {site: value} of a learned noise by these rows, for the weights as they are.
         self.noise: dict[str, Tensor] = {}
         #: For a checkpoint: the best weights so far, with their NLL and epoch; of how many points the running mean is.
@@ -117,7 +119,7 @@ class EarlyStopping:
         noisy = per_epoch > 1 or not isinstance(self.point, PointMass)
         if noisy and step % max(1, per_epoch // OFTEN) == 0:
             points = self.state["points"] = self.state["points"] + 1
-            weights = [p.detach() for p in self.point.parameters()]
+            weights = [p.detach() for p in self.parameters]
             if points == 1:
                 self.state["mean"] = [w.clone() for w in weights]
             torch._foreach_lerp_(self.state["mean"], weights, (RECENT + 1) / (points + RECENT))
@@ -125,14 +127,13 @@ class EarlyStopping:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The running mean in place of the weights, where there is one."""
-        parameters = [*self.point.parameters()]
-        weights = [p.data for p in parameters]
+        weights = [p.data for p in self.parameters]
         try:
-            for p, mean in zip(parameters, self.state.get("mean", weights), strict=True):
+            for p, mean in zip(self.parameters, self.state.get("mean", weights), strict=True):
                 p.data = mean
             yield
         finally:
-            for p, own in zip(parameters, weights, strict=True):
+            for p, own in zip(self.parameters, weights, strict=True):
                 p.data = own
 
     def look(self, epoch: float, ranks: Ranks) -> float:
@@ -166,8 +167,7 @@ class EarlyStopping:
 
     def enough(self, epochs: list[float], since: float = 0.0) -> bool:
         """Whether to stop after the last of these epochs; patience begins anew at the epoch ``since``."""
-        good = self.state.get("good_epoch", self.state["best_epoch"])
-        return bool(epochs) and epochs[-1] - max(good, since) >= self.patience
+        return bool(epochs) and epochs[-1] - max(self.state["best_epoch"], since) >= self.patience
 
     @torch.no_grad()
     def restore(self) -> None:

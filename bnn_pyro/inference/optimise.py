@@ -49,13 +49,14 @@ def schedule(rows: int, weights: int) -> dict[str, Any]:
 class Optimisation(Settings):
     """Settings of stochastic gradient descent; those left out follow the rules above.
 
-    epochs      passes over the training rows; by rule until the objective has settled
+    epochs      passes over the training rows; by rule until the objective has settled or held-out rows stop it
     batch_size  rows a step, by rule all of up to 512; 0 takes all rows in every step
-    lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr
+    lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr, but
+                stays where ``epochs`` is left out and held-out rows choose q
     final_lr    the last learning rate as a share of the first
-    patience    epochs without a better NLL of held-out rows after which training stops, with what the best had (of a q
-                a mean over some epochs); by a rule for points, and any q of a network of one's own. The rows are the
-                validation rows, or 15 % of the training rows where the data have none, or more of few. 0: all epochs
+    patience    epochs without a better NLL of held-out rows (of a q a mean over some epochs) after which training
+                stops, with what the best had; by a rule for points, and any q of a network of one's own. The rows are
+                the validation rows, or 15 % of the training rows where the data have none, or more of few. 0: all
     lr_warmup   steps in which the learning rate rises to ``lr`` in equal parts; of a network of one's own by rule a
                 twentieth of the steps, 100 at most, else none
     clip        a gradient whose norm is more than so many times the running mean of those before is scaled down to

@@ -1,9 +1,8 @@
 """The loop of mini-batches that maximises an ELBO: what an optimisation is between two steps.
 
 By Adam (Kingma & Ba 2015, arXiv:1412.6980), whose noise a learning rate that falls by a cosine averages away, or a
-running mean (``early_stopping``). Every step is a function of (parameters, optimiser state, generator state, number),
-so a checkpoint goes on to the very same result. A step may take its rows in parts, each with a draw of w and its share
-of the KL; the gradients are added.
+running mean (``early_stopping``). Each step is a function of (parameters, optimiser state, generator state, number), so
+a checkpoint goes on to the very same result. Parts of a step's rows have a draw of w each, and a share of the KL.
 
 Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
 objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r a draw of its own; their mean estimates the same ELBO.
@@ -156,7 +155,7 @@ class Training:
             self._clip(settings.clip)
         self.optimiser.step()
         self.step, self.since = self.step + 1, self.since + 1
-        if self.watch is not None:
+        if self.watch is not None and self.decay != 0:
             self.watch.stepped(self.step, self.per_epoch)
 
     @contextmanager
@@ -209,7 +208,7 @@ class Training:
         self.since = 0
         over = self._over() or (type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x)))
         if self.decay is None and isinstance(self.watch, GuideStopping):  # its running mean needs no lower rate
-            self.total = self.step if over else self.total
+            self.total = self.step if over and self.watch.state["best_epoch"] < line[0] else self.total
         elif self.decay is None and (3 * self.step >= 2 * self.total or over):
             self._decay_from(self.step)
         return figures
@@ -239,11 +238,10 @@ class Training:
         figures = self._recent()
         self.check_guide()
         generators = self.ranks.gather(generator_state())
-        learned = {"guide": self.guide.state_dict(), "optimiser": self.optimiser.state_dict(), "norm": self.norm}
-        recent = figures.clone()  # of a part, the whole would be saved
-        watch = None if self.watch is None else self.watch.state
-        return dict(learned, buffers=model_buffers(self.model), generators=generators[0], others=generators[1:],
-                    step=self.step, decay=self.decay, trace=self.trace, recent=recent, watch=watch)  # fmt: skip
+        kept = {name: getattr(self, name) for name in ("step", "total", "decay", "trace", "norm")}
+        kept |= {"recent": figures.clone(), "watch": self.watch and self.watch.state}  # of a part, all would be saved
+        kept |= {"guide": self.guide.state_dict(), "optimiser": self.optimiser.state_dict()}
+        return dict(kept, buffers=model_buffers(self.model), generators=generators[0], others=generators[1:])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
@@ -265,6 +263,7 @@ class Training:
         self.norm, watch = tree_map_only(Tensor, lambda value: value.to(self.figures.device), own)
         if decay := state.get("decay"):
             self._decay_from(decay)
+        self.total = state.get("total", self.total)
         self.trace, self.since = state["trace"], len(state["recent"])
         self.figures[: self.since] = state["recent"]
         if self.watch is not None and watch is not None:  # few rows watched nothing in an earlier version
