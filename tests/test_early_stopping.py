@@ -58,24 +58,29 @@ def test_the_weights_of_the_best_epoch_are_kept(classes, kind, entry):
 
 
 @pytest.mark.parametrize(("batch_size", "every"), [(10, 1), (1, 3), (0, 0)])
-def test_held_out_rows_score_a_running_mean(batch_size, every, monkeypatch):
-    """Of n points the i-th has the weight 4 i (i + 1) (i + 2) / (n … (n + 3)); without noise the last is all."""
-    points, stepped = [], EarlyStopping.stepped
+def test_held_out_rows_score_a_running_mean_until_the_rate_falls(batch_size, every, monkeypatch):
+    """Of n iterates the i-th has the weight 4 i (i + 1) (i + 2) / (n … (n + 3)); without noise the last has all."""
+    iterates, steady, update = [], [], EarlyStopping.update_mean
 
-    def watched(self, step, per_epoch):
-        points.append({site: value.detach().clone() for site, value in self.point.sites().items()})
-        stepped(self, step, per_epoch)
+    def watched(self, step, per_epoch, rate_falls):
+        iterates.append({site: value.detach().clone() for site, value in self.point.sites().items()})
+        steady.append(not rate_falls)
+        update(self, step, per_epoch, rate_falls)
 
-    monkeypatch.setattr(EarlyStopping, "stepped", watched)
+    monkeypatch.setattr(EarlyStopping, "update_mean", watched)
     data = rows(2)
     posterior = fit(data, patience=30, batch_size=batch_size, lr=0.02, epochs=None)
-    i = np.arange(1, (num := len(points) // (every or len(points))) + 1)
-    weights = i * (i + 1.0) * (i + 2) * 4 / (num * (num + 1) * (num + 2) * (num + 3))
-    assert weights.sum() == pytest.approx(1)
-    due = points[every - 1 :: every] if every else points[-1:]
-    mean = {site: sum(w * point[site] for w, point in zip(weights, due, strict=True)) for site in due[0]}
-    by_mean = replace(posterior, chains={site: value.float()[None, None] for site, value in mean.items()})
-    assert validation_nll(by_mean, data) == pytest.approx(posterior.trace["validation_nll"][-1], rel=1e-4)
+    steps = [round(epoch * len(iterates) / posterior.trace["epoch"][-1]) for epoch in posterior.trace["epoch"]]
+    assert 0 < sum(steady) < len(steady)
+    for line in (0, steps.index(sum(steady)), -1):  # the first, the last at the first rate, the last
+        first, step = (every - 1, every) if every and line >= 0 else (steps[line] - 1, 1)
+        due = iterates[first : steps[line] : step]
+        i = np.arange(1, (num := len(due)) + 1)
+        weights = i * (i + 1.0) * (i + 2) * 4 / (num * (num + 1) * (num + 2) * (num + 3))
+        assert weights.sum() == pytest.approx(1)
+        mean = {site: sum(w * one[site] for w, one in zip(weights, due, strict=True)) for site in due[0]}
+        by_mean = replace(posterior, chains={site: value.float()[None, None] for site, value in mean.items()})
+        assert validation_nll(by_mean, data) == pytest.approx(posterior.trace["validation_nll"][line], rel=1e-4)
 
 
 @pytest.mark.parametrize("patience", [1, 4])
@@ -157,19 +162,17 @@ def test_held_out_rows_stop_svi_of_a_network_of_ones_own(num_val, tmp_path):
 
 def test_svi_goes_on_while_held_out_rows_gain_although_the_objective_has_settled():
     """That of a linear module settles before the running mean has come as far."""
-    entry, by_rule = (
-        bp.Bayesian(lambda schema: nn.Linear(3, 1)),
-        dict(epochs=None, patience=None, batch_size=None, lr=None),
-    )
-    found = fit(rows(0, num=300), entry, kind=bp.SVI, **by_rule)
+    by_rule = dict(epochs=None, patience=None, batch_size=None, lr=None)
+    found = fit(rows(0, num=300), bp.Bayesian(lambda schema: nn.Linear(3, 1)), kind=bp.SVI, **by_rule)
     assert found.provenance["early_stopping"]["epoch"] < found.trace["epoch"][-1] < 9000
 
 
+@pytest.mark.parametrize("epochs", [200, None])
 @pytest.mark.parametrize(("num", "num_val", "held"), [(60, 0, 9), (60, 20, 20), (14, 3, 5), (17, 0, 5)])
-def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num, num_val, held):
-    """Targets are noise of sd 12, and 50 units learn 51 rows by heart."""
+def test_a_learned_noise_is_that_of_the_rows_that_stop_it(num, num_val, held, epochs):
+    """Targets are noise of sd 12, and 50 units learn 51 rows by heart; without epochs a running mean."""
     data, entry = rows(0, num=num, num_val=num_val), bp.MLP(hidden=(50,), prior="normal:5")
-    posterior, apart = fit(data, entry, patience=None, epochs=200), hold_out(data, seed=3)
+    posterior, apart = fit(data, entry, patience=None, epochs=epochs), hold_out(data, seed=3)
     assert len(apart.x_val) == posterior.provenance["early_stopping"]["rows"] == held
     assert len(apart.x_train) + held == num + num_val and torch.equal(apart.y_val[:num_val], data.y_val)
     residuals = apart.y_val - bp.predict(posterior, apart.x_val).mean

@@ -1,4 +1,4 @@
-"""Early stopping: training ends where the NLL of held-out rows no longer falls, with the weights of the lowest.
+"""Early stopping: training ends where the NLL of held-out rows no longer falls; the weights of the lowest are kept.
 
     NLL(t) = −1/M Σ_m log p(y_m | x_m, w_t, σ_t),     σ_t² = 1/(M − 2) Σ_m (y_m − f(x_m, w_t))²
 
@@ -7,9 +7,9 @@ an equal mixture of draws of w. The rows held out are the validation rows, or a 
 data have none or few (Prechelt 1998, doi:10.1007/3-540-49430-8_3). They choose the epoch, and a noise that is learned:
 that of residuals of rows that train falls to 0 as a network learns them by heart.
 
-Where ``epochs`` is left out and a step is noisy, by a mini-batch or by draws of q, they score, and a fit keeps, a
-running mean of the weights (of q's parameters) by polynomial decay (Shamir & Zhang 2013, arXiv:1212.1824), here of
-points w_1 … w_n with γ = 3:
+While the learning rate stays, as it does first where ``epochs`` is left out, and a step is noisy, by a mini-batch or by
+draws of q, these rows score a running mean of the iterates w_1 … w_n (weights, or parameters of q), which a fit keeps.
+It is by polynomial decay (Shamir & Zhang 2013, arXiv:1212.1824), here with γ = 3:
 
     w̄_n = w̄_{n−1} + (γ + 1) / (n + γ) · (w_n − w̄_{n−1}) = 4 Σ_i i (i + 1) (i + 2) w_i / (n (n + 1) (n + 2) (n + 3))
 
@@ -46,8 +46,8 @@ DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 #: A q is better by more than chance where the held-out rows favour it by so many nats in all (a Bayes factor of 55:
 #: about what one row that is missed costs), and by so many standard errors of the paired differences.
 EVIDENCE, ERRORS = 4.0, 2.0
-#: γ of the running mean, and how often in an epoch it takes the weights.
-RECENT, OFTEN = 3, 10
+#: γ of the running mean; how many iterates of an epoch are in it.
+GAMMA, ITERATES = 3, 10
 #: Lines of the trace whose mean NLL is compared.
 SMOOTHED = 5
 #: Draws for the width of q at the end, which is multiplied by this, and so often at most.
@@ -110,19 +110,24 @@ class EarlyStopping:
         self.parameters = [p for p in point.parameters() if p.requires_grad]
         #: {site: value} of a learned noise by these rows, for the weights as they are.
         self.noise: dict[str, Tensor] = {}
-        #: For a checkpoint: the best weights so far, with their NLL and epoch; of how many points the running mean is.
-        self.state: dict[str, Any] = {"best": self._weights(), "best_nll": math.inf, "best_epoch": 0.0, "points": 0}
+        #: For a checkpoint: the best weights so far, with their NLL and epoch; and the number of iterates in "mean".
+        self.state: dict[str, Any] = {"best": self._weights(), "best_nll": math.inf, "best_epoch": 0.0, "iterates": 0}
 
     @torch.no_grad()
-    def stepped(self, step: int, per_epoch: int) -> None:
-        """Take the weights after this step into the running mean, where one is due."""
+    def update_mean(self, step: int, per_epoch: int, rate_falls: bool) -> None:
+        """Take the weights after this step into the running mean, where one is due; there is none where the rate falls.
+
+        per_epoch: steps.
+        """
         noisy = per_epoch > 1 or not isinstance(self.point, PointMass)
-        if noisy and step % max(1, per_epoch // OFTEN) == 0:
-            points = self.state["points"] = self.state["points"] + 1
+        if rate_falls:
+            self.state.pop("mean", None)
+        elif noisy and step % max(1, per_epoch // ITERATES) == 0:
+            num = self.state["iterates"] = self.state["iterates"] + 1
             weights = [p.detach() for p in self.parameters]
-            if points == 1:
+            if num == 1:
                 self.state["mean"] = [w.clone() for w in weights]
-            torch._foreach_lerp_(self.state["mean"], weights, (RECENT + 1) / (points + RECENT))
+            torch._foreach_lerp_(self.state["mean"], weights, (GAMMA + 1) / (num + GAMMA))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -136,7 +141,7 @@ class EarlyStopping:
             for p, own in zip(self.parameters, weights, strict=True):
                 p.data = own
 
-    def look(self, epoch: float, ranks: Ranks) -> float:
+    def evaluate(self, epoch: float, ranks: Ranks) -> float:
         """The mean NLL after this epoch; the weights are kept where it is the lowest."""
         with self.averaged():
             nll = self.score(ranks)

@@ -101,7 +101,7 @@ class SVI(Optimisation):
         if patience:
             how["watch"] = watch = GuideStopping(model, guide, apart, patience)
             if getattr(model, "is_pretrained", False):  # which no epoch may improve
-                watch.look(0.0, here())
+                watch.evaluate(0.0, here())
         training, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, training.trace, over)
         if "scale_lr" in (schedule := about.get("schedule", {})):  # that of the version which began the fit, or none
@@ -141,7 +141,7 @@ class MAP(Optimisation):
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
             if given or getattr(model, "is_pretrained", False):  # trained weights, which no epoch may improve
-                how["watch"].look(0.0, here())
+                how["watch"].evaluate(0.0, here())
         training, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
         trace = training.trace
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]

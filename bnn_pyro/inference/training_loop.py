@@ -155,8 +155,8 @@ class Training:
             self._clip(settings.clip)
         self.optimiser.step()
         self.step, self.since = self.step + 1, self.since + 1
-        if self.watch is not None and self.decay != 0:
-            self.watch.stepped(self.step, self.per_epoch)
+        if self.watch is not None:
+            self.watch.update_mean(self.step, self.per_epoch, self.decay is not None)
 
     @contextmanager
     def _without_masks(self) -> Iterator[None]:
@@ -198,7 +198,7 @@ class Training:
         figures = {"ELBO/N": elbo / len(self.x)}
         if self.watch is not None:
             try:
-                figures["validation NLL"] = self.watch.look(line[0], self.ranks)
+                figures["validation NLL"] = self.watch.evaluate(line[0], self.ranks)
             except UserError as refused:
                 self.check_guide()
                 raise UserError(f"held-out rows: {refused}") from None
@@ -238,10 +238,10 @@ class Training:
         figures = self._recent()
         self.check_guide()
         generators = self.ranks.gather(generator_state())
-        kept = {name: getattr(self, name) for name in ("step", "total", "decay", "trace", "norm")}
-        kept |= {"recent": figures.clone(), "watch": self.watch and self.watch.state}  # of a part, all would be saved
-        kept |= {"guide": self.guide.state_dict(), "optimiser": self.optimiser.state_dict()}
-        return dict(kept, buffers=model_buffers(self.model), generators=generators[0], others=generators[1:])
+        state = {name: getattr(self, name) for name in ("step", "total", "decay", "trace", "norm")}
+        state |= {"recent": figures.clone(), "watch": self.watch and self.watch.state}  # of a part, all would be saved
+        state |= {"guide": self.guide.state_dict(), "optimiser": self.optimiser.state_dict()}
+        return dict(state, buffers=model_buffers(self.model), generators=generators[0], others=generators[1:])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
