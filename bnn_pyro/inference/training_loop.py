@@ -53,7 +53,7 @@ class Training:
     seed           of the order of mini-batches
     latent         what the KL is multiplied by
     num_particles  draws of w that estimate the ELBO in a step
-    watch          an ``EarlyStopping``: adds ``validation_nll`` to the trace, says when to stop, has the best weights
+    watch          an ``EarlyStopping``: its ``validation_nll`` in the trace is of its running mean, if it has one
     """
 
     settings: Any
