@@ -25,7 +25,7 @@ from bnn_pyro.zoo.auto import say
 def train(args: Namespace) -> int:
     """Fit a variant and, beside it, the deterministic network; score both and write the run folder.
 
-    Returns 3 where the fit failed, as the report then says, else 0.
+    Returns ``RunFacts.exit_code``: not 0 where the report begins with a problem.
     Under torchrun every process has a share of the rows of each step, and rank 0 writes and scores.
     """
     from bnn_pyro.distributed import joined
@@ -48,7 +48,7 @@ def train(args: Namespace) -> int:
             calibrate_set_aside(folder, recipe, data, posterior)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
-    return 3 if run.failed else 0
+    return run.exit_code
 
 
 def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
@@ -88,7 +88,7 @@ def evaluate(args: Namespace) -> int:
         pruned = prune_run(folder, data, posterior, recipe.num_draws) if args.prune else ""
         run = evaluate_run(folder, recipe, data, posterior, baseline, outside=outside)
     print(f"{run_table(run)}{pruned}\n\nreport: {folder.path / 'report.html'}")
-    return 3 if run.failed else 0
+    return run.exit_code
 
 
 def predict(args: Namespace) -> None:

@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns 0; 1 where `check` finds that a claim does not hold, or a fit of a `sweep` failed; 2 after bad input, told
-    in one line; 3 where `train` has a failed fit, see ``diagnostics.failures``; 130 after Ctrl-C or SIGTERM.
+    in one line; 3 where `train` has a failed fit, see ``diagnostics.failures``, 4 where its report begins with another
+    problem, such as chains that disagree; 130 after Ctrl-C or SIGTERM.
     """
     former, format_before = None, warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not the line of source that warned

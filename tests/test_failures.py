@@ -24,6 +24,7 @@ from bnn_pyro.calibration import Adaptive, Conformal, martingale, monitor, thres
 from bnn_pyro.calibration.shift import classifier_p, conformal_p, epistemic_p
 from bnn_pyro.diagnostics import failures
 from bnn_pyro.diagnostics.failures import MARGINS, failure, is_worse
+from bnn_pyro.reports.tables import RunFacts
 
 pytestmark = pytest.mark.usefixtures("quick", "judged")
 FEW = ["--num-draws", "20", "--device", "cpu", "--no-baseline"]
@@ -31,9 +32,10 @@ LINEAR = ["--set", "hidden=", "--inference", "map", "--epochs", "400", "--lr", "
 
 
 @pytest.fixture
-def judged(monkeypatch):
+def judged(monkeypatch, unjudged):
     for module in JUDGES:
         monkeypatch.setattr(f"bnn_pyro.{module}.failure", failure)
+    monkeypatch.setattr(RunFacts, "exit_code", unjudged)
 
 
 @pytest.fixture
@@ -97,7 +99,7 @@ def test_noise_that_was_learned_is_no_matter_of_more_epochs_and_a_problem_on_tes
     words = "knowing nothing: .*it has learned the noise .* early stopping .--set patience=50., fewer --epochs or fewer"
     assert re.search(f"Failed .*{words}", " ".join(command(*train, "--data", file, *FEW, "--out", out, code=3).split()))
     monkeypatch.setattr("bnn_pyro.runs.evaluate.failure", lambda *_, **__: None)
-    for text in (command("evaluate", out), (out / "report.html").read_text(), (out / "README.md").read_text()):
+    for text in (command("evaluate", out, code=4), (out / "report.html").read_text(), (out / "README.md").read_text()):
         assert re.search(f"Predictions of the test rows are worse than {words}.* rmse", " ".join(text.split()))
     assert "Problem" in (out / "report.html").read_text()
 
@@ -129,6 +131,21 @@ def test_a_good_fit_is_none_and_weights_that_are_not_finite_are(houses, tmp_path
     for text in (command(*train, "--resume", code=3), (out / "report.html").read_text()):
         assert "1 of 1 draws have weights that are not finite" in text
     assert list(json.loads((out / "metrics.json").read_text())) == ["failed"]
+
+
+def test_another_problem_is_exit_code_4_and_a_sweep_names_it(houses, tmp_path, command, no_figures):
+    spec, out = tmp_path / "s.toml", tmp_path / "sweep"
+    recipe = '[recipes.{}]\nvariant = "mean-field"\ninference = "nuts"\nnum_draws = 5\nbaseline = false\n'
+    recipe += "variant_settings = {{ hidden = [] }}\ninference_settings = {{ chains = 2, draws = {}, warmup = 100 }}\n"
+    data = f'[data.houses]\nname = "{houses[1]}"\ntarget = "price"\n'
+    spec.write_text(data + recipe.format("short", 8) + recipe.format("long", 400))
+    said = command("sweep", spec, "--out", out, "--cores", 1)  # 0: both count
+    problems = {fit["recipe"]: fit["problem"] for fit in json.loads((out / "sweep.json").read_text())["fits"]}
+    assert not problems["long"] and "too few to tell" in problems["short"] and said.count("Problem") == 1
+    for text in (said, (out / "sweep.html").read_text()):
+        assert problems["short"] in text
+    for name, code in (("short", 4), ("long", 0)):
+        assert ("Problem" in command("evaluate", out / f"{name}-houses-seed0-split0", code=code)) is bool(code)
 
 
 def test_a_sweep_goes_on_and_compare_says_which(houses, tmp_path, command, no_figures):

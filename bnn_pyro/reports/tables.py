@@ -131,6 +131,12 @@ class RunFacts:
     #: Why the fit failed, and the way out; "" where it did not.
     failed = property(lambda self: self.metrics.get("failed", ""))
 
+    #: The first of ``worries`` where it is a bad one: why the fit failed, or that it is of little use; or {}.
+    problem = property(lambda self: next((w for w in self.worries[:1] if w["level"] in ("failed", "bad")), {}))
+
+    #: Of the command that made or scored it.
+    exit_code = property(lambda self: {"failed": 3, "bad": 4}.get(self.problem.get("level"), 0))
+
     @property
     def worries(self) -> list[Mapping[str, str]]:
         """{level, about, sentence} of each: why the fit failed; that it is worse than knowing nothing; chains that have

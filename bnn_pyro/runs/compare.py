@@ -63,7 +63,7 @@ def compare_runs(
     differences = {k: paired_differences(predictions[k], predictions[base], truth.y_test) for k in others}
     densities = {label: prediction.log_prob(truth.y_test).numpy().round(4) for label, prediction in predictions.items()}
     # Of runs whose fit failed, or whose chains disagree, what is said of it.
-    failed = [{**w, "about": run.label} for run in runs for w in run.worries[:1] if w["level"] in ("failed", "bad")]
+    failed = [{**run.problem, "about": run.label} for run in runs if run.problem]
     notes = {w["about"]: "its fit failed" if w["level"] == "failed" else "not converged" for w in failed}
     task, label, words = runs[0].task, runs[0].label, read_texts("statistics")
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"

@@ -84,6 +84,7 @@ class SweepFolder(OutputFolder):
             seconds += facts.baseline.provenance["seconds"]
         return outcome | {
             "task": facts.task,
+            "problem": facts.problem.get("sentence", ""),
             "seconds": round(seconds, 3),
             "rows": provenance["rows"],
             "split_kind": provenance["split"].get("kind", ""),
