@@ -157,8 +157,9 @@ def test_recalibration_first_then_conformal_on_other_rows(tmp_path):
     assert torch.equal(prediction.log_prob(y[120:]), bp.predict(first, x[120:]).log_prob(y[120:]))
     refuses("calibrated this posterior before", bp.calibrate, first, x[50:100], y[50:100], "cqr")
     refuses("conformal already", bp.calibrate, both, x[120:], y[120:], "isotonic")
-    with pytest.warns(UserWarning, match="calibrated with 10 draws"):
-        bp.predict(both, x, num_draws=50)
+    for other in ({"num_draws": 50}, {"seed": 1}):
+        with pytest.warns(UserWarning, match="calibrated with 10 draws of seed 0, which are taken"):
+            bp.predict(both, x, **other)
 
 
 def test_rows_that_trained_are_refused_and_duplicates_are_not():
@@ -274,7 +275,10 @@ def test_rows_in_a_file_are_predicted_as_in_memory(tmp_path):
     posterior = replace(posterior, schema=replace(posterior.schema, x_shift=(3.0, 0.0, 0.0), x_scale=(5.0, 1.0, 1.0)))
     raw = posterior.schema.unstandardise(x.double()).numpy()
     raw.tofile(tmp_path / "rows")
-    rows = Rows(OnDisk(tmp_path / "rows", raw.dtype, raw.shape), posterior.schema, torch.arange(len(x)))
+    file = OnDisk(tmp_path / "rows", raw.dtype, raw.shape)
+    for some in (slice(None), slice(2, 9), slice(1, None, 3), slice(None, 2), torch.tensor([4, 1])):
+        assert np.array_equal(file[some], raw[some])
+    rows = Rows(file, posterior.schema, torch.arange(len(x)))
     x = rows[:]
     for how in ({"method": "local"}, {"method": "cqr", "groups": "town"}, {"method": "isotonic"}):
         memory, file = (bp.calibrate(posterior, part, y, num_draws=5, **how) for part in (x, rows))

@@ -155,8 +155,8 @@ class Calibrated:
         groups: (B,) labels, where calibration had labels and no column.   weights: see ``Conformal.at``.
         level: one that all intervals and sets then have.
         """
-        if num_draws not in (None, self.num_draws):
-            warnings.warn(f"calibrated with {self.num_draws} draws, which are taken, not {num_draws}", stacklevel=2)
+        if num_draws not in (None, self.num_draws) or seed not in (0, self.seed):
+            warnings.warn(f"calibrated with {self.num_draws} draws of seed {self.seed}, which are taken", stacklevel=2)
         x = as_inputs(x, self.schema)
         if self.conformal is None and not (groups is weights is level is None):
             raise UserError("groups, weights and level are for conformal intervals, and this posterior is recalibrated")

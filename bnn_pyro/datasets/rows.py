@@ -75,8 +75,10 @@ class OnDisk:
         if isinstance(rows, tuple):  # all rows with some columns alone
             some = np.arange(self.shape[1])[rows[1]] if columns is None else columns[rows[1]]
             return OnDisk(path, dtype, shape, offset, some, self.owner)
-        size, every = dtype.itemsize * math.prod(shape[1:]), range(shape[0])
-        spans = [(every[rows].start, len(every[rows]))] if isinstance(rows, slice) else [(n, 1) for n in rows.tolist()]
+        size = dtype.itemsize * math.prod(shape[1:])
+        numbers = range(shape[0])[rows] if isinstance(rows, slice) else rows.tolist()
+        at_once = isinstance(numbers, range) and numbers.step == 1
+        spans = [(numbers.start, len(numbers))] if at_once else [(number, 1) for number in numbers]
         parts = [os.pread(self.file, size * num, offset + size * start) for start, num in spans]
         chunk = np.ndarray((sum(num for _, num in spans), *shape[1:]), dtype, bytearray().join(parts))
         return for_torch(chunk if columns is None else chunk[:, columns])
