@@ -18,6 +18,7 @@ from bnn_pyro.cells import (
     max_categories,
     parsed,
     text_columns,
+    truth,
 )
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError
@@ -212,7 +213,7 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
 
 
 def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFrame) -> Iterator[str]:
-    """What is read as it was hardly meant in a table that `train` does not refuse; "COLUMN: …" each.
+    """What is read as it was hardly meant in a table that `train` does not refuse: "COLUMN: …" each, clearest first.
 
     frame, gaps: of the inputs, and where they are missing.   Of the targets it is how classes are written.
     """
@@ -234,8 +235,7 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
     for name in (name for name in text_columns(targets) if targets[name].dtype != "category"):
         sentences = (leading_zeros(targets[name]), in_case(targets[name]))
         doubts += [Doubt(sentence, way="categorical", column=name) for sentence in sentences if sentence]
-    doubts = [*between(frame, targets), *doubts]  # the clearest first
-    for doubt in sorted(doubts, key=lambda doubt: not doubt.way and "target" not in doubt.sentence):
+    for doubt in sorted([*between(frame, targets), *doubts], key=lambda d: not d.way and "target" not in d.sentence):
         yield f"{doubt.column}: {doubt.sentence}"
 
 
@@ -257,20 +257,20 @@ def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
         elif line := next((target for target, y in of_targets.items() if follows(values, y, len(columns) > 1)), None):
             yield Doubt(f"follows the target '{line}' on a line or curve: {UNKNOWN}", column=name)
         else:
-            for target, share in ((target, _determined(values, y)) for target, y in classes.items()):
-                sentence = f"alone tells the target '{target}' in {share}: {UNKNOWN}"
-                yield from [Doubt(sentence, column=name)] * bool(share)
+            for target, rows in ((target, some) for target, y in classes.items() if (some := _determined(values, y))):
+                yield Doubt(f"alone tells the target '{target}' in {rows}: {UNKNOWN}", column=name)
         known.setdefault(key, f"is the same as column '{name}' in every row")
 
 
 def of_events(frame: pd.DataFrame, target: str) -> Iterator[Doubt]:
-    """Of columns of 0 and 1 that may say whether a time has ended with an event: the target is either."""
+    """Of columns of two values that may say whether a time has ended with an event: the target is either."""
     positive = [name for name, v in frame.items() if v.nunique() > MAX_CATEGORIES and (parsed(v) > 0).all()]
     times = [target] if target in positive else [name for name in positive if UNTIL_NAMES.search(name)]
-    for name in (name for name in frame if EVENT_NAMES.search(name) and {*parsed(frame[name])} == {0.0, 1.0}):
-        if times and target in (name, times[0]):
+    for name, cells in frame.items():
+        if EVENT_NAMES.search(name) and cells.nunique() == 2 and times and target in (name, times[0]):
+            value = "" if {*parsed(truth(cells))} == {0.0, 1.0} else "=VALUE"
             yield Doubt(f"may say whether the time '{times[0]}' ended with an event, or was cut short: "
-                        f"--target {times[0]} --event {name}", column=name)  # fmt: skip
+                        f"--target {times[0]} --event {name}{value}", column=name)  # fmt: skip
 
 
 def _values(cells: pd.Series) -> np.ndarray:

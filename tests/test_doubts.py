@@ -219,6 +219,8 @@ OFFERS = {
     "whole numbers from 40 on": ({}, 40 + K % 37, "y", None),
     "a death and its time": ({"age": 40.0 + K % 50, "time": TIMES}, K % 2, "y", None),
     "a status beside a time": ({"status": K % 2}, TIMES, "status", "--target y --event status"),
+    "a status of words": ({"status": np.where(K % 2, "True", "False")}, TIMES, "status", "--target y --event status"),
+    "a status of codes": ({"status": K % 2 + 1}, TIMES, "status", "--target y --event status=VALUE"),
     "a status beside a grade": ({"status": K % 2}, 1 + K % 5, "status", None),
     "a marital status": ({"marital_status": K % 2}, TIMES, "marital_status", None),
     "a deadline": ({"deadline_met": K % 2}, TIMES, "deadline_met", None),
