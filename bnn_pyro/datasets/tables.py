@@ -20,6 +20,7 @@ from bnn_pyro.datasets.arrays import raw_arrays
 from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
 from bnn_pyro.datasets.rows import OnDisk, is_large, rows_file
+from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.files import cache_root, existing, telling
 
@@ -132,8 +133,6 @@ def raw_table(
     if missing == "refuse":
         frames.refuse_gaps(where, frame, gaps, frames.WAY)
     if dates != "refuse":
-        from bnn_pyro.dates import find_dates
-
         found = (find_dates(where, cells[~gaps[name]], dates) for name, cells in frame.drop(columns=target).items())
         for date in (read := tuple(filter(None, found))):
             frame = date.replaced(where, frame, gaps)
