@@ -140,16 +140,10 @@ class Calibrated:
         return {**self.posterior.provenance, "calibration": {"methods": methods, "rows": len(self.rows)}}
 
     def predict(
-        self,
-        x: Tensor | Any,
-        *,
-        groups: Sequence[Any] | None = None,
-        weights: tuple[np.ndarray, np.ndarray] | None = None,
-        level: float | None = None,
-        num_draws: int | None = None,
-        seed: int | None = 0,
-        **how: Any,
-    ) -> Prediction:
+        self, x: Tensor | Any, *, groups: Sequence[Any] | None = None,
+        weights: tuple[np.ndarray, np.ndarray] | None = None, level: float | None = None, num_draws: int | None = None,
+        seed: int | None = 0, **how: Any,
+    ) -> Prediction:  # fmt: skip
         """As ``bp.predict``, by the draws that calibrated.
 
         groups: (B,) labels, where calibration had labels and no column.   weights: see ``Conformal.at``.

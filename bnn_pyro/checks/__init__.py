@@ -42,12 +42,9 @@ CHECKS: dict[str, type[Check]] = {
 
 
 def run(
-    entry: str | Entry | nn.Module,
-    data: Dataset | None = None,
-    method: str | Method | None = None,
-    only: str | Collection[str] = (),
-    **settings: Any,
-) -> dict[str, Outcome | str]:
+    entry: str | Entry | nn.Module, data: Dataset | None = None, method: str | Method | None = None,
+    only: str | Collection[str] = (), **settings: Any,
+) -> dict[str, Outcome | str]:  # fmt: skip
     """{check: its outcome with the quick budget, or why it is not made} of a variant, or a module of the user's own.
 
     data: whose inputs are taken; a variant of the zoo needs none.   method: by default the first; a key of ``METHODS``,

@@ -177,12 +177,9 @@ def threshold_curves(prediction: Prediction, y: Targets, schema: Schema | None =
 
 @drawn
 def entropy_histograms(
-    inside: Prediction,
-    outside: Prediction | Mapping[str, Prediction],
-    *,
-    name: str = "in distribution",
+    inside: Prediction, outside: Prediction | Mapping[str, Prediction], *, name: str = "in distribution",
     ax: Panel = None,
-) -> Axes:
+) -> Axes:  # fmt: skip
     """How uncertain the network is on its own test data and on out-of-distribution inputs, with the AUROC between them.
 
     outside: one prediction, or {name: prediction}, up to four.   name: what the test data are called.
