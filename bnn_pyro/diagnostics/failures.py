@@ -137,13 +137,10 @@ def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
     values = np.asarray(differences, dtype=np.float64)
     if 0.5 ** len(values) >= ALPHA:  # by the test of signs no number of so few rows would show it
         return False
-    worse = []
-    for d in (np.minimum(values, cut) for cut in CUTS):
-        if np.ptp(d) == 0:
-            worse.append(d.mean() > margin)
-        else:
-            worse.append(ttest_1samp(d, margin, alternative="greater").pvalue < ALPHA)
-    return any(worse)
+    return any(
+        d.mean() > margin if np.ptp(d) == 0 else ttest_1samp(d, margin, alternative="greater").pvalue < ALPHA
+        for d in (np.minimum(values, cut) for cut in CUTS)
+    )
 
 
 def _knows_nothing(data: Dataset, prediction: Prediction, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
