@@ -29,7 +29,7 @@ from bnn_pyro.progress import announce, progress_bar
 from bnn_pyro.pruning import LOG_ALPHA, SHARES, pruning_curve, share_removed
 from bnn_pyro.reports.page import run_pages
 from bnn_pyro.reports.summary import TOO_FEW, guarantees_section, of_new_rows
-from bnn_pyro.reports.tables import HEADLINE, NOTHING, RunFacts, as_text, difference, estimate, metric_table
+from bnn_pyro.reports.tables import AGAINST, HEADLINE, NOTHING, RunFacts, as_text, difference, estimate, metric_table
 from bnn_pyro.runs.baselines import against_mean_weights, boosted, paired_differences, uneven_errors
 from bnn_pyro.runs.coverage import LEVEL, coverage_table, if_calibrated
 from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, rows_to_look_at, sites_of
@@ -92,8 +92,7 @@ def evaluate_run(
     if beside is not None:
         _write_scores(folder.baseline, beside)
         if scored.prediction is not None and beside.prediction is not None:
-            differences = paired_differences(scored.prediction, beside.prediction, data.y_test, "_minus_baseline")
-            scored.scores.update(differences)
+            scored.scores.update(paired_differences(scored.prediction, beside.prediction, data.y_test, AGAINST))
     if scored.prediction is not None and not data.schema.is_image:
         folder.write(ROWS, rows_to_look_at(data, scored.prediction))
     folder.write(SITES, sites_of(posterior) if scored.finite else {"sites": []})
