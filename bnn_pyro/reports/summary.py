@@ -45,7 +45,10 @@ def summary(run: tables.RunFacts) -> list[str]:
         likely = f", as is likely of {every:,} rows with {different:,} different inputs" * (2 * different <= every)
         sentences.insert(0, said["repeated"].format(same=same, way=way, likely=likely))
     few = RIGHT[1] if rows < TOO_FEW else ""
-    for other, differences in _rivals(run):
+    others = {f"the {said['alone'][run.task]} alone": run.differences(tables.NOTHING)}
+    others |= {} if run.baseline is None else {run.baseline.label: run.differences()}
+    others |= {tables.BOOSTING: run.boosting["differences"]} if run.boosting else {}
+    for other, differences in others.items():
         sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
     if censored := run.metrics.get("censored_rows"):
         sentences.append(said["censored"].format(censored=censored))
@@ -96,15 +99,6 @@ def _classes(run: tables.RunFacts) -> Iterator[str]:
 def _named(rows: dict[str, int], names: list[str]) -> str:
     parts = [f"'{name}' ({rows[name]} of the test rows)" for name in names[:MAX_NAMED]]
     return ", ".join(parts) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
-
-
-def _rivals(run: tables.RunFacts) -> Iterator[tuple[str, dict[str, float]]]:
-    """(name, paired differences to it) of what a run is compared with, knowing nothing first."""
-    yield f"the {read_texts('summary')['alone'][run.task]} alone", run.differences(tables.NOTHING)
-    if run.baseline is not None:
-        yield run.baseline.label, run.differences()
-    if run.boosting:
-        yield tables.BOOSTING, run.boosting["differences"]
 
 
 def _coverage(run: tables.RunFacts) -> Iterator[str]:
