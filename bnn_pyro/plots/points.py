@@ -50,7 +50,7 @@ def uncertain_images(
     for (image, bars), row in zip(axes, order, strict=True):
         show_image(image, x[row], schema)
         mean = prediction.mean[row]
-        _boxes(bars, prediction, row, _most_probable(mean), names, y)
+        _boxes(bars, prediction, row, names, y)
         words = f"most probable {names[mean.argmax()]} ({mean.max():.0%})"
         words += "" if y is None else f", true: {names[y[row]]}"
         total, epistemic, aleatoric = (getattr(prediction, part)[row] for part in ("total", "epistemic", "aleatoric"))
@@ -111,10 +111,9 @@ def _most_probable(probs: Tensor) -> np.ndarray:
     return np.sort(np.argsort(-probs.numpy(), kind="stable")[:MOST_CLASSES])
 
 
-def _boxes(
-    ax: Axes, prediction: Prediction, row: int, classes: np.ndarray, names: Sequence[str], y: np.ndarray | None
-) -> None:
-    draws, place = prediction.probs[:, row].double().numpy(), np.arange(len(classes))
+def _boxes(ax: Axes, prediction: Prediction, row: int, names: Sequence[str], y: np.ndarray | None) -> None:
+    draws, classes = prediction.probs[:, row].double().numpy(), _most_probable(prediction.mean[row])
+    place = np.arange(len(classes))
     ax.bar(place, draws.mean(0)[classes], 0.8, color=tint(BAYES, 0.25), label="mean")
     if len(draws) > 1:
         colours = {f"{part}props": {"color": BAYES} for part in ("box", "whisker", "cap")}

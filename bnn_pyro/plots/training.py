@@ -161,9 +161,7 @@ def growing_ensemble(
     return legend_below(ax, 2)
 
 
-def _running_nll(
-    posterior: Posterior, x: Tensor, y: Targets, chains: int, draws: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _running_nll(posterior: Posterior, x: Tensor, y: Targets, chains: int, draws: int) -> tuple[np.ndarray, ...]:
     """NLL of the first s draws of all chains (D,), of every draw (C·D,), and of the first s of each chain (C, D)."""
     num = chains * draws
     y = torch.as_tensor(y)
