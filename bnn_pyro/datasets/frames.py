@@ -87,9 +87,7 @@ def check_order(what: str, value: Any, x: Any) -> None:
                         f"{what}.loc[X.index], or {what}.to_numpy() where their places are right")  # fmt: skip
 
 
-def as_array(
-    what: str, x: Any, text: bool = False, way: str = "give every row the same number of values"
-) -> np.ndarray:
+def as_array(what: str, x: Any, text: bool = False, way: str = "give all rows the same number of values") -> np.ndarray:
     """Numbers (N, …), or with ``text`` cells of any type; what is masked is missing."""
     if np.ma.is_masked(x):
         x = np.where(np.ma.getmaskarray(x), math.nan if x.dtype.kind in "biuf" else None, x.data)

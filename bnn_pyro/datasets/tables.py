@@ -26,10 +26,9 @@ from bnn_pyro.files import cache_root, existing, telling
 
 
 def load_table(
-    path: Path, *, target: str | Sequence[str] | None = None, features: Sequence[str] | None = None,
-    exclude: Sequence[str] = (), categorical: Sequence[str] = (), task: str | None = None, missing: str = "refuse",
-    aside: Sequence[str] = (), classes: Sequence[str] | None = None, exposure: str | None = None,
-    event: str | None = None, dates: str = "refuse",
+    path: Path, *, target: str | Sequence[str] | None, features: Sequence[str] | None, exclude: Sequence[str],
+    categorical: Sequence[str], task: str | None, missing: str, aside: Sequence[str], classes: Sequence[str] | None,
+    exposure: str | None, event: str | None, dates: str,
 ) -> tuple[Raw, dict[str, np.ndarray]]:  # fmt: skip
     """Read a CSV, TSV or Parquet file: numeric columns as they are, text columns one-hot, one column as the target.
 

@@ -100,9 +100,7 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
 
     Raises UserError: not numbers, not one per point, NaN or infinite, or a label that is none of 0 … K−1, or 0 and 1.
     """
-    with refusing(
-        "y must hold numbers, one per predicted point (of classes their places): {error}", TypeError, ValueError
-    ):
+    with refusing("y must hold numbers, one for each point (of classes their places): {error}", TypeError, ValueError):
         y = np.array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, dtype=np.float64)
     num = len(prediction)
     if y.shape != (shape := tuple(prediction.components.batch_shape[1:])):
@@ -195,9 +193,8 @@ def mean_average_precision(points: np.ndarray, counts: np.ndarray) -> np.ndarray
 _RMSE = "root mean squared error of the predictive means, each target in its standard deviations on these rows"
 nrmse = Metric(_standard_squares, _in_standard_deviations, _RMSE)
 label_error = Metric(lambda p, y: ((_means(p) > 0.5) != y).mean(1), mean_of, "share of labels that are wrong (Hamming)")
-label_brier = Metric(
-    lambda p, y: 2 * np.square(_means(p) - y).mean(1), mean_of, "as of two classes, mean over the labels (0 to 2)"
-)
+_BRIER = "as of two classes, mean over the labels (0 to 2)"
+label_brier = Metric(lambda p, y: 2 * np.square(_means(p) - y).mean(1), mean_of, _BRIER)
 _AP = "average precision: of two classes of the rarer one, whose share chance would give; of labels the mean (macro)"
 average_precision = Metric(_ranked, mean_average_precision, _AP, "higher")
 
