@@ -110,31 +110,14 @@ NOISE = ("noise", "uniform-noise", "gaussian-noise")
 
 
 def load_data(
-    name_or_path: str | Path,
-    *,
-    features: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-    categorical: Sequence[str] = (),
-    target: str | Sequence[str] | None = None,
-    task: str | None = None,
-    classes: Sequence[str] | None = None,
-    target_scale: str = "identity",
-    dates: str = "refuse",
-    scale: str = "auto",
-    missing: str = "refuse",
-    drop_missing: bool = False,
-    unseen: str = "refuse",
-    groups: str | None = None,
-    time: str | None = None,
-    exposure: str | None = None,
-    event: str | None = None,
-    splits: str | Path | None = None,
-    split: int = 0,
-    seed: int = 0,
-    fractions: Sequence[float] | None = None,
-    validation: int | None = None,
+    name_or_path: str | Path, *, features: Sequence[str] | None = None, exclude: Sequence[str] = (),
+    categorical: Sequence[str] = (), target: str | Sequence[str] | None = None, task: str | None = None,
+    classes: Sequence[str] | None = None, target_scale: str = "identity", dates: str = "refuse", scale: str = "auto",
+    missing: str = "refuse", drop_missing: bool = False, unseen: str = "refuse", groups: str | None = None,
+    time: str | None = None, exposure: str | None = None, event: str | None = None, splits: str | Path | None = None,
+    split: int = 0, seed: int = 0, fractions: Sequence[float] | None = None, validation: int | None = None,
     limit: int | None = None,
-) -> Dataset:
+) -> Dataset:  # fmt: skip
     """A named set, a file (CSV, TSV, Parquet, NPZ, NPY) or a folder of pictures: divided and standardised.
 
     task, classes, missing, unseen, target_scale, dates, scale, limit and seed are as of :func:`dataset`.

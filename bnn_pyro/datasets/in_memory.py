@@ -27,33 +27,13 @@ from bnn_pyro.errors import UserError
 
 
 def dataset(
-    x: Any = None,
-    y: Any = None,
-    *,
-    train: Any = None,
-    test: Any = None,
-    rows: int | tuple[int, int] | None = None,
-    x_test: Any = None,
-    y_test: Any = None,
-    exclude: str | Sequence[str] = (),
-    categorical: str | Sequence[str] = (),
-    task: str | None = None,
-    classes: Sequence[str] | None = None,
-    split: Any = None,
-    groups: Any = None,
-    time: Any = None,
-    exposure: Any = None,
-    event: Any = None,
-    missing: str = "refuse",
-    unseen: str = "refuse",
-    validation: int | float | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    name: str = "data",
-    target_scale: str = "identity",
-    dates: str = "refuse",
-    scale: str = "auto",
-) -> Dataset:
+    x: Any = None, y: Any = None, *, train: Any = None, test: Any = None, rows: int | tuple[int, int] | None = None,
+    x_test: Any = None, y_test: Any = None, exclude: str | Sequence[str] = (), categorical: str | Sequence[str] = (),
+    task: str | None = None, classes: Sequence[str] | None = None, split: Any = None, groups: Any = None,
+    time: Any = None, exposure: Any = None, event: Any = None, missing: str = "refuse", unseen: str = "refuse",
+    validation: int | float | None = None, limit: int | None = None, seed: int = 0, name: str = "data",
+    target_scale: str = "identity", dates: str = "refuse", scale: str = "auto",
+) -> Dataset:  # fmt: skip
     """Data in memory, divided once and standardised by its training part, as ``load_data`` does with a file.
 
     x       (N, F) or images (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), uint8 or in [0, 1]: an array, tensor
