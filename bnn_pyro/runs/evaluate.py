@@ -277,23 +277,22 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
         return x, y
     if name in DATASETS:
         data = load_data(name, features=recipe.data.get("features"))
-        task, classes, x, y = data.schema.task, data.schema.classes, data.x_test, data.y_test
-        x = schema.standardise(data.schema.unstandardise(x)) if data.schema.input_shape == schema.input_shape else x
+        like, x, y = data.schema, data.schema.unstandardise(data.x_test), data.y_test
     else:
         from bnn_pyro.datasets.images import load_folder
 
         of_folder = (path := resolve(name)).is_dir() and schema.is_image
         drop = recipe.data.get("drop_missing") or recipe.data.get("missing") == "drop"
         folder = of_folder and load_folder(path, schema.input_shape, drop_damaged=drop)
-        raw = folder or load_archive(path, task=schema.task)
-        task, classes, x, y = raw.task, raw.classes, raw.x, raw.y
-        x = standardised(x, schema) if tuple(x.shape[1:]) == schema.input_shape else x
-    if task != schema.task:
-        raise UserError(f"{name}: is {task}, and this run is {schema.task}")
+        like = folder or load_archive(path, task=schema.task)
+        x, y = like.x, like.y
+    if like.task != schema.task:
+        raise UserError(f"{name}: is {like.task}, and this run is {schema.task}")
     if tuple(x.shape[1:]) != schema.input_shape:
         raise UserError(f"{name}: inputs of shape {tuple(x.shape[1:])}; this run takes {schema.input_shape}")
+    x = schema.standardise(x) if name in DATASETS else standardised(x, schema)
     if not schema.has_classes:
         return x, y.to(torch.float32)
-    if strange := [c for c in classes if c not in schema.classes]:
+    if strange := [c for c in like.classes if c not in schema.classes]:
         raise UserError(f"{name}: class '{strange[0]}' is none of the run's: {', '.join(schema.classes):.60}")
-    return x, torch.tensor([schema.classes.index(c) for c in classes])[y]
+    return x, torch.tensor([schema.classes.index(c) for c in like.classes])[y]
