@@ -138,8 +138,7 @@ class Schema:
     def refuse_exposure(self, what: str) -> None:
         """Raise UserError where there is an exposure."""
         if self.exposure:
-            raise UserError(f"{what} takes no exposure; leave it out, or take a variant on a fully connected network, "
-                            "such as mean-field")  # fmt: skip
+            raise UserError(f"{what} takes no exposure; leave it out, or take a fully connected network, as mean-field")
 
     def need_one_target(self, what: str, way: str = "") -> None:
         """Raise UserError where there are several targets.   way: besides a run for each of them."""

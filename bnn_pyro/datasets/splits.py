@@ -173,8 +173,7 @@ def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], see
     borders[2] = borders[2] if wanted[2] else len(ends)
     train, val, test = parts = [np.flatnonzero((codes >= a) & (codes < b)) for a, b in pairwise(borders)]
     if any(len(part) == 0 for part, due in zip(parts, wanted, strict=True) if due):
-        raise UserError(f"{kind}: {len(ends)} different values are too few for parts of {shares}; bring more, "
-                        "or give other shares")  # fmt: skip
+        raise UserError(f"{kind}: {len(ends)} different values are too few for {shares}; bring more, or other shares")
     record = {"kind": kind, "seed": seed, "fractions": list(fractions)}
     return _checked(raw, (generator.permutation(train), val, test), record)
 
