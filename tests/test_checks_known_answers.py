@@ -19,8 +19,15 @@ from bnn_pyro.checks.integration import best_normal, climb, curvature, grid, her
 from bnn_pyro.checks.known_answers import ClosedForm, Logistic, Quadrature
 from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.problems import linear_regression
-from bnn_pyro.checks.reference import Reference, compared, coverage
-from bnn_pyro.checks.reference_posterior import ReferencePosterior, bounded, load_reference, references
+from bnn_pyro.checks.reference import (
+    Reference,
+    ReferencePosterior,
+    bounded,
+    compared,
+    coverage,
+    load_reference,
+    references,
+)
 from bnn_pyro.settings import build
 
 

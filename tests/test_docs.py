@@ -27,7 +27,7 @@ from benchmarks.checks.references import RECIPES
 from benchmarks.checks.tables import TABLES
 from benchmarks.speed.problem import Problem, Runner
 from benchmarks.speed.steps import CONTESTANTS
-from bnn_pyro.checks.reference_posterior import references
+from bnn_pyro.checks.reference import references
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted(ROOT.glob("docs/**/*.md")), *ROOT.glob("*/README.md")]

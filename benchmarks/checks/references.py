@@ -32,7 +32,7 @@ from torch import Tensor, nn
 import bnn_pyro as bp
 from benchmarks.provenance import provenance
 from bnn_pyro.checks.check import ALPHA
-from bnn_pyro.checks.reference_posterior import FORMAT, REFERENCES, ReferencePosterior, bounded, log_joints_at
+from bnn_pyro.checks.reference import FORMAT, REFERENCES, ReferencePosterior, bounded, log_joints_at
 from bnn_pyro.diagnostics.convergence import bfmi, chain_statistics, ess_mean, nested_rhat
 from bnn_pyro.files import write_whole
 from bnn_pyro.posterior import archive_digest

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 from benchmarks.provenance import RESULTS, table
-from bnn_pyro.checks.reference_posterior import load_reference, references
+from bnn_pyro.checks.reference import load_reference, references
 from bnn_pyro.runs.check import overview
 
 __all__ = ["TABLES"]
