@@ -118,9 +118,8 @@ class Schema:
         """Each column of a table with its features' places; nothing for images."""
         names = self.features or [f"feature {i}" for i in range(self.input_shape[0])]
         columns = (self.columns or tuple(map(Column, names))) if len(self.input_shape) == 1 else ()
-        widths = [len(column.features) for column in columns]
-        ends = zip(columns, widths, itertools.accumulate(widths), strict=True)
-        return [(column, slice(end - width, end)) for column, width, end in ends]
+        borders = itertools.accumulate((len(column.features) for column in columns), initial=0)
+        return [(column, slice(*ends)) for column, ends in zip(columns, itertools.pairwise(borders), strict=True)]
 
     def of_target(self, name: str) -> Self:
         """That of one of several targets by itself; of a label, of two classes."""
