@@ -20,7 +20,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from bnn_pyro.inference.linear import ROWS, Curvature, linear_layer, summed, trace
+from bnn_pyro.inference.linear import ROWS, Curvature, linear_layer, summed
 from bnn_pyro.inference.log_joint import with_gradient
 from bnn_pyro.inference.potential import CENTRED, Potential, Space
 from bnn_pyro.parts.likelihoods import Likelihood
@@ -65,7 +65,7 @@ class Whitened(Space):
         information = curvature.information(u)
         for rows in curvature.features.split(ROWS):
             each = information(rows)
-            gram, total = gram + rows.mT @ (rows * trace(each)[:, None]), total + each.sum(0)
+            gram, total = gram + rows.mT @ (rows * torch.einsum("bkk->b", each)[:, None]), total + each.sum(0)
         self.tau = curvature.prior_precision[curvature.order[0]].rsqrt()  # (D,)
         gram = gram[: len(self.tau), : len(self.tau)]
         g, self.q = torch.linalg.eigh(self.tau[:, None] * gram * self.tau / curvature.log_joint.temperature)

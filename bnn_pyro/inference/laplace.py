@@ -21,7 +21,7 @@ from torch.distributions import Independent, Normal
 from bnn_pyro.checkpoint import Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.errors import FitFailed, UserError
-from bnn_pyro.inference.linear import ROWS, Curvature, Information, factored, linear_layer, summed, trace
+from bnn_pyro.inference.linear import ROWS, Curvature, Information, factored, linear_layer, summed
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.correlated_normal import FullNormal
 from bnn_pyro.parts.weights import CentredNormal
@@ -145,7 +145,7 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
 
 def _near_the_mode(features: Tensor, information: Information) -> Tensor:
     """The sum over the few rows that tell most, and its factors over the others: a good guide to the mode."""
-    traces = [trace(information(rows)) * rows.square().sum(-1) for rows in features.split(ROWS)]
+    traces = [torch.einsum("bkk->b", information(rows)) * rows.square().sum(-1) for rows in features.split(ROWS)]
     first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
     precision = summed(features[first], information)
     return precision + factored(features[rest], information) if len(rest) else precision

@@ -112,8 +112,3 @@ def factored(features: Tensor, information: Information) -> Tensor:
     """mean_n I_n ⊗ Σ_n φ_n φ_nᵀ in the place of the sum (Ritter, Botev & Barber 2018, openreview Skdvd2xAZ)."""
     mean = sum(information(rows).sum(0) for rows in features.split(ROWS)) / len(features)
     return torch.kron(mean, features.mT @ features)
-
-
-def trace(information: Tensor) -> Tensor:
-    """(B, K, K) -> (B,)."""
-    return information.diagonal(dim1=-2, dim2=-1).sum(-1)
