@@ -31,12 +31,10 @@ UPDATE = 0.1
 SHOWN = {"accept": "acceptance_rate", "energy error": "energy_error"}
 #: How the stats of thinned transitions become one; the last one's, where it isn't said.
 COMBINED: dict[str, Callable[[Sequence], Any]] = {
-    "acceptance_rate": lambda values: sum(values) / len(values),
-    "diverging": lambda values: np.max(values, axis=0),
+    **dict.fromkeys(("acceptance_rate", "trajectory_length"), lambda values: sum(values) / len(values)),
+    **dict.fromkeys(("diverging", "tree_depth"), lambda values: np.max(values, axis=0)),
     "energy_error": lambda values: np.sqrt(np.mean(np.square(values), axis=0)),
     "n_steps": sum,
-    "tree_depth": lambda values: np.max(values, axis=0),
-    "trajectory_length": lambda values: sum(values) / len(values),
 }
 COUNTS = ("done", "kept", "divergent")
 
@@ -227,7 +225,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     if run.max_minutes is not None:  # an equal share for every chain
         plan.least = run.least
         plan.max_minutes = max(0.0, run.max_minutes - run.minutes) / max(1, math.ceil(len(todo) / cores))
-    died, unfinished, stopped, lost = [], [], "", {}
+    died, stopped, lost = [], "", {}
 
     def progress(index: int, share: float, figures: Figures) -> None:
         nonlocal reported
@@ -243,9 +241,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
             return
         c = todo[index]
         records[c] = result[0]
-        if records[c].interrupted:
-            unfinished.append(c)
-        elif children[c] is not None and not in_reach and records[c].finished:
+        if children[c] is not None and not in_reach and records[c].finished:
             children[c].save({"record": records[c].state(), "kernel": {}})
         progress(index, records[c].done / transitions, result[1])
 
@@ -258,7 +254,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
             raise error
 
     def watch() -> None:
-        if unfinished or run.stop:
+        if run.stop or any(record.interrupted for record in records):
             raise KeyboardInterrupt
 
     how = dict(cores=cores, names=[plan.name(c) for c in todo], all_threads=chains == 1, grace=math.inf)
