@@ -117,16 +117,12 @@ def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], num
     """
     name, colon, rest = str(text).partition(":")
     check_known(what, table, name)
-    try:
+    form, _, about = (table[name].__doc__ or name).partition("\n")[0].rstrip(".").partition(" — ")
+    with refusing(f"the {what} '{text}' must have the form {form} ({about})", ValueError, TypeError):
         numbers = [number(part) for part in rest.split(",")] if colon else []
         if not all(0 < value < math.inf for value in numbers):
             raise ValueError
         return table[name](*numbers)
-    except (ValueError, TypeError) as error:
-        if isinstance(error, UserError):
-            raise
-        form, _, about = (table[name].__doc__ or name).partition("\n")[0].rstrip(".").partition(" — ")
-        raise UserError(f"the {what} '{text}' must have the form {form} ({about})") from None
 
 
 def defaults(kind: Any) -> dict[str, Any]:
@@ -182,10 +178,8 @@ def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:
     values = {key: value for key, value in values.items() if key in fields}
     objects = [k for k, v in values.items() if fields[k].type in ("Any", Any) and not isinstance(v, str)]
     parsed = {k: v if k in objects else parse_value(k, v, fields[k].default) for k, v in values.items()}
-    try:
+    with refusing(f"bad value among the {name} settings {dict(values)}: {{error}}", TypeError):
         return kind(**parsed) if isinstance(kind, type) else dataclasses.replace(kind, **parsed)
-    except TypeError as error:
-        raise UserError(f"bad value among the {name} settings {dict(values)}: {error}") from None
 
 
 def plain(settings: Any) -> dict[str, Any]:

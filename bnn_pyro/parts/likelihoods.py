@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Schema
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.errors import UserError, check_known, refusing
 from bnn_pyro.parts.components import HeavyTailed, LogNormalTimes, WeibullTimes
 from bnn_pyro.parts.observed import LearnedNoise, Likelihood, LogNormalMixture, Ordinal, TimeMixture
 from bnn_pyro.parts.several import CorrelatedNoise, Several
@@ -260,11 +260,9 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
         if kind not in by_input:
             raise UserError(f"noise=heteroscedastic goes with likelihood=normal or student-t, not {name}")
         return by_input[kind](schema.y_shift, schema.y_scale)
-    try:
+    with refusing("noise must be 'learned', 'heteroscedastic', 'correlated' (of several targets) or a positive number "
+                  f"(target units), got {noise!r}", TypeError, ValueError):  # fmt: skip
         scale = None if noise == "learned" else float(noise)
-    except (TypeError, ValueError):
-        scale = math.nan
-    if scale is not None and not 0 < scale < math.inf:
-        raise UserError("noise must be 'learned', 'heteroscedastic', 'correlated' (of several targets) or a positive "
-                        f"number (target units), got {noise!r}")  # fmt: skip
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError
     return (LogNormal if on_log_scale else kind)(schema.y_shift, schema.y_scale, scale)
