@@ -60,7 +60,8 @@ def map_tasks(
     tasks = list(tasks)
     if names is None:
         names = [f"task {number} of {len(tasks)} ({_SHORT.repr(task)})" for number, task in enumerate(tasks, 1)]
-    run = _Run(tasks, names, report or _nothing, progress or _nothing, done or _nothing, failed, watch or _nothing)
+    nothing = lambda *_: None  # noqa: E731
+    run = _Run(tasks, names, report or nothing, progress or nothing, done or nothing, failed, watch or nothing)
     where = current_executor()
     cores = min(usable_cores() if where is not None else cores or usable_cores(), len(tasks))
     if not tasks or (cores == 1 and not on_cluster()):
@@ -70,10 +71,6 @@ def map_tasks(
             pool = DaskPool(stack, where, function) if on_cluster() else ProcessPool(stack, cores, function)
             run.within(pool, grace)
     return [run.results[number] for number in range(len(tasks))]
-
-
-def _nothing(*_: object) -> None:
-    """What is called where the caller does not ask for it."""
 
 
 #: How an error message shows a task.
