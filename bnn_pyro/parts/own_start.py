@@ -53,8 +53,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         model.statistics.take(x)
     with in_mode(net, training=False), calling(net):
         check_pure(net, rows[:8])
-        _check_values(net, rows, model.likelihood.has_classes)
-        _check_training(net, rows)
+        _check_passes(net, rows, model.likelihood.has_classes)
         ignored = _without_gradient(net, rows)
     q = getattr(guide, "random", guide)
     for share in (SHARE / 2**halved for halved in range(20)):
@@ -83,34 +82,29 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 
 
 @torch.no_grad()
-def _check_values(net: nn.Module, x: Tensor, has_classes: bool) -> None:
-    """Raises UserError where an output is not finite; warns where those of classes are probabilities."""
+def _check_passes(net: nn.Module, x: Tensor, has_classes: bool) -> None:
+    """Warns where outputs of classes are probabilities. Raises UserError where an output is not finite.
+
+    Or where a pass in training mode fails, changes weights or inputs, or gives another shape.
+    """
     name, f = type(net).__name__, net(x)
     if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # a tanh is finite at infinity
         raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with, "
                         "or has such weights; give it finite ones")  # fmt: skip
-    with isolated(0):  # also at weights far away, where logits are large
-        far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
-        f = torch.cat([f, with_weights(net, far, x)])
-    sums_to_one = f.shape[1] == 1 or ((f.sum(1) - 1).abs() < 1e-4).all()
-    if has_classes and sums_to_one and (f >= 0).all() and (f <= 1).all() and f.var() > 0:
-        warnings.warn(f"the outputs of {name} look like probabilities, and are taken for logits: leave its last "
-                      "softmax or sigmoid out", stacklevel=2)  # fmt: skip
-
-
-@torch.no_grad()
-def _check_training(net: nn.Module, x: Tensor) -> None:
-    """Raises UserError where a pass in training mode fails, changes weights or inputs, or gives another shape."""
-    name, shape = type(net).__name__, net(x).shape
     buffers = {n: value.clone() for n, value in net.named_buffers()}
-    with isolated(0), in_mode(net, training=True):  # with weights far away, where a norm is beyond its bound
+    with isolated(0):  # also at weights far away, where logits are large, and a norm is beyond its bound
         far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
         w = {n: value.clone() for n, value in far.items()}
-        with on_copy(x, name) as own, users_code(f"{name} fails in training mode"):
-            f = with_weights(net, buffers | w, own)
-    if getattr(f, "shape", None) != shape:
-        what = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-        raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(shape)} out of it; leave "
+        both = torch.cat([f, with_weights(net, w, x)])
+        with in_mode(net, training=True), on_copy(x, name) as own, users_code(f"{name} fails in training mode"):
+            trained = with_weights(net, buffers | w, own)
+    sums_to_one = both.shape[1] == 1 or ((both.sum(1) - 1).abs() < 1e-4).all()
+    if has_classes and sums_to_one and (both >= 0).all() and (both <= 1).all() and both.var() > 0:
+        warnings.warn(f"the outputs of {name} look like probabilities, and are taken for logits: leave its last "
+                      "softmax or sigmoid out", stacklevel=2)  # fmt: skip
+    if getattr(trained, "shape", None) != f.shape:
+        what = tuple(trained.shape) if isinstance(trained, Tensor) else type(trained).__name__
+        raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(f.shape)} out of it; leave "
                         "out what is for training alone, such as aux_logits")  # fmt: skip
     if changed := [n for n, value in far.items() if not torch.equal(w[n], value)]:
         raise UserError(f"{name} changes its own '{changed[0]}' in a forward pass, as an nn.Embedding with max_norm "
