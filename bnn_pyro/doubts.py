@@ -8,18 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import (
-    MAX_CATEGORIES,
-    MAX_CLASSES,
-    NONE,
-    RAREST,
-    USUAL,
-    follows,
-    max_categories,
-    parsed,
-    text_columns,
-    truth,
-)
+from bnn_pyro.cells import MAX_CATEGORIES, MAX_CLASSES, NONE, RAREST, USUAL, follows, max_categories, parsed, truth
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError
 
@@ -232,8 +221,8 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
             doubts.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
         elif same := in_case(cells):
             doubts.append(Doubt(same, column=name))
-    for name in (name for name in text_columns(targets) if targets[name].dtype != "category"):
-        sentences = (leading_zeros(targets[name]), in_case(targets[name]))
+    for name, cells in targets.select_dtypes(exclude=["number", "category"]).items():
+        sentences = (leading_zeros(cells), in_case(cells))
         doubts += [Doubt(sentence, way="categorical", column=name) for sentence in sentences if sentence]
     for doubt in sorted([*between(frame, targets), *doubts], key=lambda d: not d.way and "target" not in d.sentence):
         yield f"{doubt.column}: {doubt.sentence}"
