@@ -13,7 +13,7 @@ With dropout the likelihood is averaged over masks; the optimum is the network w
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -249,7 +249,7 @@ class Ensemble(MAP):
         if run.max_minutes is not None:  # an equal share for every member
             left = max(0.0, run.max_minutes - run.minutes)
             alone = replace(alone, max_minutes=left / max(1, math.ceil(len(todo) / cores)))
-        train = partial(_train, self, model, rows, alone, [None] * self.members if on_cluster() else children)
+        train = partial(self._train, model, rows, alone, [None] * self.members if on_cluster() else children)
         names = [f"member {m + 1} of {self.members}" for m in todo]
         with executor("here") if together else nullcontext():
             map_tasks(train, todo, names=names, report=progress, done=keep, **where)
@@ -265,19 +265,17 @@ class Ensemble(MAP):
         about = self.chosen(model, data, trace, next((why for *_, why in members if why), ""))
         return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
 
-
-def _train(
-    method: Ensemble, model: nn.Module, data: Dataset, run: Run, children: Sequence[Checkpoint | None], m: int
-) -> Member:
-    """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
-    seed = run.seed if m == 0 else int(np.random.SeedSequence([run.seed, m]).generate_state(1)[0])
-    with isolated(seed):
-        model = restarted(model) if m else copy.deepcopy(model)  # the first starts where the model does, as MAP would
-        report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
-        own = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
-        point, trace, over = method.find(model, data, Run(seed, children[m], report, run.max_minutes, start=own))
-        over = over and f"member {m + 1} of {method.members} {over.replace('the limit of', 'its share of the limit,')}"
-    return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
+    def _train(self, model: nn.Module, data: Dataset, run: Run, children: list[Checkpoint | None], m: int) -> Member:
+        """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
+        seed = run.seed if m == 0 else int(np.random.SeedSequence([run.seed, m]).generate_state(1)[0])
+        with isolated(seed):
+            model = restarted(model) if m else copy.deepcopy(model)  # the first starts as MAP would
+            report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
+            own = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
+            point, trace, over = self.find(model, data, Run(seed, children[m], report, run.max_minutes, start=own))
+            over = over.replace("the limit of", "its share of the limit,")
+            over = over and f"member {m + 1} of {self.members} {over}"
+        return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
 
 
 def restarted(model: nn.Module) -> nn.Module:
