@@ -13,7 +13,7 @@ from refused import refuses
 import bnn_pyro as bp
 from bnn_pyro.checkpoint import Checkpoint
 from bnn_pyro.checks.integration import stationary_covariance
-from bnn_pyro.inference import chees, mini_batches
+from bnn_pyro.inference import chees, sghmc
 from bnn_pyro.inference.chees import Adaptation, Chains, Transition
 from bnn_pyro.inference.mini_batches import Batches, draws_due
 from bnn_pyro.inference.potential import Potential, log_likelihood
@@ -119,7 +119,7 @@ def test_the_step_size_that_is_found_is_that_of_the_rule(kind):
 
 def test_a_divergence_in_the_burn_in_begins_again_and_a_stopped_run_goes_on_all_the_same(tmp_path, monkeypatch):
     """As where the curvature that was found is too small by far."""
-    monkeypatch.setattr(mini_batches, "stiffest", lambda log_joint, w, x, y: torch.full((len(w),), 0.05))
+    monkeypatch.setattr(sghmc, "stiffest", lambda log_joint, w, x, y: torch.full((len(w),), 0.05))
     entry = PROBLEM.entry(hidden=(3,))
     method = bp.SGHMC(start="jitter", epochs=150, burn_in=120, batch_size=20, chains=2, max_draws=20)
     whole = fit(entry, PROBLEM.data, method, seed=1)

@@ -137,12 +137,10 @@ def stiffest(log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return u.norm(dim=1)
 
 
-def stable_step(
-    log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor, friction: float, per_epoch: int, share: float
-) -> float:
-    """η = min(0.03·(4 − 2α), 4α·share·B/N where there are mini-batches) / max λ over the chains.
+def stable_step(curvature: float, friction: float, per_epoch: int, share: float) -> float:
+    """η = min(0.03·(4 − 2α), 4α·share·B/N where there are mini-batches) / λ.
 
-    x, y: all rows (per_epoch 1), or a mini-batch of per_epoch = N/B.   share: of SGLD a half, of SGHMC 1.
+    curvature: the largest λ of the chains.   per_epoch: N/B, 1 of all rows.   share: of SGLD a half, of SGHMC 1.
     """
     least = 4 * friction * share / per_epoch if per_epoch > 1 else math.inf
-    return min(EXCESS * (4 - 2 * friction), least) / stiffest(log_joint, w, x, y).max().item()
+    return min(EXCESS * (4 - 2 * friction), least) / curvature

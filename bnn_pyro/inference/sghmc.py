@@ -31,7 +31,7 @@ from bnn_pyro.errors import UserError, diverged
 from bnn_pyro.inference.linear import linear_layer
 from bnn_pyro.inference.log_joint import LogJoint, Weights
 from bnn_pyro.inference.members import by_rule, optimised
-from bnn_pyro.inference.mini_batches import Batches, draws_due, stable_step
+from bnn_pyro.inference.mini_batches import Batches, draws_due, stable_step, stiffest
 from bnn_pyro.inference.optimise import BATCHES, MIN_EPOCHS, schedule
 from bnn_pyro.inference.potential import log_likelihood
 from bnn_pyro.inference.training_loop import check_finite
@@ -104,7 +104,8 @@ class Chains:
         """One step of every chain, before which a draw is kept where one is due."""
         if self.step in self.looks:  # the step size is that of the stiffest direction, as these rows show it
             s, per_epoch = self.settings, self.batches.per_epoch
-            most = stable_step(self.log_joint, self.w, x, y, s.friction, per_epoch, s.eta_share)
+            curvature = stiffest(self.log_joint, self.w, x, y).max().item()
+            most = stable_step(curvature, s.friction, per_epoch, s.eta_share)
             self.lr = self.share * most * len(self.log_joint.x) / s.eta_share
             self.v = torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
         log_joint, gradient = self.log_joint.gradient(self.w, x, y)
