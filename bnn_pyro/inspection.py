@@ -85,9 +85,8 @@ class Inspection:
                          f"missing value; --missing drop leaves {self.rows - self.missing:,}, --missing indicator "
                          f"keeps {kept} (of a text, missing is then a category of its own)")  # fmt: skip
         if self.duplicates:
-            lines.append(
-                f"\nof {counted(self.duplicates, 'row')} an earlier one is the same: test rows may be training rows"
-            )
+            repeated = counted(self.duplicates, "row")
+            lines.append(f"\nof {repeated} an earlier one is the same: test rows may be training rows")
         for title, refused in (("`train` refuses:", True), ("To look at:", False)):
             some = [f"  {f.column}: {f.sentence}" for f in self.findings if f.refused is refused]
             lines += ["", title, *some] if some else []

@@ -212,12 +212,8 @@ class Posterior(Introduced):
         buffer = io.BytesIO()
         torch.save(tree_map_only(Tensor, Tensor.cpu, tensors), buffer)
         blob = buffer.getvalue()
-        meta = {
-            "format": FORMAT,
-            "schema": self.schema.to_dict(),
-            "trace": dict(self.trace),
-            "provenance": dict(self.provenance),
-        }
+        meta = {"format": FORMAT, "schema": self.schema.to_dict(), "trace": dict(self.trace)}
+        meta["provenance"] = dict(self.provenance)
         meta["sha256"] = archive_digest(blob, meta)
         write_whole(folder / "posterior.pt", blob)
         write_whole(folder / "posterior.json", json.dumps(meta, indent=1).encode())

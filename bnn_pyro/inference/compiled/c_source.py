@@ -162,18 +162,16 @@ class _Writer:
             self.lines.append(f"{pragma}for (long {index[d]} = 0; {index[d]} < {shape[d]}; {index[d]}++) {{")
         self.lines.append(body(index) + "}" * len(order))
 
-    def _reduce(
-        self, like: Tensor, value: object, dims: Sequence[int] = (), *_: object, start: str, form: str
-    ) -> Array:
-        """Over ``dims`` of the value, each element on its own."""
-        value, made = self._array(value), self._new(like)
-        shape, f = value.like.shape, "f" if like.dtype == torch.float32 else ""
+    def _reduce(self, like: Tensor, base: object, dims: Sequence[int] = (), *_: object, start: str, form: str) -> Array:
+        """Over ``dims`` of the base, each element on its own."""
+        base, made = self._array(base), self._new(like)
+        shape, f = base.like.shape, "f" if like.dtype == torch.float32 else ""
         dims = {d % len(shape) for d in dims} or set(range(len(shape)))
-        inner = sorted((d for d in sorted(dims) if shape[d] > 1), key=lambda d: -value.like.stride(d))
+        inner = sorted((d for d in sorted(dims) if shape[d] > 1), key=lambda d: -base.like.stride(d))
         loops = "".join(f"for (long j{d} = 0; j{d} < {shape[d]}; j{d}++) " for d in inner)
 
         def body(index: list[str]) -> str:
-            element = value([f"j{d}" if d in inner else i for d, i in enumerate(index)])
+            element = base([f"j{d}" if d in inner else i for d, i in enumerate(index)])
             place = index if like.dim() == len(shape) else [i for d, i in enumerate(index) if d not in dims]
             return f"{{ {made.type} a = {start}; {loops}{form.format(element, f=f)} {made(place)} = a; }}"
 
