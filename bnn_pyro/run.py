@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from bnn_pyro import __version__
 from bnn_pyro.distributed import Alone, launched
 from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.listing import check_names, list_
@@ -46,8 +47,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if size > 1 and args.command not in ("train", None):
             raise UserError(f"{args.command} runs in one process; start it without torchrun")
         if args.command is None:
-            from bnn_pyro import __version__
-
             print(__version__)
             return 0
         where = getattr(args, "executor", None)

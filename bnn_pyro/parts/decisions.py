@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from torch.distributions.transforms import Transform, identity_transform
@@ -90,11 +91,9 @@ class Decisions(Introduced):
         index: of the frame, (B,); by default that of the inputs where they were a frame.
         Raises UserError for a prediction that ``predict`` did not make.
         """
-        from pandas import DataFrame
-
         if self.schema is None:
             raise UserError("to_frame names columns by the data of a posterior: take a prediction of bp.predict")
-        return DataFrame(columns_of(self, self.schema), index=self.index if index is None else index)
+        return pd.DataFrame(columns_of(self, self.schema), index=self.index if index is None else index)
 
     #: The prediction of what the network models; this one where the transform is the identity.
     untransformed = property(lambda self: self)
