@@ -35,8 +35,7 @@ class Alone(UserError):
 class Ranks(NamedTuple):
     """This process among those of a fit.
 
-    rank  its number, from 0; rank 0 writes files and speaks to the user     size  how many there are
-    local its number among those of this machine
+    rank  its number, from 0, which writes files and speaks to the user     size  how many     local  on this machine
     """
 
     rank: int = 0
@@ -212,8 +211,7 @@ def choose_device(name: str) -> torch.device:
     ranks = here()
     if ranks.local >= torch.cuda.device_count():
         raise UserError(f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; "
-                        "start as many processes as there are GPUs (torchrun --nproc-per-node), "
-                        "or take --device cpu")  # fmt: skip
+                        "start as many as it has GPUs (torchrun --nproc-per-node), or take --device cpu")  # fmt: skip
     if ranks.size == 1:
         return torch.device("cuda")
     torch.cuda.set_device(ranks.local)  # where NCCL works

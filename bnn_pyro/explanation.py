@@ -41,8 +41,7 @@ class Explanation(NamedTuple):
     """What :func:`explain` found on N rows.
 
     importance  a line a column (a date is one, whatever numbers it became), the largest first: median over the draws,
-                and low and high, their central 90 %. 0 is a column that the network does not use, below 0 one that
-                misleads it
+                and low and high, their central 90 %. 0 is a column that is not used, below 0 one that misleads
     loss        whose rise that is, with its unit
     dependence  {column: its effect} of the most important ones, the largest first
     outputs     names of the K outputs: of two classes the probability of the second, of more that of each; else the

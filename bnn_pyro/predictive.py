@@ -72,8 +72,7 @@ def predict(
         raise UserError(f"x of shape {tuple(shape)} is one row without its first axis; give x[None]")
     if tuple(x.shape[1:]) != tuple(shape):
         raise UserError(f"inputs have shape {tuple(x.shape[1:])}, but this posterior was trained on {tuple(shape)} "
-                        f"({posterior.provenance.get('data', 'its data')}); load the data with "
-                        "the run's own schema")  # fmt: skip
+                        f"({posterior.provenance.get('data', 'its data')}); load them with its schema")  # fmt: skip
     if len(x) == 0:
         raise UserError("there is no input to predict: x has 0 rows")
     if isinstance(x, Tensor):

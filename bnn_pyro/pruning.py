@@ -43,9 +43,8 @@ class Removed(NamedTuple):
 class PrunedScore(NamedTuple):
     """What is left after pruning. Intervals are 95 % bootstrap ones over the points.
 
-    share    removed, of all weights            weights  how many are left
+    share    removed, of all weights            weights  how many are left     nll  nats a point
     measure  "error" or "rmse", by the task     loss     its value: a share of the points, or in target units
-    nll      nats a point
     """
 
     share: float
@@ -132,9 +131,8 @@ def _pruned(posterior: Posterior, shares: Sequence[float]) -> list[Posterior]:
 def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
     """{site: (|mean|, |mean| / scale)} of the network's weights, in the model's order; float64 on the CPU."""
     if posterior.guide is None:
-        raise UserError("a signal-to-noise ratio needs a mean and a standard deviation of every weight, and this "
-                        "posterior is a point estimate or stored draws; fit mean-field, hidden-layer or sparse-dropout "
-                        "by svi")  # fmt: skip
+        raise UserError("signal-to-noise ratios need mean and standard deviation of every weight; this is a point "
+                        "estimate or stored draws; fit mean-field, hidden-layer or sparse-dropout by svi")  # fmt: skip
     with isolated(0):
         nodes = drawn_sites(posterior.guide)
     moments = {s: _moments(nodes[s]["fn"]) if s in nodes else None for s in weight_sites(posterior.model)}

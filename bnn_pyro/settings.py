@@ -133,8 +133,7 @@ def defaults(kind: Any) -> dict[str, Any]:
 def parse_value(name: str, value: Any, default: Any) -> Any:
     """A setting's value, which may be text from the command line, as what its default is.
 
-    Where its default is None, a text that is a number becomes one, and "none" is None.
-    Raises UserError for a text that is none.
+    Where its default is None, a text that is a number becomes one, "none" None. Raises UserError for another text.
     """
     if default is None and isinstance(value, str):
         for read in ({"none": None}.__getitem__, int, float):

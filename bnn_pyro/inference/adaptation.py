@@ -31,9 +31,8 @@ class ChainLost(UserError):
 def check_steps(sizes: float | np.ndarray, done: int) -> None:
     """Raise ChainLost where a step size, of one chain or of several, has fallen to nothing.   done: transitions."""
     if not (least := np.min(sizes)) > 1.001 * SMALLEST_STEP:
-        raise ChainLost(f"the step size fell to {least:.1e} at transition {done:,}: no step is short enough, as with a "
-                        "gradient that is not a number; try another start (start=map), a narrower prior or scaled "
-                        "inputs")  # fmt: skip
+        raise ChainLost(f"the step size fell to {least:.1e} at transition {done:,}: no step is short enough, as where "
+                        "a gradient is no number; try start=map, a narrower prior or scaled inputs")  # fmt: skip
 
 
 @dataclass

@@ -137,9 +137,8 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
         while isinstance(prior, Independent):
             prior = prior.base_dist
         if not isinstance(prior, CentredNormal | Normal):
-            raise UserError("the Laplace approximation here needs a Normal prior (another may have several modes, or "
-                            "none where its curvature is a width); "
-                            "take --set prior=normal:SCALE or fan-in:SCALE")  # fmt: skip
+            raise UserError("the Laplace approximation needs a Normal prior (another may have several modes, or none "
+                            "whose curvature is a width); take --set prior=normal:SCALE or fan-in:SCALE")  # fmt: skip
     return log_joint
 
 

@@ -45,8 +45,7 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
     if not (finite := torch.isfinite(job.least)).all():
         lost = int((~finite).nonzero()[0]) + 1
         lr = job.schedule.base_lrs[0]
-        raise UserError(f"member {lost} of {members} has no finite loss (lr {lr:g}); try a smaller lr, such as "
-                        f"{lr / 10:g}")  # fmt: skip
+        raise UserError(f"member {lost} of {members} has no finite loss (lr {lr:g}); try a smaller lr ({lr / 10:g})")
     return job.log_joint.sites(job.best)
 
 

@@ -217,9 +217,8 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
     if description["kind"] == "torchvision":
         return Pretrained(_Torchvision(description["name"]), description)
     if description["kind"] == "module":
-        raise UserError(f"the backbone of this posterior is a module of your own ({description['class']}), which an "
-                        "archive of tensors cannot hold; pass it: "
-                        "load(folder, entry=LastLayer(backbone=module, …))")  # fmt: skip
+        raise UserError(f"the backbone of this posterior is a module of your own ({description['class']}), which no "
+                        "archive of tensors holds; take load(folder, entry=LastLayer(backbone=module, …))")  # fmt: skip
     return _from_file(Path(description["path"]), description["sha256"]).taking(description.get("inputs", "raw"))
 
 

@@ -89,8 +89,7 @@ def _kl_rows(q: LocalLayer, p: LocalLayer) -> Tensor:
 @register_kl(LocalLayer, Distribution)
 def _kl_of_another_kind(q: LocalLayer, p: Distribution) -> Tensor:
     raise ValueError(f"the guide samples this site from a {type(q).__name__}, the model from a {type(p).__name__}: the "
-                     "KL of the weights needs the prior of the weights, so make the model's site a HiddenLayer as "
-                     "well")  # fmt: skip
+                     "KL of the weights needs their prior, so make the model's site a HiddenLayer as well")  # fmt: skip
 
 
 class LinearLayer(LocalLayer):

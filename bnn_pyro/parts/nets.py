@@ -216,8 +216,7 @@ class MLP(_Net):
     input_shape: shape of one input.   hidden: widths of the hidden layers; () is a linear model.
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
     dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).   exposure: see :class:`_Net`.
-    tails: ``Schema.x_tails``, of inputs whose inverse hyperbolic sine is an input too.
-    Raises UserError for an unknown activation.
+    tails: ``Schema.x_tails``, of inputs whose asinh is an input too.   Raises UserError for an unknown activation.
     """
 
     takes_draws = True
@@ -258,9 +257,8 @@ class ConvNet(_Net):
     ) -> None:  # fmt: skip
         super().__init__(activation)
         if len(input_shape) != 3:
-            raise UserError("a convolutional network takes images of shape (channels, height, width), and these inputs "
-                            f"have shape {tuple(input_shape)}; take a fully connected variant, "
-                            "such as hidden-layer")  # fmt: skip
+            raise UserError("a convolutional network takes images (channels, height, width), not inputs of shape "
+                            f"{tuple(input_shape)}; take a fully connected variant, such as hidden-layer")  # fmt: skip
         height, width = input_shape[1:]
         for _ in channels:
             height, width = ((n + 2 * padding - kernel + 1) // 2 for n in (height, width))

@@ -48,8 +48,7 @@ class SeveralMixture(Mixture):
     def target(self, k: int | str) -> Mixture:
         """The prediction of one target, by its name or counted from 0; of a label, one of two classes.
 
-        A guarantee, which is of all targets together, is not carried over, with a warning.
-        Raises UserError for one that there is not.
+        A guarantee, of all targets together, is not carried over, with a warning. Raises UserError for no such target.
         """
         if self.guarantee is not None:
             warnings.warn("target(k) has the model's own intervals; the guaranteed ones, of all targets together, "
