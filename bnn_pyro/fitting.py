@@ -42,19 +42,10 @@ KEY = ("variant", "its settings or first weights", "method", "the method's setti
 
 @joined()
 def fit(
-    entry: str | Entry | nn.Module | Setup,
-    data: Dataset | tuple[Any, Any],
-    method: str | Method | None = None,
-    *,
-    seed: int = 0,
-    out: str | Path | None = None,
-    resume: bool = False,
-    device: str = "auto",
-    progress: bool = True,
-    max_minutes: float | None = None,
-    minutes: float | None = None,
-    start: Posterior | None = None,
-) -> Posterior:
+    entry: str | Entry | nn.Module | Setup, data: Dataset | tuple[Any, Any], method: str | Method | None = None, *,
+    seed: int = 0, out: str | Path | None = None, resume: bool = False, device: str = "auto", progress: bool = True,
+    max_minutes: float | None = None, minutes: float | None = None, start: Posterior | None = None,
+) -> Posterior:  # fmt: skip
     """The posterior of a variant given the training rows of ``data``.
 
     entry: a name in ``ZOO`` (with its default settings), a variant with your own, a module (``Bayesian(module)``), or

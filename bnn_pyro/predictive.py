@@ -40,14 +40,9 @@ Prediction = Mixture
 
 
 def predict(
-    posterior: Posterior | Any,
-    x: Tensor | Any,
-    *,
-    num_draws: int | None = None,
-    max_memory: int | None = None,
-    seed: int | None = 0,
-    progress: Callable[[int, int], None] | None = None,
-) -> Prediction:
+    posterior: Posterior | Any, x: Tensor | Any, *, num_draws: int | None = None, max_memory: int | None = None,
+    seed: int | None = 0, progress: Callable[[int, int], None] | None = None,
+) -> Prediction:  # fmt: skip
     """p(y | x, D) at standardised inputs, the forward pass vectorised over draws and chunked over draws and points.
 
     The model is out of training mode meanwhile: all randomness is the draws'.
