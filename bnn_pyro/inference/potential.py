@@ -92,7 +92,7 @@ class Potential(LogJoint):
         inverse_mass: (P,), a diagonal.   step: (C,).   A chain whose density is not finite may stop there.
         """
         if self.compiled is not None:
-            self.compiled.leapfrog(z, r, density, gradient, inverse_mass, step, steps)
+            self.compiled.leapfrog(z, r, density, gradient, inverse_mass, step, steps=steps)
             return
         step = step[:, None]
         r.addcmul_(step, gradient, value=0.5)

@@ -80,7 +80,7 @@ class Dynamics:
             scale = self.scale
             z, r, g = (torch.from_numpy(v.copy())[None] for v in (start.z, u / scale, start.gradient))
             density, size = (torch.tensor([value], dtype=torch.float64) for value in (start.log_density, step))
-            self.compiled.leapfrog(z, r, density, g, torch.from_numpy(scale * scale), size, steps)
+            self.compiled.leapfrog(z, r, density, g, torch.from_numpy(scale * scale), size, steps=steps)
             u = r.numpy()[0] * scale
             return Point(z.numpy()[0], density.item(), g.numpy()[0]), 0.5 * float(u.dot(u)), steps
         leap, (z, log_density, g) = self.leap(step), start

@@ -55,12 +55,10 @@ class CompiledGradient:
         self._library.evaluate(z.data_ptr(), density.data_ptr(), gradient.data_ptr(), len(z), self.size, self.threads)
         return density, gradient
 
-    def leapfrog(
-        self, z: Tensor, r: Tensor, density: Tensor, gradient: Tensor, inverse_mass: Tensor, step: Tensor, steps: int
-    ) -> None:
-        """``steps`` steps of C chains, in place; all float64 and contiguous, inverse_mass (P,), step (C,)."""
-        pointers = (t.data_ptr() for t in (z, r, density, gradient, inverse_mass, step))
-        self._library.leapfrog(*pointers, steps, len(z), self.size, self.threads)
+    def leapfrog(self, *arrays: Tensor, steps: int) -> None:
+        """In place: z, r (C, P), density (C,), gradient (C, P); inverse_mass (P,), step (C,); float64, contiguous."""
+        pointers = (array.data_ptr() for array in arrays)
+        self._library.leapfrog(*pointers, steps, len(arrays[0]), self.size, self.threads)
 
     def microcanonical(self, *arrays: np.ndarray) -> None:
         """z, u (C, P), density (C,), gradient (C, P), ΔE (C,), in place; step, steps (C,), shares of a step (n,).

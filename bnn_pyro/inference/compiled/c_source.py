@@ -31,11 +31,9 @@ def write_c(graph: fx.GraphModule, y: Tensor) -> tuple[str, list[Tensor]]:
     body = "\n".join(writer.run())
     globals_ = "\n".join(f"static const {C_TYPES[k.dtype]} *k{i};" for i, k in enumerate(writer.constants))
     bind = " ".join(f"k{i} = constants[{i}];" for i in range(len(writer.constants)))
-    source = (
-        f"#define WORK {max(64, writer.work)}\n{globals_}\nvoid bind(void **constants) {{ {bind} }}\n"
-        f"static double gradient(const double *restrict z, double *restrict g, char *work) {{\n{body}\n}}\n"
-    )
-    return source, writer.constants
+    head = f"#define WORK {max(64, writer.work)}\n{globals_}\nvoid bind(void **constants) {{ {bind} }}\n"
+    gradient = f"static double gradient(const double *restrict z, double *restrict g, char *work) {{\n{body}\n}}\n"
+    return head + gradient, writer.constants
 
 
 @dataclass
