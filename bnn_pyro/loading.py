@@ -141,14 +141,13 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
     return build(Bayesian, {**saved, "module": module})
 
 
-def _differences(ours: Mapping[str, list[int]], theirs: Mapping[str, list[int]]) -> str:
+def _differences(here: Mapping[str, list[int]], there: Mapping[str, list[int]]) -> str:
     """In which names and shapes a module (here) differs from that of an archive (there); "" where in none."""
     kinds = {
-        "missing": [name for name in theirs if name not in ours],
-        "unexpected": [name for name in ours if name not in theirs],
-        "of another shape": [f"{n} {tuple(ours[n])}, not {tuple(theirs[n])}" for n in ours
-                             if n in theirs and list(ours[n]) != list(theirs[n])],
-    }  # fmt: skip
+        "missing": [name for name in there if name not in here],
+        "unexpected": [name for name in here if name not in there],
+        "of another shape": [f"{n} {tuple(s)}, not {tuple(there[n])}" for n, s in here.items() if there.get(n, s) != s],
+    }
     short = {kind: ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for kind, names in kinds.items() if names}
     return "; ".join(f"{kind}: {names}" for kind, names in short.items())
 
@@ -169,9 +168,8 @@ class Start(NamedTuple):
         if how is None:
             raise UserError(f"{setup.inference} does not start from a posterior; svi, map, mle, mc-dropout and "
                             "ensemble do")  # fmt: skip
-        then, now = ((s.task, s.target_scale, s.input_shape, s.features, s.classes, s.targets)
-                     for s in (posterior.schema, schema))  # fmt: skip
-        if about.get("entry") != setup.variant or then != now:
+        names, former = ("task", "target_scale", "input_shape", "features", "classes", "targets"), posterior.schema
+        if about.get("entry") != setup.variant or any(getattr(schema, k) != getattr(former, k) for k in names):
             raise UserError(f"start= takes a posterior of the same variant, inputs, task and classes; this is of "
                             f"{about.get('entry')} on {about.get('data')}")  # fmt: skip
         if how == "guide" and posterior.guide is None:
