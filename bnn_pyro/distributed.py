@@ -190,11 +190,9 @@ def joined() -> Iterator[Ranks]:
         known = isinstance(error, UserError)
         if ranks.size == 1 or not (known or any(word in str(error).lower() for word in GONE)):
             raise
-        reason = error if known else (
-            "another process of this fit has ended (killed, or out of memory? where it could, it said why); the last "
-            "checkpoint, if any, is whole: start all of them again, with --resume"
-        )  # fmt: skip
-        raise Alone(f"process {ranks.rank} of {ranks.size}: {reason}") from error
+        ended = ("another process of this fit has ended (killed, or out of memory? where it could, it said why); the "
+                 "last checkpoint, if any, is whole: start all of them again, with --resume")  # fmt: skip
+        raise Alone(f"process {ranks.rank} of {ranks.size}: {error if known else ended}") from error
     if starts:
         dist.destroy_process_group()  # not after an error: it may wait for, or trip over, a process that has gone
 

@@ -98,11 +98,7 @@ def pruning_curve(
     """
     curve = []
     for number, (share, pruned) in enumerate(zip(shares, _pruned(posterior, shares), strict=True)):
-
-        def report(done: int, of: int, before: int = number * num_draws) -> None:
-            if progress is not None:
-                progress(before + done, len(shares) * num_draws)
-
+        report = progress and (lambda done, of, at=number * num_draws: progress(at + done, len(shares) * num_draws))
         scores = metrics.evaluate(predict(pruned, x, num_draws=num_draws, seed=seed, progress=report), y)
         left = sum(int(mask.sum()) for mask in pruned.guide.kept.values())
         measure = next(name for name in ("error", "rmse", "nrmse", "label_error") if name in scores)

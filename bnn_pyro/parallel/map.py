@@ -22,10 +22,8 @@ Result = TypeVar("Result")
 LOOK = 0.1
 #: Deaths of its process after which a task is tried once more, alone, after the others.
 SUSPECT = 2
-DIED = (
-    "its process died each time, the last time with no other task beside it (killed, or out of memory?); run it in "
-    "this process (cores=1, or the executor 'here') to see why, or where there is more memory"
-)
+DIED = ("its process died each time, the last time with no other task beside it (killed, or out of memory?); run it in "
+        "this process (cores=1, or the executor 'here') to see why, or where there is more memory")  # fmt: skip
 
 
 class WorkerDied(UserError):

@@ -80,10 +80,8 @@ class Decisions(Introduced):
             what, own = f"{self.mean.shape[-1]} classes", "prediction.probs; prediction.set(0.9)"
         elif self.task in ("targets", "labels"):
             what, own = f"{self.mean.shape[-1]} {self.task}", "prediction.target(0)"
-        return (
-            f"<Prediction of {what} for {len(self):,} points by {self.num_draws:,} draws>\n"
-            f"next: prediction.to_frame(); prediction.epistemic; {own}; bp.metrics.evaluate(prediction, y)"
-        )
+        about = f"<Prediction of {what} for {len(self):,} points by {self.num_draws:,} draws>"
+        return f"{about}\nnext: prediction.to_frame(); prediction.epistemic; {own}; bp.metrics.evaluate(prediction, y)"
 
     def to_frame(self, index: Any = None) -> Any:
         """A line a point, with the columns of a file that `predict` writes; see docs/command-line.md.
