@@ -137,11 +137,9 @@ class Setup:
         self, variant: Mapping[str, Any] = {}, method: Mapping[str, Any] = {}, settings: Mapping[str, Any] = {}
     ) -> Self:
         """With other settings of the variant and of the method; ``settings`` go over them, those that either has."""
-        both = ((self.entry, variant), (self.method, method))
-        entry, method = (
-            build(one, {**values, **{k: v for k, v in settings.items() if k in defaults(one)}}) for one, values in both
-        )
-        return replace(self, entry=entry, method=method)
+        more = lambda one: {k: v for k, v in settings.items() if k in defaults(one)}  # noqa: E731
+        entry = build(self.entry, {**variant, **more(self.entry)})
+        return replace(self, entry=entry, method=build(self.method, {**method, **more(self.method)}))
 
 
 def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = None) -> Setup:
