@@ -5,7 +5,6 @@ import platform
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -178,8 +177,8 @@ def fit_setup(
     if options := getattr(entry, "to_choose", lambda schema: ())(data.schema):
         max_minutes = None if max_minutes is None else max_minutes / (len(options) + 1)
         how = dict(seed=seed, device=device, progress=progress, max_minutes=max_minutes, start=start)
-        tried = partial(chosen_settings, options, data, seed, show=show)
-        if chosen := tried(lambda one, apart: fit_setup(setup.changed(one), apart, **how)):
+        tried = lambda one, apart: fit_setup(setup.changed(one), apart, **how)  # noqa: E731
+        if chosen := chosen_settings(options, data, seed, tried, show):
             setup, provenance["by_held_out_rows"] = setup.changed(chosen), chosen
             entry, provenance["entry_settings"] = setup.entry, setup.variant_settings
     with ExitStack() as lock:

@@ -13,7 +13,6 @@ from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, N
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn
 
 from bnn_pyro import __version__
@@ -90,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(signal.SIGTERM, former)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _stop(*_: object) -> None:
     """Where one of several processes has failed torchrun ends the others, which may be about to say why."""
     if launched()[1] == 1 or not isinstance(sys.exc_info()[1], UserError | RuntimeError):
         raise KeyboardInterrupt("stopped by a signal")

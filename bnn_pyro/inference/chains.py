@@ -4,7 +4,6 @@ A chain depends on its start and on a seed of its own, and where there are sever
 keeps a checkpoint of its own beside the run's; one whose process dies goes on from there in another.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -189,13 +188,12 @@ class Chain:
             since += len(made)
             name, stat = next((name, stat) for name, stat in SHOWN.items() if stat in figures)
             mean += (np.mean([one[stat] for one in made]) - mean) * len(made) / since
-            gradients += np.max(figures["n_steps"]) * len(made)
+            gradients += int(np.max(figures["n_steps"])) * len(made)
             if now - last > UPDATE or self.record.finished:
                 last = now
                 latest = {name: float(mean), "step size": float(np.mean(figures["step_size"]))}
-                pace = float(1e3 * (now - start) / gradients)
-                cost = {"gradients": int(np.max(figures["n_steps"])), "ms/gradient": pace}
-                self.figures = {**self.figures, **latest, **cost, "divergent": self.record.divergent}
+                latest |= {"gradients": int(np.max(figures["n_steps"])), "ms/gradient": 1e3 * (now - start) / gradients}
+                self.figures = {**self.figures, **latest, "divergent": self.record.divergent}
             yield self.figures
 
     def state_dict(self) -> dict[str, Any]:
@@ -259,7 +257,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
 
     how = dict(cores=cores, names=[plan.name(c) for c in todo], all_threads=chains == 1, grace=math.inf)
     try:
-        with executor("here") if in_reach and cores == 1 else contextlib.nullcontext():
+        with executor("here" if in_reach and cores == 1 else None):
             map_tasks(plan, todo, **how, progress=progress, done=done, failed=failed, watch=watch)
     except KeyboardInterrupt:
         if checkpoint is not None and not checkpoint.stop:

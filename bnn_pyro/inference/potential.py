@@ -3,7 +3,6 @@
 Densities and gradients are float64, coordinates z (C, P) are a linear map of the unconstrained numbers u.
 """
 
-import itertools
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -72,7 +71,7 @@ class Potential(LogJoint):
     def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The same by PyTorch's operators, as many chains at once as memory allows."""
         block = max(1, MAX_MEMORY // (4 * len(self.x) * self._width))
-        ys = self.y.split(block) if self.y.dim() > 1 + self.event_dim else itertools.repeat(self.y)
+        ys = self.y.split(block) if self.y.dim() > 1 + self.event_dim else [self.y] * len(z)
         parts = [self._gradient(part, y) for part, y in zip(z.split(block), ys, strict=False)]
         return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
@@ -155,8 +154,7 @@ def log_likelihood(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> 
 
 def mixtures(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Iterator[tuple[Mixture, Tensor]]:
     """(p(y | x) of a few rows, their targets), one after the other; arguments as for :func:`log_likelihood`."""
-    draws = next(iter(weights.values())).shape[0]
-    rows = max(1, ROWS_MEMORY // (4 * draws * widest_activation(model, x)))
+    rows = max(1, ROWS_MEMORY // (4 * len(next(iter(weights.values()))) * widest_activation(model, x)))
     for k, (x_part, y_part) in enumerate(zip(x.split(rows), y.split(rows), strict=True)):
         with Recorder(weights):
             read = read_likelihood(model, x_part, k * rows)

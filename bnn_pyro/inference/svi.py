@@ -14,7 +14,6 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -251,7 +250,7 @@ class Ensemble(MAP):
             alone = replace(alone, max_minutes=left / max(1, math.ceil(len(todo) / cores)))
         train = partial(self._train, model, rows, alone, [None] * self.members if on_cluster() else children)
         names = [f"member {m + 1} of {self.members}" for m in todo]
-        with executor("here") if together else nullcontext():
+        with executor("here" if together else None):
             map_tasks(train, todo, names=names, report=progress, done=keep, **where)
         members = [finished[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
