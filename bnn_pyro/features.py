@@ -109,8 +109,7 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
             _keep(path, features, c)
     except OSError as error:
         warnings.warn(f"features could not be cached in {path.parent} ({error})", stacklevel=2)
-    saved = ranks.gather(path.is_file())[ranks.rank]  # asked when all have tried
-    return _read(path, x.device) if saved else (features, c)
+    return _read(path, x.device) if ranks.gather(path.is_file())[ranks.rank] else (features, c)  # when all have tried
 
 
 def _key(backbone: Backbone, x: Tensor, unit: bool, probe: Tensor) -> str:

@@ -67,8 +67,7 @@ class Inspection:
         options += [("categorical", as_item(one.column)) for one in self.findings if one.way == "categorical"]
         dates = [finding.column for finding in self.findings if finding.way in ("dates", "time")]
         gaps = {column for sentence, refused, _, column in self.findings if refused and "missing" in sentence}
-        time = [one.column for one in self.findings if one.way == "time" and one.column not in gaps]
-        time = [] if group else time[:1]
+        time = [] if group else [f.column for f in self.findings if f.way == "time" and f.column not in gaps][:1]
         options += [("time", *time)] * len(time) + [("dates", "parts")] * (dates != time)
         options += [("missing", "indicator")] if gaps - {*excluded} else []
         return shlex.join(["bnn-pyro", "train", *(word for name, value in options for word in (f"--{name}", value))])

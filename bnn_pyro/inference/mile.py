@@ -240,8 +240,7 @@ class Kernel:
         state, lost = travel(self.potential, state, self.step_size, steps)
         finite = np.isfinite(lost) & np.isfinite(state.gradient).all(1)
         acceptance = np.where(finite, np.exp(np.minimum(0.0, -lost)), 0.0)
-        take = np.array([rng.random() for rng in self.rngs]) < acceptance
-        self.point = state.where(take, before)
+        self.point = state.where(np.array([rng.random() for rng in self.rngs]) < acceptance, before)
         figures = {"trajectory_length": steps * self.step_size, "n_steps": steps * GRADIENTS}
         if self.done < settings.warmup:
             for average, rate in zip(self.averages, acceptance.tolist(), strict=True):

@@ -30,10 +30,8 @@ POINTWISE = {
     aten.erf: "quick_erf{f}({0})",
     aten.sigmoid: "(1 / (1 + exp{f}(-{0})))",
     aten.relu: "larger{f}({0}, 0)",
-    aten.maximum: "larger{f}({0}, {1})",
-    aten.minimum: "smaller{f}({0}, {1})",
-    aten.clamp_min: "larger{f}({0}, {1})",
-    aten.clamp_max: "smaller{f}({0}, {1})",
+    **dict.fromkeys([aten.maximum, aten.clamp_min], "larger{f}({0}, {1})"),
+    **dict.fromkeys([aten.minimum, aten.clamp_max], "smaller{f}({0}, {1})"),
     aten.where: "choose{f}({0}, {1}, {2})",
 }
 VIEWS = {
