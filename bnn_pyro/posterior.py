@@ -95,8 +95,7 @@ class Posterior(Introduced):
             raise ValueError("a Posterior is either a guide or chains")
 
     def __repr__(self) -> str:
-        about = self.provenance
-        draws = "a guide, which gives any number of draws"
+        about, draws = self.provenance, "a guide, which gives any number of draws"
         if self.chains is not None:
             chains, stored = next(iter(self.chains.values())).shape[:2]
             draws = f"{chains:,} {'chain' if chains == 1 else 'chains'} of {stored:,}"
@@ -237,15 +236,14 @@ def archive_digest(blob: bytes, meta: Mapping[str, Any]) -> str:
 def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
     """(tensors, meta) of a saved posterior. Raises UserError where a file is absent, altered or of another format."""
     folder = Path(folder)
-    path = folder / "posterior.pt"
-    if absent := [name for name in ("posterior.json", "posterior.pt") if not (folder / name).is_file()]:
+    about, path = folder / "posterior.json", folder / "posterior.pt"
+    if absent := [file.name for file in (about, path) if not file.is_file()]:
         raise UserError(f"no {absent[0]} in {folder}: not a finished run, or not a run at all")
-    damaged = f"{folder / 'posterior.json'} is damaged; train again or restore the file"
-    with refusing(damaged, ValueError, KeyError, TypeError, RecursionError):
-        meta = json.loads((folder / "posterior.json").read_text(encoding="utf-8"))
+    with refusing(f"{about} is damaged; train again or restore it", ValueError, KeyError, TypeError, RecursionError):
+        meta = json.loads(about.read_text(encoding="utf-8"))
         expected, version = meta["sha256"], meta["format"]
     if version != FORMAT:
-        raise UserError(f"{folder / 'posterior.json'} has format {version}; this version reads format {FORMAT}")
+        raise UserError(f"{about} has format {version}; this version reads format {FORMAT}")
     blob = path.read_bytes()
     if archive_digest(blob, meta) != expected:
         raise UserError(f"{path} (or posterior.json) is truncated or was altered (checksum); train again or restore it")

@@ -193,8 +193,7 @@ class CorrelatedNoise(Likelihood):
         super().__init__()
         self.outputs = num = len(shift)
         lower = torch.tril_indices(num, num, -1)
-        place = torch.zeros(lower.shape[1], num, num)
-        place[torch.arange(lower.shape[1]), lower[0], lower[1]] = 1.0
+        place = torch.nn.functional.one_hot(lower[0] * num + lower[1], num * num).float()
         for name, value in (("shift", torch.tensor(shift)), ("scale", torch.tensor(scale)), ("place", place)):
             self.register_buffer(name, value, persistent=False)
         slopes = torch.zeros(lower.shape[1])
@@ -203,6 +202,6 @@ class CorrelatedNoise(Likelihood):
     def components(self, f: Tensor) -> dist.Independent:
         """See ``Likelihood``; event shape (T,)."""
         log_noise, slopes = self.own("log_noise"), self.own("noise_slopes")
-        lower = (slopes @ self.place.flatten(1).to(slopes.dtype)).unflatten(-1, self.place.shape[1:])
+        lower = (slopes @ self.place.to(slopes.dtype)).unflatten(-1, (self.outputs, self.outputs))
         rows = (torch.eye(self.outputs).to(lower) - lower) * (-log_noise).exp().unsqueeze(-1) / self.scale
         return AutoregressiveNormal(self.shift + self.scale * f, rows).to_event(1)
