@@ -106,8 +106,7 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
 
 def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
-    chains = s["chains"] or CHAINS
-    batch = s["batch_size"] or rows
+    chains, batch = s["chains"] or CHAINS, s["batch_size"] or rows
     members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
     processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
     steps, besides = (TYPICAL, TRANSITION) if s.get("adjusted") else (1, TOGETHER)

@@ -43,8 +43,7 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
                         "the networks that chains start from, before the first draw; take a larger "
                         f"--max-minutes{', with --resume' * (checkpoint is not None)}")  # fmt: skip
     if not (finite := torch.isfinite(job.least)).all():
-        lost = int((~finite).nonzero()[0]) + 1
-        lr = job.schedule.base_lrs[0]
+        lost, lr = int((~finite).nonzero()[0]) + 1, job.schedule.base_lrs[0]
         raise UserError(f"member {lost} of {members} has no finite loss (lr {lr:g}); try a smaller lr ({lr / 10:g})")
     return job.log_joint.sites(job.best)
 

@@ -112,8 +112,7 @@ class Optimisation(Settings):
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """These settings with every number in them; ``epochs`` is then the most."""
-        weights = sum(value.numel() for value in model.initial.values())
-        num = len(data.x_train)
+        num, weights = len(data.x_train), sum(value.numel() for value in model.initial.values())
         whole = self._by_rule(schedule(num, weights))
         steps = whole.epochs * math.ceil(num / (whole.batch_size or num))
         own = getattr(model, "is_own_network", False)

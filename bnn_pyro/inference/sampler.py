@@ -202,8 +202,7 @@ def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.
     """
     z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
     z = _climbed(potential, z) if how == "map" else z
-    good = _finite(potential, z)
-    if not good.all():
+    if not (good := _finite(potential, z)).all():
         raise UserError(f"chain {int((~good).nonzero()[0]) + 1} has no start where the log density and its gradient "
                         f"are finite (start={how}); take a {'narrower prior' if how == 'prior' else 'smaller jitter'}, "
                         "or start=map")  # fmt: skip

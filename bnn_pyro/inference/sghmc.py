@@ -104,8 +104,7 @@ class Chains:
         """One step of every chain, before which a draw is kept where one is due."""
         if self.step in self.looks:  # the step size is that of the stiffest direction, as these rows show it
             s, per_epoch = self.settings, self.batches.per_epoch
-            curvature = stiffest(self.log_joint, self.w, x, y).max().item()
-            most = stable_step(curvature, s.friction, per_epoch, s.eta_share)
+            most = stable_step(stiffest(self.log_joint, self.w, x, y).max().item(), s.friction, per_epoch, s.eta_share)
             self.lr = self.share * most * len(self.log_joint.x) / s.eta_share
             self.v = torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
         log_joint, gradient = self.log_joint.gradient(self.w, x, y)

@@ -175,9 +175,7 @@ def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float
     energy = 0.5 * float(u.dot(u)) - start.log_density
     ends = [(start.z, u, start.gradient)] * 2  # the past end and the future one
     point, momentum, weight = start, u, 0.0
-    depth = steps = 0
-    acceptance = 0.0
-    diverging = False
+    depth, steps, acceptance, diverging = 0, 0, 0.0, False
     while depth < max_depth:
         forwards = int(rng.random() < 0.5)
         tree = dynamics.subtree(rng, depth, ends[forwards], step if forwards else -step, energy)

@@ -275,8 +275,7 @@ class _Torchvision(nn.Module):
 
 
 def _torchvision(name: str, file: Path) -> Pretrained:
-    whole = _Torchvision(name)
-    file = file.expanduser()
+    whole, file = _Torchvision(name), file.expanduser()
     if not file.is_file():
         raise UserError(f"no weights file {file} for torchvision's {name}; save one with torch.save(net.state_dict())")
     with refusing(f"{file} holds no weights of torchvision's {name}: {{error}}"):

@@ -120,8 +120,7 @@ class FullNormal(_CorrelatedGuide):
     @classmethod
     def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> Self:
         """q of given moments. mean: {site: value}, of the dtype to be kept.   scale_tril: L (P, P)."""
-        guide = cls(mean)
-        scale = scale_tril.diagonal()
+        guide, scale = cls(mean), scale_tril.diagonal()
         with torch.no_grad():
             guide.rho.copy_(inverse_softplus(scale))
             guide.lower.copy_((scale_tril / scale[:, None]).tril(-1))

@@ -136,8 +136,7 @@ class _Features(nn.Module):
 
 def _trained(posterior: Posterior) -> Pretrained:
     """The network of a point estimate, with its weights and its last layer."""
-    about = posterior.provenance
-    draws = posterior.draw(2, seed=0)
+    about, draws = posterior.provenance, posterior.draw(2, seed=0)
     if about.get("entry") not in BACKBONE_VARIANTS or len(next(iter(draws.values()))) > 1:
         raise UserError(f"a backbone is the point estimate of {' or '.join(BACKBONE_VARIANTS)}; this posterior is of "
                         f"{about.get('entry', 'an unknown variant')} by "
