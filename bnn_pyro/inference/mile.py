@@ -77,7 +77,6 @@ class MILE(SeparateChains):
     lr               AdamW's first learning rate
     batch_size       rows of a step of AdamW
     warmup           transitions before the draws: single steps of the integrator, or trajectories where adjusted
-    thin             transitions a draw
     first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have, falling linearly from the first to
                      the other until 0.3 of the warm-up, 0.15 where adjusted
     adjusted         whether trajectories are accepted or rejected by Metropolis, so that draws are exact

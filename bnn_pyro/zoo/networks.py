@@ -194,7 +194,6 @@ class ConvNet(Convolutions, Network):
 class HiddenLayerNet(MeanField):
     """Settings of a network of hidden layers: those of ``MeanField``, and how σ depends on the mean.
 
-    activation  leaky_relu, relu, tanh, sigmoid or gelu
     prior       by-target, normal:SCALE, fan-in:SCALE or log-uniform
     scale       free: a σ for every weight; layer, unit or weight: σ = √α·|mean|, with one α < 1 for each of these
     init_scale  σ of every weight where training starts, or α
