@@ -42,9 +42,7 @@ class Rescale(Messenger):
         self.likelihood, self.latent = likelihood, latent
 
     def _pyro_sample(self, msg: dict) -> None:
-        factor = self.likelihood if msg["name"] == OBSERVED else self.latent
-        if factor != 1.0:
-            msg["scale"] = msg["scale"] * factor
+        msg["scale"] = msg["scale"] * (self.likelihood if msg["name"] == OBSERVED else self.latent)
 
 
 def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor) -> None:
