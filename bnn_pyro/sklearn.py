@@ -174,8 +174,7 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on all rows. y (N,) labels of any type."""
-        x = self._checked(X, True, y)
-        y = column_or_1d(y, warn=True)
+        x, y = self._checked(X, True, y), column_or_1d(y, warn=True)
         known, codes = ~pd.isna(y) | (self.missing == "refuse"), np.full(len(y), np.nan)
         assert_all_finite(y[known], input_name="y")
         check_classification_targets(y[known])

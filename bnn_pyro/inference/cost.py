@@ -91,8 +91,7 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
     counts = []
 
     def count(path: str, output: object) -> None:
-        layer = net.get_submodule(path)
-        weight = getattr(layer, "weight", None)
+        weight = getattr(layer := net.get_submodule(path), "weight", None)
         if isinstance(layer, nn.RNNBase):
             counts.append(output[0].shape[:-1].numel() * sum(w.numel() for w in layer.parameters() if w.dim() > 1))
         if isinstance(weight, Tensor) and isinstance(output, Tensor) and weight.dim() > 1:

@@ -118,8 +118,7 @@ class Members:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state_dict` returned."""
-        for name in ("best", "least", "since"):
-            setattr(self, name, state[name].to(self.u.device))
+        self.best, self.least, self.since = (state[name].to(self.u.device) for name in ("best", "least", "since"))
         self.u.data.copy_(state["u"])
         self.epoch = state["epoch"]
         self.optimiser.load_state_dict(state["optimiser"])

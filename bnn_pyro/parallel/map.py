@@ -149,8 +149,7 @@ class _Run:
                     at_work[future] = waiting.popleft()
                     future.add_done_callback(ended.put)
                 with contextlib.suppress(queue.Empty):
-                    future = ended.get(timeout=LOOK)
-                    number = at_work.pop(future)
+                    number = at_work.pop(future := ended.get(timeout=LOOK))
                     if not self._take(pool, number, future):
                         deaths[number] += 1
                         (waiting if deaths[number] <= SUSPECT else given_up).append(number)

@@ -186,8 +186,7 @@ class PrunedGuide(nn.Module):
 
     def __init__(self, whole: nn.Module, kept: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.whole = whole
-        self.sites = tuple(kept)
+        self.whole, self.sites = whole, tuple(kept)
         for number, mask in enumerate(kept.values()):  # buffers: they are saved and moved along; names have no dots
             self.register_buffer(f"kept_{number}", mask)
 
