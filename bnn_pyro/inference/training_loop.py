@@ -123,8 +123,7 @@ class Training:
             if self.per_epoch > 1:
                 generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
                 parts = torch.randperm(len(self.x), generator=generator).to(self.x.device).tensor_split(self.per_epoch)
-            first = epoch * self.per_epoch
-            yield from ((first + i, rows) for i, rows in enumerate(parts) if first + i >= start)
+            yield from ((i, rows) for i, rows in enumerate(parts, epoch * self.per_epoch) if i >= start)
 
     def advance(self, x: Tensor, y: Tensor) -> None:
         """One step. Raises UserError where the likelihood is given parameters that are not finite."""
