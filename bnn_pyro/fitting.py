@@ -128,6 +128,7 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
     Raises UserError where there are no training rows, the method does not take the limit of time or the processes of
     this fit, there is no such backbone, or rows that validate or test here may have trained it.
     """
+    make_setup(setup.entry, setup.method)  # raises where the entry's settings leave out what the method needs
     if not len(data.x_train):
         raise UserError(f"data set '{data.name}' has no training rows; bp.prior(variant, data) is the prior as a "
                         "posterior")  # fmt: skip

@@ -86,7 +86,8 @@ class Settings:
                 is_finite = isinstance(number, Real) and math.isfinite(number)
                 if not (is_finite and all(compare(number, bound) for compare, _, bound in bounds)):
                     range_ = " and ".join(f"{words} {bound:.10g}" for _, words, bound in bounds)
-                    raise UserError(f"{name} must be {range_}, got {_short(value)}")
+                    kind = "" if isinstance(number, Real) else "a number, "
+                    raise UserError(f"{name} must be {kind}{range_}, got {_short(value)}")
 
 
 def _short(value: Any) -> str:

@@ -234,12 +234,13 @@ def test_a_deep_network_starts_with_the_variance_of_the_pass_at_its_means():
         for part in layers[::2]:
             nn.init.kaiming_normal_(part.weight)
     data, facts = rows(), {}
-    for scale in (None, 0.3):
-        entry = bp.Bayesian(deep, init_scale=scale)
+    for scale, prior in ((None, "normal:1e-4"), (0.3, "normal:1"), (None, "normal:1")):
+        entry = bp.Bayesian(deep, init_scale=scale, prior=prior)
         with bp.isolated(0):
             model = entry.model(data.schema)
             guide = entry.guide(model)
             facts[scale] = entry.prepare(model, guide, data)
+            assert prior == "normal:1" or guide.scale.max() < 1.01e-4  # that of the prior at most
             assert variance_ratio(model, guide, data.x_train) == pytest.approx(facts[scale]["variance_ratio"], rel=1e-3)
     assert 1 / FACTOR <= facts[None]["variance_ratio"] <= FACTOR < facts[0.3]["variance_ratio"]
 
@@ -282,7 +283,7 @@ def test_bad_modules_are_told_in_one_line():
         (lambda: nn.Linear(5, OUT), r"does not take inputs of shape \(2, 4, 6\): .*mat1 and mat2"),
         (lambda: 3, "a module is a torch.nn.Module, or package.module:function, not 3"),
         (lambda: "own_networks:nonsense", "there is no own_networks:nonsense: .*no attribute"),
-        (lambda: "own_networks.pt", "package.module:function, and a file must be .pt2, got"),
+        (lambda: "own_networks.pt", "no package.module:function, nor a network.s file"),
     ):
         refuses(sentence, lambda make: fit(bp.Bayesian(make())), module)
     whole = torch.arange(960).reshape(40, 4, 6)

@@ -162,6 +162,7 @@ def test_a_run_of_ones_own_module(tmp_path, monkeypatch, command, no_figures):
     (tmp_path / "mynets.py").write_text(code)
     out, own = tmp_path / "run", ["--module", "mynets:small"]
     train = ["train", "my-network", "--data", "digits", "--limit", 120, "--epochs", 2, "--num-draws", 3, "--out", out]
+    assert "needs a prior" in command(*train[:6], *own, "--inference", "nuts", "--set", "where=1.weight", code=2)
     command(*train, *own, "--prior", "fan-in:2")
     config = json.loads((out / "config.json").read_text())
     assert config["variant_settings"]["module"] == "mynets:small" and config["variant_settings"]["prior"] == "fan-in:2"

@@ -200,7 +200,8 @@ def _chains(f: Findings) -> Verdict:
     ess = f"{math.floor(low):,} effective draws of {chains * draws:,} in {counted(chains, 'chain')}"
     where = counted(int(f.get("points")), f"{'test' if f.tested else 'training'} point")
     if not f.has("rhat_max"):
-        return f.say("caution", "overall, single", ess=ess, where=where)
+        alone = f.say("caution", "overall, single", ess=ess, where=where)
+        return alone if chains == 1 else f.say("bad", "overall, frozen")
     rhat, demand = f.get("rhat_max"), f"it should be below {RHAT}"
     if rhat > RHAT and not f.apart():
         demand = f"chance alone makes the largest of so many as large, p = {f.get('rhat_p'):.1g}; {RHAT} is the limit"

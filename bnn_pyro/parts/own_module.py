@@ -102,7 +102,7 @@ def imported(text: str) -> Callable[..., Any]:
     """``"package.module:function"`` -> the function, by importing it.   Raises UserError where there is no such."""
     file, colon, name = text.partition(":")
     if not (colon and name):
-        raise UserError(f"a function is given as package.module:function, and a file must be .pt2, got '{text}'")
+        raise UserError(f"'{text}' is no package.module:function, nor a network's file, which would end in .pt2")
     with users_code(f"there is no {text}"):
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
         try:

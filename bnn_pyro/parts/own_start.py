@@ -2,6 +2,7 @@
 
 A σ that suits one layer can drown a deep network: the variance of activations under draws of q is compared, layer by
 layer, with that of one forward pass at the means, and every σ is halved until no layer is off by more than a factor.
+No σ starts above that of a Normal prior.
 
 Batch normalisation is by frozen statistics, or by those of each draw's own:
 
@@ -25,6 +26,7 @@ import pyro.poutine as poutine
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Normal
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
@@ -32,6 +34,7 @@ from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, layers_digest, on_copy, outputs_seen, users_code, with_weights
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
+from bnn_pyro.parts.weights import CentredNormal
 
 BATCH_NORM = ("batch", "frozen")
 #: Training rows whose statistics a draw is normalised by.
@@ -55,10 +58,12 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         check_pure(net, rows[:8])
         _check_passes(net, rows, model.likelihood.has_classes)
         ignored = _without_gradient(net, rows)
-    q = getattr(guide, "random", guide)
+    q, priors = getattr(guide, "random", guide), {site: getattr(p, "base_dist", p) for site, p in model.prior().items()}
+    most = {site: p.scale.mean().item() for site, p in priors.items() if isinstance(p, CentredNormal | Normal)}
     for share in (SHARE / 2**halved for halved in range(20)):
         if init_scale is None:
-            q.start_at({site: share * _typical(value) for site, value in q.sites().items()})
+            scales = {site: share * _typical(value) for site, value in q.sites().items()}
+            q.start_at({site: min(scale, most.get(site, math.inf)) for site, scale in scales.items()})
         widest = variance_ratio(model, guide, rows)
         if init_scale is not None or widest <= FACTOR:
             break

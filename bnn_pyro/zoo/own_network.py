@@ -50,8 +50,9 @@ class ModuleSource:
         name = self.description["name"]
         way = f" and is a class; give an instance, {name}(...)" if isinstance(self.origin, type) else ""
         with users_code(f"{name} gave no module{way}"):
-            takes = [p for p in inspect.signature(self.origin).parameters.values() if p.default is p.empty]
-            made = self.origin(*[schema] * min(1, len(takes)))
+            parameters = inspect.signature(self.origin).parameters.values()
+            takes_it = any(p.default is p.empty or p.name == "schema" for p in parameters)
+            made = self.origin(*[schema] * takes_it)
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} must return a torch.nn.Module, and gave {type(made).__name__}")
         return own_copy(made)
