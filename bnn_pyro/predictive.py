@@ -66,11 +66,9 @@ def predict(
     if tuple(x.shape) == tuple(shape):
         raise UserError(f"x of shape {tuple(shape)} is one row without its first axis; give x[None]")
     if tuple(x.shape[1:]) != tuple(shape):
-        raise UserError(
-            f"inputs have shape {tuple(x.shape[1:])}, but this posterior was trained on {tuple(shape)} "
-            f"({posterior.provenance.get('data', 'its data')}); "
-            + ("give a tuple of all" if posterior.schema.input_parts else "load them with its schema")
-        )
+        way = "give a tuple of all" if posterior.schema.input_parts else "load them with its schema"
+        raise UserError(f"inputs have shape {tuple(x.shape[1:])}, but this posterior was trained on {tuple(shape)} "
+                        f"({posterior.provenance.get('data', 'its data')}); {way}")  # fmt: skip
     if len(x) == 0:
         raise UserError("there is no input to predict: x has 0 rows")
     if isinstance(x, Tensor):

@@ -47,7 +47,6 @@ class Potential(LogJoint):
     centred   with which coordinates of a linear model the run that samples it was begun: those at the mode (0), by one
               search for the highest evidence (1), or by two, about which its chains start (``CENTRED``)
     compiled  the gradient as compiled code, if there is any
-
     Raises UserError for a discrete latent site, a prior without samples, or a density not finite at the initial values.
     """
 

@@ -208,7 +208,6 @@ class Ensemble(MAP):
         """Find the members and return each as a chain of one draw; see ``Method.run``.
 
         The guide is not used. The trace is the mean over the members as far as all trained. Each has its checkpoint.
-
         Raises UserError for a network with a buffer that training changes, such as running statistics.
         """
         if moved := moved_buffers(model, data.x_train[:2], data.y_train[:2]):

@@ -32,7 +32,6 @@ def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
     """{name: (value, its number of event dimensions)} of what makes a distribution; as logits where it has them.
 
     Those of MixtureSameFamily are its components', and ``mixing``, the logits of which it is.
-
     Raises UserError for a distribution that is not made of tensors, or of an event that is not one number.
     """
     if isinstance(d, torch.distributions.MixtureSameFamily) and not d.event_shape:

@@ -96,7 +96,6 @@ class LinearLayer(LocalLayer):
     """The output of a Bayesian linear layer: X (…, B, D) and weights of event shape (D, H) to (…, B, H).
 
     adjoin_one: a 1 joins every row of X, whose weights, the last row of (D + 1, H), are the bias.
-
     Raises ValueError where the shapes do not fit.
     """
 
@@ -161,7 +160,6 @@ class HiddenLayer(LinearLayer):
     weight_space_sampling: draw A itself, one for every draw, instead of pre-activations; for tests.
 
     Batch shape (…, B), event shape (H,), or (H + 1,) with the adjoined 1.
-
     Raises ValueError where the shapes do not fit.
     """
 

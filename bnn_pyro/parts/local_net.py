@@ -67,7 +67,6 @@ class LocalNet(nn.Module):
     """p(y, h | x): activations of each layer under the weights' prior, then the likelihood.
 
     weight_space: the same network over its weights; it gives the layers, their priors and the likelihood.
-
     Raises UserError for a prior that has no KL in closed form.
     """
 

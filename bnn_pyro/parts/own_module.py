@@ -145,7 +145,6 @@ def select(net: nn.Module, text: str, setting: str) -> list[str]:
 
     text: alternatives divided by "|", each a glob over parameters ("layer4.*", "*.bias"), the path of a submodule
         ("fc") or the class of one ("Conv2d"); or re:REGEX for whole names.   setting: what the error calls it.
-
     Raises UserError for an alternative that matches nothing, with the nearest name.
     """
     first: dict[int, str] = {}

@@ -47,7 +47,6 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
     """Set the σ of a guide (unless ``init_scale`` says it), and what the model is normalised by; facts for provenance.
 
     x: the training rows (N, *input_shape).
-
     Raises UserError for a network whose outputs depend on more than a row of x and the weights.
     """
     rows = x[:START_ROWS]

@@ -32,7 +32,6 @@ class RowNoise(TorchFunctionMode):
     """Samples layers by row, and notes how weights enter a pass: ``ways`` {site: one way a use}.
 
     w: {site: a draw of its q, as ``drawn_from``}.   rows: of the pass.   sampling: of :func:`sampling_of`.
-
     Raises UserError for a site sampled by row that is used again, or otherwise.
     """
 

@@ -23,14 +23,9 @@ def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary], 
     """A table a data set with what its errors are over, and which fits have a problem.   form: see ``as_text``."""
     tables = [(data, as_text(_table(data, data.headline), form)) for data in summaries]
     parts = [f"\n{data.name}\n{table}\n{textwrap.fill(data.error_sources, WIDTH)}" for data, table in tables]
-    doubtful = [f"Problem, yet in the means: {name}: {sentence}" for name, sentence in _problems(results)]
+    doubtful = [f"Problem, yet in the means: {f['name']}: {f['problem']}" for f in results["fits"] if f.get("problem")]
     failed = [f"failed: {fit['name']}: {fit['error']}" for fit in results["fits"] if fit["status"] == FAILED]
     return "\n".join([*parts, "", *doubtful, *failed])
-
-
-def _problems(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, sentence) of each finished fit whose report begins with a problem, such as chains that disagree."""
-    return [(fit["name"], fit["problem"]) for fit in results["fits"] if fit.get("problem")]
 
 
 def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Sequence[DatasetSummary]) -> None:
@@ -44,7 +39,6 @@ def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Se
         title=f"Sweep {results['name']}",
         subtitle=f"recipes: {len(recipes)} · data sets: {len(summaries)} · {_fits(states)}",
         failures=[(fit["name"], fit["error"]) for fit in results["fits"] if fit["status"] == FAILED],
-        problems=_problems(results),
         overviews=list(_overviews(summaries)) if len(summaries) > 1 else [],
         sections=[(data, _table(data, data.metrics)) for data in summaries],
         figures=figures,
