@@ -48,7 +48,7 @@ def train(args: Namespace) -> int:
             calibrate_set_aside(folder, recipe, data, posterior)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
-    return run.exit_code
+    return run.exit_code if ranks.size == 1 or run.failed else 0  # torchrun takes any other for a crash
 
 
 def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:

@@ -35,7 +35,7 @@ class Alone(UserError):
 class Ranks(NamedTuple):
     """This process among those of a fit.
 
-    rank  its number, from 0, which writes files and speaks to the user     size  how many     local  on this machine
+    rank  its number; 0 writes files and speaks to the user     size  how many     local  its number on this machine
     """
 
     rank: int = 0

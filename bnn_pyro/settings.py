@@ -86,7 +86,7 @@ class Settings:
                 is_finite = isinstance(number, Real) and math.isfinite(number)
                 if not (is_finite and all(compare(number, bound) for compare, _, bound in bounds)):
                     range_ = " and ".join(f"{words} {bound:.10g}" for _, words, bound in bounds)
-                    kind = "" if isinstance(number, Real) else "a number, "
+                    kind = "a number, " if isinstance(value, str) else ""
                     raise UserError(f"{name} must be {kind}{range_}, got {_short(value)}")
 
 

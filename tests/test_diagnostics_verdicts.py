@@ -90,8 +90,9 @@ def put(unit, where, value):
     (lambda u: put(u, 1, lambda u: u[1, :1]), "1 chain got stuck", [1]),
     (lambda u: u[:1, :1].expand(4, 20, 5).clone(), "did not move", [0, 1, 2, 3]),
     (lambda u: u[:2, :1].expand(2, 20, 5).clone(), "did not move", [0, 1]),
+    (lambda u: u[:, :12].reshape(16, 3, 5), "16 chains of 3 draws are too few", []),
     (lambda u: put(u, (3, slice(10, None)), torch.nan), "490 draws of 2,000 predict", [3]),
-], ids=["apart", "slow", "poor mode", "frozen", "none moved", "each where it began", "not finite"])  # fmt: skip
+], ids=["apart", "slow", "poor mode", "frozen", "none moved", "none moves", "many short", "not finite"])  # fmt: skip
 def test_chains_in_trouble(change, words, stuck):
     found = sound(diagnose(exact(change), DATA))
     assert found.level == "bad" or (found.level == "caution" and change is autocorrelated)

@@ -113,7 +113,7 @@ def test_backbones_and_inputs_that_are_none_are_refused_with_the_valid_forms(tmp
     forms = r"none of: auto, convnet, mlp, .*\(\.pt\).*\(\.pt2\).*resnet18:FILE"
     for backbone, inputs, words in (
         ("convnt", None, forms),
-        ("none.pt", None, r"there is no file .*none\.pt of a network"),
+        ("none.pt", None, r"there is no file .*none\.pt, a network"),
         (3, None, "a backbone is a text, a module or a posterior"),
         (network(), "rw", "unknown inputs 'rw'"),
         ("mlp", "raw", "the backbone 'mlp' knows its own"),

@@ -76,7 +76,8 @@ def kills(args: argparse.Namespace) -> dict[str, Any]:
         log = str(Path(folder, "log"))
         for name in args.only or METHODS:
             whole, begun = Path(folder, name), time.monotonic()
-            if run(command, argv=training(name, whole), log=log) != 0:
+            code = run(command, argv=training(name, whole), log=log)
+            if code not in (0, 4):  # 4: few draws
                 raise SystemExit(Path(log).read_text())
             seconds, bad, stopped = time.monotonic() - begun, [], 0
             for attempt in itertools.count():
@@ -89,12 +90,12 @@ def kills(args: argparse.Namespace) -> dict[str, Any]:
                 if process.is_alive():
                     os.kill(process.pid, number)
                 process.join()
-                if process.exitcode == 0:  # it was quicker than the first
+                if process.exitcode == code:  # it was quicker than the first
                     continue
                 stopped += 1
                 resumed = ["train", "--resume", "--out", str(out), "--quiet"]
                 again = resumed if (out / "config.json").is_file() else training(name, out)
-                if run(command, argv=again, log=log) or not same(out, whole) or list(out.rglob("*.part")):
+                if run(command, argv=again, log=log) != code or not same(out, whole) or list(out.rglob("*.part")):
                     output = Path(log).read_text()[-300:]
                     bad.append({"moment": round(moment, 3), "signal": number.name, "output": output})
                 print(f"{name} {stopped}/{args.number}: {len(bad)} bad", file=sys.stderr)

@@ -236,7 +236,7 @@ def _division(raw: Raw, split: Any, by: dict[str, Any], validation: float | None
     if is_share or held_out is not None:
         test, val = split if is_share else FRACTIONS[2], FRACTIONS[1] if held_out is None else held_out / num
         if test + val >= 1:
-            raise UserError(f"split={test:g} and validation={val:.3g} of the rows leave none to train; give less")
+            raise UserError(f"split={test:g} and validation={val:.3g} of the rows leave none to train; give smaller")
         shares = (1.0 - test - val, val, test)
     if raw.rows is not None:
         by = {kind: np.asarray(values)[raw.rows.numpy()] for kind, values in by.items()}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bnn_pyro.diagnostics.convergence import LEAST_DRAWS
 from bnn_pyro.diagnostics.importance import GOOD_K
 from bnn_pyro.errors import Introduced, counted
 
@@ -191,17 +192,17 @@ def _chains(f: Findings) -> Verdict:
     if fatal := [known[about] for about in FATAL if about in known]:
         clauses, remedies = ("; ".join(dict.fromkeys(words)) for words in zip(*fatal, strict=True))
         return f.say("bad", "overall, fatal", clauses=clauses, remedies=remedies)
-    if f.constant and draws > 1:
+    unknown = chains > 1 and not f.has("rhat_max")  # of so few draws, or of chains that each stay where they are
+    if (draws > 1 and f.constant) or (unknown and draws >= LEAST_DRAWS):
         return f.say("bad", "overall, frozen")
-    if not f.has("ess_bulk_min"):
+    if unknown or not f.has("ess_bulk_min"):
         sizes = {"chains_of": counted(chains, "chain"), "draws_of": counted(draws, "draw")}
         return f.say("bad", "overall, short", **sizes)
     low = min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
     ess = f"{math.floor(low):,} effective draws of {chains * draws:,} in {counted(chains, 'chain')}"
     where = counted(int(f.get("points")), f"{'test' if f.tested else 'training'} point")
     if not f.has("rhat_max"):
-        alone = f.say("caution", "overall, single", ess=ess, where=where)
-        return alone if chains == 1 else f.say("bad", "overall, frozen")
+        return f.say("caution", "overall, single", ess=ess, where=where)
     rhat, demand = f.get("rhat_max"), f"it should be below {RHAT}"
     if rhat > RHAT and not f.apart():
         demand = f"chance alone makes the largest of so many as large, p = {f.get('rhat_p'):.1g}; {RHAT} is the limit"

@@ -225,7 +225,7 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
 def _from_file(path: Path, expected: str | None = None) -> Pretrained:
     """The network in a file, which is not read where it is another one than ``expected``."""
     if not path.is_file():
-        raise UserError(f"there is no file {path} of a network")
+        raise UserError(f"there is no file {path}, a network from torch.export or TorchScript")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if expected not in (None, digest):
         raise UserError(f"the backbone file {path} is not the one that this posterior was made with (SHA-256 "
@@ -246,7 +246,7 @@ def _refuse_pickles(path: Path) -> None:
         names = archive.namelist()
         configs = [json.loads(archive.read(name)) for name in names if name.endswith("_config.json")]
     if not any(name.endswith("/archive_format") for name in names):
-        raise UserError(f"{path} is no file of torch.export.save, or of an older torch; write it with that")
+        raise UserError(f"{path} was not written by torch.export.save, or by an older torch; write it again so")
     code = any(part in name for name in names for part in ("custom_obj_", "opaque_obj_", "aotinductor/"))
     if code or any(entry.get("use_pickle") for config in configs for entry in config.get("config", {}).values()):
         raise UserError(f"{path} holds pickled objects or compiled code, which are not read; export tensors only")

@@ -71,7 +71,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         "layers": layers_digest(net),
         "parameters": {name: list(p.shape) for name, p in net.named_parameters()},
         "points": len(model.points),
-        "init_scale": init_scale if init_scale is not None else f"{share:g} of the weights",
+        "init_scale": init_scale if init_scale is not None else f"{share:g} of the weights, at most that of the prior",
         "variance_ratio": round(widest, 4),
     }
     if norms:

@@ -50,9 +50,9 @@ class ModuleSource:
         name = self.description["name"]
         way = f" and is a class; give an instance, {name}(...)" if isinstance(self.origin, type) else ""
         with users_code(f"{name} gave no module{way}"):
-            parameters = inspect.signature(self.origin).parameters.values()
-            takes_it = any(p.default is p.empty or p.name == "schema" for p in parameters)
-            made = self.origin(*[schema] * takes_it)
+            known = inspect.signature(self.origin).parameters
+            named = {"schema": schema} if "schema" in known else {}  # it may have a default
+            made = self.origin(schema) if any(p.default is p.empty for p in known.values()) else self.origin(**named)
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} must return a torch.nn.Module, and gave {type(made).__name__}")
         return own_copy(made)
@@ -77,7 +77,7 @@ class Bayesian(Settings):
     noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
     family      SVI: q is mean-field, low-rank:RANK or full
     init_scale  σ of every weight where training starts; by default a share of each layer's weights, at which
-                activations keep their variance
+                activations keep their variance, and at most that of a Normal prior
     batch_norm  batch: by the statistics of a batch, and for each draw by those of training rows; frozen: by running
                 averages as they are. By default batch, frozen where start is pretrained
     inputs      standardised, as ``data.x_train`` is, or raw, in their own units (pixels in [0, 1])
