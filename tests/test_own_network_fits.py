@@ -158,8 +158,8 @@ def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path):
 
 def test_a_run_of_ones_own_module(tmp_path, monkeypatch, command, no_figures):
     monkeypatch.syspath_prepend(tmp_path)
-    code = "from torch import nn\ndef small(n=64, schema=None):\n    return nn.Sequential(nn.Flatten(), nn.Linear(n, {}))\n"
-    code = code.format("len(schema.classes)")
+    layers = "nn.Flatten(), nn.Linear(n, len(schema.classes))"
+    code = f"from torch import nn\ndef small(n=64, schema=None):\n    return nn.Sequential({layers})\n"
     (tmp_path / "mynets.py").write_text(code)
     out, own = tmp_path / "run", ["--module", "mynets:small"]
     train = ["train", "my-network", "--data", "digits", "--limit", 120, "--epochs", 2, "--num-draws", 3, "--out", out]
