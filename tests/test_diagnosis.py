@@ -20,9 +20,9 @@ import bnn_pyro as bp
 from bnn_pyro.diagnostics import conversion, diagnose, leave_one_out, save_netcdf, to_arviz
 from bnn_pyro.diagnostics.importance import Loo
 from bnn_pyro.reports import read_texts
+from bnn_pyro.reports.ranking import ranked
 from bnn_pyro.run import main
 from bnn_pyro.runs import compare as comparison
-from bnn_pyro.runs.compare import ranked
 from bnn_pyro.runs.diagnose import FIGURES
 from bnn_pyro.runs.folder import RunFolder
 

@@ -57,10 +57,8 @@ class Record:
     #: Whether every draw is there.
     finished = property(lambda self: self.kept == self.draws)
 
-    @property
-    def until_draw(self) -> int:
-        """Transitions to the next draw, or to the end of the warm-up."""
-        return self.warmup - self.done if self.done < self.warmup else self.thin - len(self.since)
+    #: Transitions to the next draw, or to the end of the warm-up.
+    until_draw = property(lambda self: max(self.warmup - self.done, 0) or self.thin - len(self.since))
 
     def add(self, z: np.ndarray, figures: Mapping[str, float | np.ndarray]) -> None:
         """The outcome of one transition."""

@@ -89,15 +89,11 @@ class Sampler(Settings):
     timed: ClassVar[bool] = True
     usual_start: ClassVar[str] = "jitter"
 
-    @property
-    def transitions(self) -> int:
-        """Of every chain, with its warm-up."""
-        return self.warmup + self.draws * self.thin
+    #: Of every chain, with its warm-up.
+    transitions = property(lambda self: self.warmup + self.draws * self.thin)
 
-    @property
-    def untimed(self) -> int:
-        """Transitions after which one takes about as long as the later ones do."""
-        return min(100, self.warmup // 4)
+    #: Transitions after which one takes about as long as the later ones do.
+    untimed = property(lambda self: min(100, self.warmup // 4))
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Sample the posterior; see ``Method.run``. The guide is not used.

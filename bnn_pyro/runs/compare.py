@@ -3,11 +3,10 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 
 from bnn_pyro import metrics, plots
@@ -16,11 +15,11 @@ from bnn_pyro.diagnostics import failure
 from bnn_pyro.diagnostics.draws import KINDS, kind
 from bnn_pyro.diagnostics.importance import GOOD_K, MIN_TAIL, Loo, NoWeights, importance_weights, leave_one_out, psis
 from bnn_pyro.errors import UserError, counted
-from bnn_pyro.metrics.metric import intervals, mean_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.reports import read_texts, tables
 from bnn_pyro.reports.page import Picture, draw_figures, facts_of, render
+from bnn_pyro.reports.ranking import ranked, ranking_table
 from bnn_pyro.runs.baselines import paired_differences, read_predictions
 from bnn_pyro.runs.evaluate import load_posterior, predict_with_progress
 from bnn_pyro.runs.folder import RunFolder
@@ -158,37 +157,3 @@ def _scores(run: tables.RunFacts, metric: str, differences: Mapping[str, Mapping
     cell = tables.difference(differences.get(run.label, {}), metric, run.task)
     kind = "first" if run.label not in differences else cell.verdict if cell else ""
     return plots.Scores([], value, (value - low, high - value), kind)
-
-
-def ranking_table(standings: pd.DataFrame) -> pd.DataFrame:
-    """What :func:`ranked` returns, as texts."""
-    if standings.empty:
-        return standings
-    texts = standings.drop(columns="note").map("{:,.1f}".format).replace("nan", "–")
-    texts["difference"] = ["best", *map("{:+,.1f}".format, standings["difference"][1:])]
-    texts.iloc[0, -1] = ""
-    heads = ["log density, nats", "se", "difference to the best", "se of the difference", ""]
-    return texts.assign(note=standings["note"]).set_axis(heads, axis=1)
-
-
-def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """From the best on, of {label: log predictive density (N,) in nats of the same N rows}; no line for no rows.
-
-    A line a label: density, se, the sum over the rows and its standard error over other such rows; difference,
-    its_error, that minus the best one's; note, what to know of it: "worse" where the 95 % interval of the difference,
-    by bootstrap over the rows as in ``metrics.paired``, is below 0. The standard error of a sum over N rows is
-    √(N · var), of a difference with the variance of the row-wise differences, which is smaller where two predict alike
-    (Vehtari, Gelman & Gabry 2017, arXiv:1507.04544, section 5.2).
-    """
-    points = pd.DataFrame(densities, dtype=np.float64)
-    if points.empty:
-        return points
-    points = points[points.sum().sort_values(ascending=False, kind="stable").index]
-    apart = points.sub(points.iloc[:, 0], axis=0)
-    sums = {"density": points.sum(), "se": np.sqrt(len(points) * points.var())}
-    sums |= {"difference": apart.sum(), "its_error": np.sqrt(len(points) * apart.var())}
-    differences = {label: partial(mean_of, column.to_numpy()) for label, column in apart.items()}
-    around, own = intervals(differences, (len(apart),)), notes or {}
-    verdicts = ["", *("worse" if around[label].high < 0 else tables.NOT_CLEAR for label in list(apart)[1:])]
-    words = [filter(None, (v, own.get(label))) for v, label in zip(verdicts, points, strict=True)]
-    return pd.DataFrame(sums | {"note": list(map("; ".join, words))})
