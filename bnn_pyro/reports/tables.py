@@ -93,7 +93,7 @@ class RunFacts:
     coverage = property(lambda self: self.guarantees or self.metrics.get("if_calibrated", {}))
 
     #: Whether half of the test rows calibrated, for ``coverage`` of the others.
-    halves_test_rows = property(lambda self: self.coverage.get("data", "")[:9] == "test rows" and not self.guarantees)
+    halves_test_rows = property(lambda s: not s.guarantees and s.coverage.get("data", "").startswith("test rows"))
 
     @property
     def way_to_calibrate(self) -> str:
