@@ -246,7 +246,7 @@ def _refuse_pickles(path: Path) -> None:
         names = archive.namelist()
         configs = [json.loads(archive.read(name)) for name in names if name.endswith("_config.json")]
     if not any(name.endswith("/archive_format") for name in names):
-        raise UserError(f"{path} was not written by torch.export.save, or by an older torch; write it again so")
+        raise UserError(f"{path} is not in the present format of torch.export.save; write it again with that")
     code = any(part in name for name in names for part in ("custom_obj_", "opaque_obj_", "aotinductor/"))
     if code or any(entry.get("use_pickle") for config in configs for entry in config.get("config", {}).values()):
         raise UserError(f"{path} holds pickled objects or compiled code, which are not read; export tensors only")

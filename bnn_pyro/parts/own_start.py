@@ -87,9 +87,9 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 
 @torch.no_grad()
 def _check_passes(net: nn.Module, x: Tensor, has_classes: bool) -> None:
-    """Warns where outputs of classes are probabilities. Raises UserError where an output is not finite.
+    """Warn where outputs of classes are probabilities.
 
-    Or where a pass in training mode fails, changes weights or inputs, or gives another shape.
+    Raises UserError where an output is not finite, or training mode fails, changes weights or inputs, or their shape.
     """
     name, f = type(net).__name__, net(x)
     if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # a tanh is finite at infinity

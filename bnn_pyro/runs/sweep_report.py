@@ -23,7 +23,7 @@ def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary], 
     """A table a data set with what its errors are over, and which fits have a problem.   form: see ``as_text``."""
     tables = [(data, as_text(_table(data, data.headline), form)) for data in summaries]
     parts = [f"\n{data.name}\n{table}\n{textwrap.fill(data.error_sources, WIDTH)}" for data, table in tables]
-    doubtful = [f"Problem (counts all the same): {f['name']}: {f['problem']}" for f in results["fits"] if f.get("problem")]
+    doubtful = [f"Problem (but counted): {f['name']}: {f['problem']}" for f in results["fits"] if f.get("problem")]
     failed = [f"failed: {fit['name']}: {fit['error']}" for fit in results["fits"] if fit["status"] == FAILED]
     return "\n".join([*parts, "", *doubtful, *failed])
 
