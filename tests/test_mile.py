@@ -41,12 +41,23 @@ class Density:
         return -(0.5 * self.precision * z**2 + self.quartic * z**4).sum(1), gradient
 
 
+class Scaled(Density):
+    """Another density, of coordinates that are so many times as small."""
+
+    def __init__(self, other, scale):
+        self.other, self.scale = other, torch.as_tensor(scale)
+
+    def __call__(self, z):
+        density, gradient = self.other(z * self.scale)
+        return density, gradient * self.scale
+
+
 CURVED = Density([1.0, 0.25, 4.0, 1 / 9], quartic=0.1)
 
 
-def state(potential, z, u):
-    z = np.array(z)
-    return State(z, np.array(u), *evaluator(potential)(z))
+def state(potential, z, u, scale=1.0):
+    z, (density, gradient) = np.array(z), evaluator(potential)(np.array(z))
+    return State(z, np.array(u), density, scale * gradient, scale * np.ones_like(z))
 
 
 def test_a_step_is_blackjax_s_turns_are_finite_and_directions_are_forgotten_over_the_length():
@@ -58,6 +69,12 @@ def test_a_step_is_blackjax_s_turns_are_finite_and_directions_are_forgotten_over
     np.testing.assert_allclose(end.z[0], z, rtol=1e-12)
     np.testing.assert_allclose(end.u[0], u, rtol=1e-12)
     assert lost[0] == pytest.approx(0.007368920079082297, rel=1e-10)
+    scale = np.array([[2.0, 0.5, 1.0, 3.0]])
+    other = state(Scaled(CURVED, scale), begin.z / scale, begin.u)  # z / scale, in coordinates of their own
+    end, lost = integrate(evaluator(CURVED), state(CURVED, begin.z, begin.u, scale), np.array([0.4]))
+    other, own = integrate(evaluator(Scaled(CURVED, scale)), other, np.array([0.4]))
+    np.testing.assert_allclose([end.z, end.u, end.gradient], [other.z * scale, other.u, other.gradient], rtol=1e-12)
+    assert lost == pytest.approx(own, rel=1e-10)
     g, u = np.array([1.0, -2.0, 0.5]), direction(np.array([[0.3, 1.0, -0.2]]))[0]
     still, nothing = turn(u[None], 0 * g[None], np.array([1.7]))
     np.testing.assert_allclose([*still[0], *nothing], [*u, 0], atol=1e-14)
@@ -75,7 +92,7 @@ def test_compiled_steps_are_those_of_operators():
     with bp.isolated(0):
         potential = Potential(NET.model(PROBLEM.data.schema), PROBLEM.data.x_train, PROBLEM.data.y_train)
         z = 0.3 * potential.prior_draws(3).numpy()
-        begin = state(potential, z, direction(np.random.default_rng(0).standard_normal(z.shape)))
+        begin = state(potential, z, direction(np.random.default_rng(0).standard_normal(z.shape)), 0.5 + np.abs(z))
         steps, counts, noise = np.array([0.01, 0.02, 0.03]), np.array([1.0, 5.0, 3.0]), np.random.default_rng(1)
         ways = (
             (travel, (steps, counts)),
@@ -137,15 +154,39 @@ def test_directions_that_data_make_narrow_keep_their_width_at_the_default():
 
 def test_the_way_of_a_direction_is_that_which_a_long_chain_tells():
     """Half of it at least, where draws stay correlated for longer than a tenth of the warm-up."""
-    variances, every = np.logspace(-3, 0, 20), 10
+    variances = np.logspace(-3, 0, 20)
     start = np.random.default_rng(1).standard_normal((8, 20)) * variances**0.5
     kernel, x = Kernel(MILE(warmup=1000), Density(variances), start, range(8)), []
     for step in range(6000):
         kernel.step()
-        if step >= 1000 and step % every == 0:
+        if step >= 1000:
             x.append(kernel.point.z)
     apart = [np.mean(len(one) / microcanonical.effective_draws(one)) for one in np.stack(x, 1)]
-    assert 0.5 < np.median(kernel.length / (0.4 * kernel.step_size * every * apart)) < 1.5
+    assert 0.5 < np.median(kernel.length / (0.4 * kernel.step_size * apart)) < 1.5
+
+
+def test_coordinates_are_scaled_by_what_each_chain_has_seen_of_their_widths(monkeypatch):
+    """Nearly in proportion to the standard deviations, each chain by its own; draws come several times as fast."""
+    deviations, apart = np.logspace(-2, 0, 20), []
+    start = np.random.default_rng(1).standard_normal((8, 20)) * deviations
+    for few in (100, 1e300):  # as the default has it; no scales at all
+        monkeypatch.setattr(microcanonical, "FEW", few)
+        kernel, x = Kernel(MILE(warmup=6000), Density(deviations**2), start, range(8)), []
+        for step in range(10_000):
+            kernel.step()
+            if step >= 6000:
+                x.append(kernel.point.z)
+        apart.append(np.mean([np.mean(len(one) / microcanonical.effective_draws(one)) for one in np.stack(x, 1)]))
+        scale = kernel.point.scale
+        np.testing.assert_allclose(np.square(scale).mean(1), 1)
+        if few > 100:
+            np.testing.assert_allclose(scale, 1)
+        else:
+            slope = np.polyfit(np.log(deviations), np.log(scale).T, 1)[0]
+            assert (np.abs(slope - 1) < 0.2).all() and (np.diff(scale, axis=0) != 0).all()
+            gradient = evaluator(kernel.potential)(kernel.point.z)[1]
+            np.testing.assert_allclose(kernel.point.gradient, scale * gradient)
+    assert apart[0] < apart[1] / 3, apart
 
 
 VARIANCES = np.logspace(-1.0, 0.5, 5)
@@ -254,9 +295,10 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     again.restore(kernel.state())
     assert again.lost.tolist() == [False, True]
     before = kernel.state()
-    del before["own"]["ends"]
+    del before["own"]["ends"], before["point"]["scale"]
     again.restore(before)
-    assert kernel.ends == [3, 5, 10] and again.ends == [8, 9, 10], "of a version whose windows were others"
+    assert kernel.ends == [1, 3, 5, 10] and again.ends == [8, 8, 9, 10], "of a version whose windows were others"
+    assert (again.point.scale == 1).all() and (kernel.point.scale != 1).any()
     again.step_size, again.halved = np.array([1e4, 1e-4]), np.full(2, mile.HALVINGS)
     refuses(r"chain 1 diverged at transition 13: .* smaller energy_variance", again.step)
 

@@ -265,11 +265,7 @@ def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
 
 
 def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The median pixel and one standard deviation for all pixels.
-
-    The median, because it is the background where there is one: an input of exactly 0 carries none of its weight's
-    uncertainty; one of -0.4 would add the noise of some 500 uninformative weights to each hidden unit for MNIST.
-    """
+    """The median pixel, often the background, and one scale for all: inputs of 0 add no noise of their weights."""
     if raw.x.dtype != torch.uint8:
         pixels = (chunk.double().flatten() for chunk in taken(raw.x, rows))
         return (_lower_median(raw.x, rows),), (mean_and_scale(pixels)[1].item(),)

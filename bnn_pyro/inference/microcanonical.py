@@ -32,15 +32,18 @@ SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
 #: Gradients of a step; steps that compiled code takes at once, where nothing is learned of them, at most; and steps ·
 #: chains · rows · weights of one call, about a tenth of a second, for which Ctrl-C waits.
 GRADIENTS, AT_ONCE, WORK = 2, 64, 1e8
+#: Transitions of which the logarithms of scales are taken half, as they are correlated.
+FEW = 100
 
 
 class State(NamedTuple):
-    """Where chains are, z (G, d), the directions they move in, u (G, d), log densities (G,), nats, gradients (G, d)."""
+    """Chains at z (G, d), with log densities (G,) in nats; u and gradients (G, d) are of the coordinates z / scale."""
 
     z: np.ndarray
     u: np.ndarray
     density: np.ndarray
     gradient: np.ndarray
+    scale: np.ndarray
 
     def where(self, chosen: np.ndarray, other: "State") -> "State":
         """This one of chains that are chosen (G,), the other one of the rest."""
@@ -65,54 +68,51 @@ def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndar
 
 def integrate(evaluate: Callable, state: State, step: np.ndarray) -> tuple[State, np.ndarray]:
     """(the state after one step (G,), ΔE (G,) in nats).   evaluate: z (G, d) -> (densities (G,), gradients (G, d))."""
-    z, u, density, gradient = state
+    z, u, density, gradient, scale = state
     first, *rest = SHARES
     u, kinetic = turn(u, gradient, first * step)
     for drift, share in zip(rest[::2], rest[1::2], strict=True):
-        z = z + (drift * step)[:, None] * u
+        z = z + (drift * step)[:, None] * scale * u
         density, gradient = evaluate(z)
+        gradient = scale * gradient
         u, more = turn(u, gradient, share * step)
         kinetic = kinetic + more
-    return State(z, u, density, gradient), kinetic - (density - state.density)
+    return State(z, u, density, gradient, scale), kinetic - (density - state.density)
 
 
-def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray) -> tuple[State, np.ndarray]:
+def travel(
+    potential: Any, state: State, step: np.ndarray, steps: np.ndarray, *refresh: np.ndarray
+) -> tuple[State, np.ndarray]:
     """(state after so many steps (G,), float64, of each chain, Σ ΔE (G,) in nats), by compiled code if there is any.
 
+    refresh: ζ (G, S, d), ν (G,), with which u is refreshed before each of S steps; ΔE is then of each, (G, S).
     A chain that is not finite may stop there, with a ΔE that is not finite.
     """
     if potential.compiled is not None:
-        end, lost = State(*(part.copy() for part in state)), np.empty(len(step))
-        potential.compiled.microcanonical(*end, lost, step, steps, np.array(SHARES))
-        return end, lost
-    evaluate, lost = evaluator(potential), np.zeros(len(step))
+        end = State(*(part.copy() for part in state))
+        errors = np.full(refresh[0].shape[:2] if refresh else len(step), np.nan)
+        potential.compiled.microcanonical(*end, errors, step, steps, np.array(SHARES), *refresh)
+        return end, errors
+    evaluate, each = evaluator(potential), []
     for s in range(int(steps.max())):
+        if refresh:
+            state = state._replace(u=direction(state.u + refresh[1][:, None] * refresh[0][:, s]))
         state, error = integrate(evaluate, state, np.where(s < steps, step, 0.0))
-        lost = lost + error
-    return state, lost
+        each.append(error)
+    return state, np.stack(each, 1) if refresh else np.sum(each, 0)
 
 
 def langevin_steps(
     potential: Any, state: State, step: np.ndarray, length: np.ndarray, noise: np.ndarray
 ) -> tuple[State, np.ndarray]:
-    """(state after S steps, ΔE of each (G, S) in nats), u refreshed before each; by compiled code if there is any.
+    """(state after S steps, ΔE of each (G, S) in nats), u refreshed before each; see :func:`travel`.
 
         u' = (u + ν ζ) / |u + ν ζ|,  ν² = (exp(2 ε/L) − 1) / d: directions are forgotten over a way of length L
 
-    length: L (G,).   noise: ζ (G, S, d), standard Normal.   After a step that is not finite a chain may stop, with nan.
+    length: L (G,).   noise: ζ (G, S, d), standard Normal.
     """
-    spread, num = np.sqrt(np.expm1(2 * step / length) / noise.shape[2]), noise.shape[1]
-    if potential.compiled is not None:
-        end, lost = State(*(part.copy() for part in state)), np.full(noise.shape[:2], np.nan)
-        counts = np.full(len(step), float(num))
-        potential.compiled.microcanonical(*end, lost, step, counts, np.array(SHARES), noise, spread)
-        return end, lost
-    evaluate, errors = evaluator(potential), []
-    for s in range(num):
-        state = state._replace(u=direction(state.u + spread[:, None] * noise[:, s]))
-        state, error = integrate(evaluate, state, step)
-        errors.append(error)
-    return state, np.stack(errors, 1)
+    spread = np.sqrt(np.expm1(2 * step / length) / noise.shape[2])
+    return travel(potential, state, step, np.full(len(step), float(noise.shape[1])), noise, spread)
 
 
 def at_once(potential: Any, chains: int) -> int:
@@ -140,9 +140,9 @@ class EnergyTuning:
     """
 
     step: np.ndarray
-    limit: np.ndarray
-    average: np.ndarray
-    weight: np.ndarray
+    limit: np.ndarray | float = np.inf
+    average: np.ndarray | float = 0.0
+    weight: np.ndarray | float = 0.0
 
     #: How many of the last steps count, and the width of ln ξ within which a step counts.
     MEMORY, TRUST = 100, 9.0
@@ -163,9 +163,9 @@ class EnergyTuning:
 class Moments:
     """Means and squared deviations (G, d) of positions so far, each counted with its weight (G,)."""
 
-    weight: np.ndarray
-    mean: np.ndarray
-    squares: np.ndarray
+    weight: np.ndarray | float = 0.0
+    mean: np.ndarray | float = 0.0
+    squares: np.ndarray | float = 0.0
 
     def add(self, z: np.ndarray, weight: np.ndarray) -> None:
         """One position of each chain."""
@@ -174,8 +174,15 @@ class Moments:
         self.mean = self.mean + (weight / self.weight)[:, None] * before
         self.squares = self.squares + weight[:, None] * before * (z - self.mean)
 
+    def scales(self, transitions: int) -> np.ndarray:
+        """√Var zᵢ (G, d), of root mean square 1; the fewer transitions have told it, the nearer to one another."""
+        variance = self.squares / self.weight[:, None]
+        log = 0.5 * np.log(np.maximum(variance, 1e-12 * variance.mean(1, keepdims=True)) + 1e-300)
+        scale = np.exp((log - log.mean(1, keepdims=True)) * transitions / (transitions + FEW))
+        return scale / np.sqrt(np.square(scale).mean(1, keepdims=True))
+
     #: √ Σ_i Var z_i of each chain, (G,).
-    radius = property(lambda self: np.sqrt(self.squares.sum(1) / np.maximum(self.weight, 1e-300)))
+    radius = property(lambda self: np.sqrt(self.squares.sum(1) / self.weight))
 
 
 def effective_draws(x: np.ndarray) -> np.ndarray:

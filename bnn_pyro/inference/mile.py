@@ -14,9 +14,10 @@ With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
 
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
-warm-up of T transitions finds ε in its first half, with L = √d, its target falling until 0.3 T; then L is √Σ Var zᵢ
-of positions, at the end 0.4 · way / n_eff by their effective draws. The adjusted sampler does so in 0.6 T; in the rest
-ε settles. Each chain has ε and L of its own, ε that of ``EnergyTuning``, of trajectories that of dual averaging.
+warm-up of T transitions finds ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. Coordinates are
+scaled there by the standard deviations that they have had since 0.15 T; L, first √d, is √Σ Var zᵢ from 0.5 T on, and at
+the end 0.4 · way / n_eff by effective draws. The adjusted sampler does so in 0.6 T; in the rest ε is found by dual
+averaging. Each chain has scales, ε and L of its own.
 """
 
 import json
@@ -44,23 +45,20 @@ from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
-#: From and to where moments are taken, and to where effective draws are counted, as shares of the warm-up; L as a share
-#: of the way between two effective draws. Of the unadjusted sampler, and of the adjusted one. A window shorter than
-#: draws stay correlated finds too small an L.
-WINDOWS = {False: (0.3, 0.5, 1.0), True: (0.15, 0.3, 0.6)}
-#: Those of the unadjusted sampler in checkpoints of earlier versions, which do not say theirs.
-FORMER_WINDOWS = (0.8, 0.9, 1.0)
+#: Where windows begin and end, as shares of the warm-up: moments for the scales, moments for L, effective draws for L,
+#: which is a share LENGTH of the way between two of them. Of the unadjusted sampler, and of the adjusted one. A window
+#: shorter than draws stay correlated finds too small an L.
+WINDOWS = {False: (0.15, 0.3, 0.5, 1.0), True: (0.08, 0.15, 0.3, 0.6)}
+#: The last three in checkpoints of earlier versions, which do not say theirs.
+FORMER_WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
 LENGTH = {False: 0.4, True: 0.3}
 #: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.
 REACH = 3.0
 #: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
 POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
-#: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR.
-WIDE = 30.0
-#: How often a chain's step may be halved after the warm-up, because it diverged, before the chain is lost.
-HALVINGS = 10
-#: The first step, in units of √d.
-FIRST_STEP = 1e-3
+#: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR; how often a chain's step
+#: may be halved after the warm-up, because it diverged, before the chain is lost; the first step, in units of √d.
+WIDE, HALVINGS, FIRST_STEP = 30.0, 10, 1e-3
 #: Members of a network whose weights are at most so many; four of a larger one.
 MEMBERS, SMALL = 8, 10_000
 
@@ -162,24 +160,23 @@ class Kernel:
         self.settings, self.potential = settings, potential
         chains, self.size = start.shape
         self.rngs = [np.random.default_rng(seed) for seed in seeds]
-        self.start_at(start)
+        self.start_at(start, np.ones_like(start))
         self.lost, self.halved = np.zeros(chains, dtype=bool), np.zeros(chains)
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
         self.most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
-        zeros = np.zeros(chains)
-        self.tuning = EnergyTuning(zeros + FIRST_STEP * math.sqrt(self.size), zeros + np.inf, zeros, zeros)
-        self.averages: list[DualAveraging] = []
-        self.step_size, self.length = self.tuning.step, np.full(chains, math.sqrt(self.size))
-        self.moments = Moments(zeros, np.zeros_like(start), np.zeros_like(start))
-        self.positions: list[np.ndarray] = []
+        self.length = np.full(chains, math.sqrt(self.size))
+        self.step_size = FIRST_STEP * self.length
+        self.tuning, self.moments = EnergyTuning(self.step_size), Moments()
+        self.averages, self.positions = list[DualAveraging](), list[np.ndarray]()
 
-    def start_at(self, z: np.ndarray) -> None:
+    def start_at(self, z: np.ndarray, scale: np.ndarray | None = None) -> None:
         """Go on from z (G, P), in directions drawn anew, with densities as the potential now has them."""
-        z = np.atleast_2d(z)
-        self.point = State(z.copy(), direction(self._noise(1)[:, 0]), *evaluator(self.potential)(z))
+        z, scale = np.atleast_2d(z), self.point.scale if scale is None else scale
+        density, gradient = evaluator(self.potential)(z)
+        self.point = State(z.copy(), direction(self._noise(1)[:, 0]), density, scale * gradient, scale)
 
     #: Transitions between two positions of which effective draws are counted.
-    _every = property(lambda self: max(1, -(-(self.ends[2] - self.ends[1]) // POSITIONS)))
+    _every = property(lambda self: max(1, -(-(self.ends[3] - self.ends[2]) // POSITIONS)))
 
     def step(self) -> dict[str, np.ndarray]:
         """One transition: what ``stats`` keeps of it. Raises UserError where all chains have diverged."""
@@ -187,12 +184,12 @@ class Kernel:
 
     def steps(self, most: int) -> list[dict[str, np.ndarray]]:
         """One transition, or several, ``most`` at most: what ``stats`` keeps of each; ``lp`` is that of the last."""
-        learning = self.done < self.ends[1]
+        learning = self.done < self.ends[2]
         with np.errstate(all="ignore"):
             if self.settings.adjusted and not learning:
                 return [self._trajectory()]
             if self.done < self.settings.warmup:  # to the next position that is kept
-                most = min(most, self._every - (self.done - self.ends[1]) % self._every)
+                most = min(most, self._every - (self.done - self.ends[2]) % self._every)
             num = 1 if learning else min(most, microcanonical.at_once(self.potential, len(self.length)))
             return self._langevin(self._noise(num))
 
@@ -215,9 +212,9 @@ class Kernel:
                                 f"of {self.step_size[chain]:.3g}; take a smaller energy_variance than "
                                 f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
         state = state.where(good & ~self.lost, before)
-        if self.done < self.ends[1] and self.done < settings.warmup:
+        if self.done < self.ends[2] and self.done < settings.warmup:
             targets = settings.first_energy_variance, settings.energy_variance
-            self.tuning.learn(error, good, self.size, np.interp(self.done, (0, max(1, self.ends[0])), targets))
+            self.tuning.learn(error, good, self.size, np.interp(self.done, (0, max(1, self.ends[1])), targets))
             self.step_size = self.tuning.step
             check_steps(self.step_size, self.done)
         self.point = state
@@ -253,14 +250,17 @@ class Kernel:
         return {**figures, "diverging": (~finite | (lost > MAX_ENERGY_ERROR)).astype(float)}
 
     def _learn_length(self, transitions: int) -> None:
-        """After so many: L from the moments of the second window, and from the effective draws of the third."""
+        """After so many: scales from the moments of a window, L from those of the next, and from effective draws."""
         self.done += transitions
-        (first, second, last), done, z = self.ends, self.done, self.point.z
-        if first < done <= second:
+        (begin, first, second, last), done, z = self.ends, self.done, self.point.z / self.point.scale
+        if begin < done <= second:
             self.moments.add(z, self.step_size)
+        if begin < done == first:
+            scale = self.moments.scales(first - begin)
+            self.point = self.point._replace(gradient=self.point.gradient * scale, scale=scale)
+            self.tuning, self.moments = EnergyTuning(self.step_size), Moments()
         if done == second:
-            radius = self.moments.radius
-            self.length = np.where(np.isfinite(radius) & (radius > 0), radius, self.length)
+            self.length = np.where(self.moments.radius > 0, self.moments.radius, self.length)
         if second < done <= last and (done - second) % self._every == 0:
             self.positions.append(z[:, :: -(-self.size // COORDINATES)].copy())
         if done == last and len(self.positions) >= MIN_POSITIONS:
@@ -288,11 +288,12 @@ class Kernel:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state, in a kernel that was made in the same way."""
         state = tree_map_only(Tensor, Tensor.numpy, dict(state))
-        self.point, self.tuning = State(**state["point"]), EnergyTuning(**state["tuning"])
+        point = {"scale": np.ones_like(state["point"]["z"]), **state["point"]}
+        self.point, self.tuning = State(**point), EnergyTuning(**state["tuning"])
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
-        if "ends" not in state["own"] and not self.settings.adjusted:
-            self.ends = [int(share * self.settings.warmup) for share in FORMER_WINDOWS]
-        vars(self).update(state["own"])  # of an earlier version without ``lost``, ``halved`` and ``ends``
+        former = [int(share * self.settings.warmup) for share in FORMER_WINDOWS[self.settings.adjusted]]
+        vars(self).update({"ends": former, **state["own"]})  # those of before also lack ``lost`` and ``halved``
+        self.ends = [*self.ends[:1] * (4 - len(self.ends)), *self.ends]  # and a window for scales
         self.averages = [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
             rng.bit_generator.state = saved

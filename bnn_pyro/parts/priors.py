@@ -91,10 +91,7 @@ def _fan_in(scale: float = 1.0) -> Maker:
 
 
 def _pretrained(scale: float = 1.0) -> Maker:
-    """pretrained:SCALE — Normal(w₀, SCALE/√fan-in), biases Normal(w₀, SCALE), w₀ the module's own; SCALE > 0 (MOPED).
-
-    Krishnan, Subedar & Tickoo 2020, arXiv:1906.05323.
-    """
+    """pretrained:SCALE — Normal(w₀, SCALE/√fan-in), biases Normal(w₀, SCALE), w₀ the module's; SCALE > 0 (MOPED)."""
     return lambda w: dist.Normal(w, _fan_in(scale)(w).scale.expand(w.shape), validate_args=False).to_event(w.dim())
 
 

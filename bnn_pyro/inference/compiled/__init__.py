@@ -29,7 +29,7 @@ from bnn_pyro.inference.compiled.c_source import write_c
 #: What comes before the gradient, in C, and what calls it.
 PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "driver.c"))
 #: What the driver exports: how many addresses, doubles and whole numbers each takes, in this order.
-FUNCTIONS = [("evaluate", 3, 0, 3), ("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 10, 0, 4)]
+FUNCTIONS = [("evaluate", 3, 0, 3), ("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 11, 0, 4)]
 #: (Source, constants) by recipe, as many as of libraries.
 TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
 
@@ -61,13 +61,13 @@ class CompiledGradient:
         self._library.leapfrog(*pointers, steps, len(arrays[0]), self.size, self.threads)
 
     def microcanonical(self, *arrays: np.ndarray) -> None:
-        """z, u (C, P), density (C,), gradient (C, P), ΔE (C,), in place; step, steps (C,), shares of a step (n,).
+        """z, u (C, P), density (C,), gradient, scale (C, P), ΔE (C,), in place; step, steps (C,), a step's shares (n,).
 
         With noise (C, S, P) and its spread (C,) after them u is refreshed before each step, and ΔE is (C, S).
         """
         pointers = [a.__array_interface__["data"][0] for a in arrays]  # a.ctypes takes several times as long
-        refreshed = pointers[8:] or (None, None)
-        self._library.microcanonical(*pointers[:8], *refreshed, len(arrays[7]), *arrays[0].shape, self.threads)
+        refreshed = pointers[9:] or (None, None)
+        self._library.microcanonical(*pointers[:9], *refreshed, len(arrays[8]), *arrays[0].shape, self.threads)
 
     def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
         """A subtree of NUTS; see the C code for the five arrays of doubles that the addresses are of."""

@@ -40,6 +40,7 @@ static double turn(double *u, const double *g, double time, long n) {
 static void isokinetic(Job *job, long c, char *work) {
   long size = job->size, count = job->counts[c];
   double *z = job->z + c * size, *u = job->u + c * size, *g = job->g + c * size, e = job->step[c], all = 0;
+  const double *m = job->m + c * size;
   for (long s = 0; s < count; s++) {
     double before = job->density[c], lost = 0;
     if (job->noise) {
@@ -50,8 +51,9 @@ static void isokinetic(Job *job, long c, char *work) {
     }
     lost += turn(u, g, e * job->shares[0], size);
     for (long k = 1; k < job->stages; k += 2) {
-      for (long i = 0; i < size; i++) z[i] += e * job->shares[k] * u[i];
+      for (long i = 0; i < size; i++) z[i] += e * job->shares[k] * m[i] * u[i];
       job->density[c] = gradient(z, g, work);
+      for (long i = 0; i < size; i++) g[i] *= m[i];
       lost += turn(u, g, e * job->shares[k + 1], size);
     }
     lost -= job->density[c] - before;
@@ -100,10 +102,10 @@ void leapfrog(double *z, double *r, double *density, double *g, const double *m,
   Job job = {z, r, density, g, m, step, steps, chains, size, 0};
   run(&job, threads);
 }
-void microcanonical(double *z, double *u, double *density, double *g, double *error, const double *step,
-                    const double *counts, const double *shares, const double *noise, const double *spread, long stages,
-                    long chains, long size, long threads) {
-  Job job = {z, 0, density, g, 0, step, 0, chains, size, 0, u, error, shares, counts, noise, spread, stages};
+void microcanonical(double *z, double *u, double *density, double *g, const double *m, double *error,
+                    const double *step, const double *counts, const double *shares, const double *noise,
+                    const double *spread, long stages, long chains, long size, long threads) {
+  Job job = {z, 0, density, g, m, step, 0, chains, size, 0, u, error, shares, counts, noise, spread, stages};
   run(&job, threads);
 }
 /* A subtree of NUTS in one direction: trajectories.py has the same in Python, and says what it is. */
