@@ -1,4 +1,4 @@
-"""Microcanonical Langevin ensembles: the integrator against closed forms, chains against exact posteriors, faults."""
+"""Microcanonical Langevin ensembles: chains against exact posteriors, members, resuming, faults."""
 
 import itertools
 import time
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conjugate import correlated
+from densities import Density
 from monte_carlo import check_gaussian, fit, goes_on, same
 from refused import refuses
 
@@ -18,7 +19,6 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.checks.check import Estimate
 from bnn_pyro.inference import microcanonical, mile
 from bnn_pyro.inference.members import optimised
-from bnn_pyro.inference.microcanonical import State, direction, evaluator, integrate, langevin_steps, travel, turn
 from bnn_pyro.inference.mile import MILE, Kernel
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import chain_seed
@@ -26,86 +26,6 @@ from bnn_pyro.zoo.auto import make_setup
 
 PROBLEM = correlated(inputs=2, noise=5.0, y_shift=40.0, y_scale=8.0)
 NET = bp.MeanField(hidden=(4,), noise="heteroscedastic")
-
-
-class Density:
-    """What a kernel needs of a potential: a Normal of mean 0 with these variances, less a quartic."""
-
-    compiled, initial = None, torch.zeros(1, dtype=torch.float64)
-
-    def __init__(self, variances, quartic=0.0):
-        self.precision, self.quartic = 1 / torch.as_tensor(variances, dtype=torch.float64), quartic
-
-    def __call__(self, z):
-        gradient = -self.precision * z - 4 * self.quartic * z**3
-        return -(0.5 * self.precision * z**2 + self.quartic * z**4).sum(1), gradient
-
-
-class Scaled(Density):
-    """Another density, of coordinates that are so many times as small."""
-
-    def __init__(self, other, scale):
-        self.other, self.scale = other, torch.as_tensor(scale)
-
-    def __call__(self, z):
-        density, gradient = self.other(z * self.scale)
-        return density, gradient * self.scale
-
-
-CURVED = Density([1.0, 0.25, 4.0, 1 / 9], quartic=0.1)
-
-
-def state(potential, z, u, scale=1.0):
-    z, (density, gradient) = np.array(z), evaluator(potential)(np.array(z))
-    return State(z, np.array(u), density, scale * gradient, scale * np.ones_like(z))
-
-
-def test_a_step_is_blackjax_s_turns_are_finite_and_directions_are_forgotten_over_the_length():
-    """Its isokinetic_mclachlan, version 1.2.2, float64."""
-    begin = state(CURVED, [[0.5, -1.0, 2.0, 0.3]], [[0.1, 0.7, -0.1, 0.7]])
-    end, lost = integrate(evaluator(CURVED), begin, np.array([0.4]))
-    z = [0.5211251534810577, -0.6670037460448335, 1.8811988717255268, 0.46101932319932043]
-    u = [0.008184216312275025, 0.8879075433263721, -0.4514613638036768, 0.08795368156026623]
-    np.testing.assert_allclose(end.z[0], z, rtol=1e-12)
-    np.testing.assert_allclose(end.u[0], u, rtol=1e-12)
-    assert lost[0] == pytest.approx(0.007368920079082297, rel=1e-10)
-    scale = np.array([[2.0, 0.5, 1.0, 3.0]])
-    other = state(Scaled(CURVED, scale), begin.z / scale, begin.u)  # z / scale, in coordinates of their own
-    end, lost = integrate(evaluator(CURVED), state(CURVED, begin.z, begin.u, scale), np.array([0.4]))
-    other, own = integrate(evaluator(Scaled(CURVED, scale)), other, np.array([0.4]))
-    np.testing.assert_allclose([end.z, end.u, end.gradient], [other.z * scale, other.u, other.gradient], rtol=1e-12)
-    assert lost == pytest.approx(own, rel=1e-10)
-    g, u = np.array([1.0, -2.0, 0.5]), direction(np.array([[0.3, 1.0, -0.2]]))[0]
-    still, nothing = turn(u[None], 0 * g[None], np.array([1.7]))
-    np.testing.assert_allclose([*still[0], *nothing], [*u, 0], atol=1e-14)
-    along, kinetic = turn(u[None], g[None], np.array([1e4]))  # sinh and cosh of its time are beyond float64
-    np.testing.assert_allclose(along[0], g / np.linalg.norm(g), atol=1e-9)
-    assert np.isfinite(kinetic).all()
-    chains, size, flat = 20_000, 50, Density(np.full(50, 1e30))
-    begin = state(flat, np.zeros((chains, size)), np.eye(1, size).repeat(chains, 0))
-    noise = np.random.default_rng(0).standard_normal((chains, 10, size))
-    end, lost = langevin_steps(flat, begin, np.full(chains, 0.3), np.full(chains, 3.0), noise)
-    assert end.u[:, 0].mean() == pytest.approx(np.exp(-1), abs=0.02) and lost.shape == (chains, 10)
-
-
-def test_compiled_steps_are_those_of_operators():
-    with bp.isolated(0):
-        potential = Potential(NET.model(PROBLEM.data.schema), PROBLEM.data.x_train, PROBLEM.data.y_train)
-        z = 0.3 * potential.prior_draws(3).numpy()
-        begin = state(potential, z, direction(np.random.default_rng(0).standard_normal(z.shape)), 0.5 + np.abs(z))
-        steps, counts, noise = np.array([0.01, 0.02, 0.03]), np.array([1.0, 5.0, 3.0]), np.random.default_rng(1)
-        ways = (
-            (travel, (steps, counts)),
-            (langevin_steps, (steps, 5 * steps, noise.standard_normal((3, 3, potential.size)))),
-        )
-        slow = [way(potential, begin, *how) for way, how in ways]
-        assert potential.compile(3)
-        quick = [way(potential, begin, *how) for way, how in ways]
-        far = langevin_steps(potential, begin, 1e200 * steps, 1e200 * steps, ways[1][1][2])[1]
-    for (one, own), (other, lost) in zip(slow, quick, strict=True):
-        for a, b in zip((*one, own), (*other, lost), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
-    assert np.isnan(far[:, 1:]).all(), "a chain ends where it is not finite"
 
 
 def test_a_step_that_diverges_among_several_is_found_and_its_chain_s_next_ones_are_shorter(monkeypatch):
@@ -128,65 +48,6 @@ def test_a_step_that_diverges_among_several_is_found_and_its_chain_s_next_ones_a
         np.testing.assert_array_equal([one[name] for one in at_once], [one[name] for one in singly])
     flags = np.array([one["diverging"] for one in at_once])
     assert flags[:, 1].any() and not flags[:, 0].any() and at_once[-1]["step_size"][1] < at_once[0]["step_size"][1]
-
-
-def test_the_step_meets_its_energy_error():
-    potential, size = Density(np.logspace(-2, 0, 50)), 50
-    settings = MILE(warmup=1000, energy_variance=1e-3, first_energy_variance=1e-2)
-    kernel = Kernel(settings, potential, np.random.default_rng(1).standard_normal((8, size)) * 0.1, range(8))
-    for _ in range(1000):
-        kernel.step()
-    errors = np.stack([kernel.step()["energy_error"] for _ in range(300)])
-    assert (errors**2).mean() / size == pytest.approx(1e-3, rel=1.0)
-    assert 0.5 < np.median(kernel.length) / np.sqrt(np.logspace(-2, 0, 50).sum()) < 8
-
-
-def test_directions_that_data_make_narrow_keep_their_width_at_the_default():
-    """Where they are a tenth of all. At the published 0.1 steps are at the limit of stability: a tenth is left."""
-    variances = np.repeat([1e-4, 1.0], [20, 180])
-    start = np.random.default_rng(0).standard_normal((8, 200)) * variances**0.5
-    kernel = Kernel(MILE(warmup=1000), Density(variances), start, range(8))
-    for _ in range(1000):
-        kernel.step()
-    narrow = np.mean([(kernel.step(), kernel.point.z[:, :20] ** 2 / 1e-4)[1] for _ in range(1000)])
-    assert 0.4 < narrow < 1.1
-
-
-def test_the_way_of_a_direction_is_that_which_a_long_chain_tells():
-    """Half of it at least, where draws stay correlated for longer than a tenth of the warm-up."""
-    variances = np.logspace(-3, 0, 20)
-    start = np.random.default_rng(1).standard_normal((8, 20)) * variances**0.5
-    kernel, x = Kernel(MILE(warmup=1000), Density(variances), start, range(8)), []
-    for step in range(6000):
-        kernel.step()
-        if step >= 1000:
-            x.append(kernel.point.z)
-    apart = [np.mean(len(one) / microcanonical.effective_draws(one)) for one in np.stack(x, 1)]
-    assert 0.5 < np.median(kernel.length / (0.4 * kernel.step_size * apart)) < 1.5
-
-
-def test_coordinates_are_scaled_by_what_each_chain_has_seen_of_their_widths(monkeypatch):
-    """Nearly in proportion to the standard deviations, each chain by its own; draws come several times as fast."""
-    deviations, apart = np.logspace(-2, 0, 20), []
-    start = np.random.default_rng(1).standard_normal((8, 20)) * deviations
-    for few in (100, 1e300):  # as the default has it; no scales at all
-        monkeypatch.setattr(microcanonical, "FEW", few)
-        kernel, x = Kernel(MILE(warmup=6000), Density(deviations**2), start, range(8)), []
-        for step in range(10_000):
-            kernel.step()
-            if step >= 6000:
-                x.append(kernel.point.z)
-        apart.append(np.mean([np.mean(len(one) / microcanonical.effective_draws(one)) for one in np.stack(x, 1)]))
-        scale = kernel.point.scale
-        np.testing.assert_allclose(np.square(scale).mean(1), 1)
-        if few > 100:
-            np.testing.assert_allclose(scale, 1)
-        else:
-            slope = np.polyfit(np.log(deviations), np.log(scale).T, 1)[0]
-            assert (np.abs(slope - 1) < 0.2).all() and (np.diff(scale, axis=0) != 0).all()
-            gradient = evaluator(kernel.potential)(kernel.point.z)[1]
-            np.testing.assert_allclose(kernel.point.gradient, scale * gradient)
-    assert apart[0] < apart[1] / 3, apart
 
 
 VARIANCES = np.logspace(-1.0, 0.5, 5)

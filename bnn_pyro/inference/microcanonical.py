@@ -12,7 +12,7 @@ arXiv:2111.02434). With the gradient g = |g| e held fixed for a time t, and δ =
 and a step of an integrator is turns B between drifts A: z' = z + t u. Its error ΔE = K' − K − (log p' − log p) is 0 in
 continuous time, of the third order in the step, and less the log ratio of a Metropolis test (arXiv:2503.01707).
 
-Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
+z stands for z / scale here. Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
 """
 
 import math
@@ -32,7 +32,7 @@ SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
 #: Gradients of a step; steps that compiled code takes at once, where nothing is learned of them, at most; and steps ·
 #: chains · rows · weights of one call, about a tenth of a second, for which Ctrl-C waits.
 GRADIENTS, AT_ONCE, WORK = 2, 64, 1e8
-#: Transitions of which the logarithms of scales are taken half, as they are correlated.
+#: Transitions of a window after which log scales count half: positions are correlated.
 FEW = 100
 
 
@@ -51,6 +51,9 @@ class State(NamedTuple):
         return State(*(np.where(chosen.reshape(-1, *(1,) * (a.ndim - 1)), a, b) for a, b in pairs))
 
 
+Moved = tuple[State, np.ndarray]  # the state after steps, and their ΔE in nats
+
+
 def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(u', K' − K in nats) after a time (G,) in a fixed gradient; see the top of the file.
 
@@ -66,7 +69,7 @@ def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndar
     return direction(turned), last * (delta - math.log(2) + np.log1p(along + (1 - along) * decay**2))
 
 
-def integrate(evaluate: Callable, state: State, step: np.ndarray) -> tuple[State, np.ndarray]:
+def integrate(evaluate: Callable, state: State, step: np.ndarray) -> Moved:
     """(the state after one step (G,), ΔE (G,) in nats).   evaluate: z (G, d) -> (densities (G,), gradients (G, d))."""
     z, u, density, gradient, scale = state
     first, *rest = SHARES
@@ -80,12 +83,10 @@ def integrate(evaluate: Callable, state: State, step: np.ndarray) -> tuple[State
     return State(z, u, density, gradient, scale), kinetic - (density - state.density)
 
 
-def travel(
-    potential: Any, state: State, step: np.ndarray, steps: np.ndarray, *refresh: np.ndarray
-) -> tuple[State, np.ndarray]:
+def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray, *refresh: np.ndarray) -> Moved:
     """(state after so many steps (G,), float64, of each chain, Σ ΔE (G,) in nats), by compiled code if there is any.
 
-    refresh: ζ (G, S, d), ν (G,), with which u is refreshed before each of S steps; ΔE is then of each, (G, S).
+    refresh: ζ (G, S, d), ν (G,), with which u is refreshed before each step; all steps are S then, and ΔE is (G, S).
     A chain that is not finite may stop there, with a ΔE that is not finite.
     """
     if potential.compiled is not None:
@@ -99,12 +100,10 @@ def travel(
             state = state._replace(u=direction(state.u + refresh[1][:, None] * refresh[0][:, s]))
         state, error = integrate(evaluate, state, np.where(s < steps, step, 0.0))
         each.append(error)
-    return state, np.stack(each, 1) if refresh else np.sum(each, 0)
+    return state, np.stack(each, 1) if refresh else sum(each)
 
 
-def langevin_steps(
-    potential: Any, state: State, step: np.ndarray, length: np.ndarray, noise: np.ndarray
-) -> tuple[State, np.ndarray]:
+def langevin_steps(potential: Any, state: State, step: np.ndarray, length: np.ndarray, noise: np.ndarray) -> Moved:
     """(state after S steps, ΔE of each (G, S) in nats), u refreshed before each; see :func:`travel`.
 
         u' = (u + ν ζ) / |u + ν ζ|,  ν² = (exp(2 ε/L) − 1) / d: directions are forgotten over a way of length L
@@ -158,6 +157,10 @@ class EnergyTuning:
         learned = (self.average / self.weight) ** (-1 / 6)
         self.step = np.minimum(np.where(self.weight > 0, learned, self.step), self.limit)
 
+    def anew(self) -> "EnergyTuning":
+        """For other coordinates: the step counts as a tenth of one at its target, lest one error make the next."""
+        return EnergyTuning(self.step, np.inf, 0.1 / self.step**6, 0.1)
+
 
 @dataclass
 class Moments:
@@ -175,7 +178,7 @@ class Moments:
         self.squares = self.squares + weight[:, None] * before * (z - self.mean)
 
     def scales(self, transitions: int) -> np.ndarray:
-        """√Var zᵢ (G, d), of root mean square 1; the fewer transitions have told it, the nearer to one another."""
+        """√Var zᵢ (G, d), of root mean square 1; closer to one another where a window had few transitions."""
         variance = self.squares / self.weight[:, None]
         log = 0.5 * np.log(np.maximum(variance, 1e-12 * variance.mean(1, keepdims=True)) + 1e-300)
         scale = np.exp((log - log.mean(1, keepdims=True)) * transitions / (transitions + FEW))

@@ -14,10 +14,10 @@ With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
 
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
-warm-up of T transitions finds ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. Coordinates are
-scaled there by the standard deviations that they have had since 0.15 T; L, first √d, is √Σ Var zᵢ from 0.5 T on, and at
-the end 0.4 · way / n_eff by effective draws. The adjusted sampler does so in 0.6 T; in the rest ε is found by dual
-averaging. Each chain has scales, ε and L of its own.
+warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. At 0.3 T zᵢ is
+divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew; L, first √d, is from
+0.5 T on √Σ Var zᵢ, and at the end 0.4 · way / n_eff by effective draws. The adjusted sampler does so in 0.6 T; in the
+rest dual averaging learns ε. Each chain has scales, ε and L of its own: in its stats they are of these coordinates.
 """
 
 import json
@@ -258,7 +258,7 @@ class Kernel:
         if begin < done == first:
             scale = self.moments.scales(first - begin)
             self.point = self.point._replace(gradient=self.point.gradient * scale, scale=scale)
-            self.tuning, self.moments = EnergyTuning(self.step_size), Moments()
+            self.tuning, self.moments = self.tuning.anew(), Moments()
         if done == second:
             self.length = np.where(self.moments.radius > 0, self.moments.radius, self.length)
         if second < done <= last and (done - second) % self._every == 0:

@@ -87,7 +87,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 
 @torch.no_grad()
 def _check_passes(net: nn.Module, x: Tensor, has_classes: bool) -> None:
-    """Warn of outputs that are probabilities; UserError: not finite, or training mode fails or changes its inputs."""
+    """Warn of probabilities as outputs. UserError: not finite, or training mode fails or changes values or shapes."""
     name, f = type(net).__name__, net(x)
     if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # a tanh is finite at infinity
         raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with, "

@@ -61,7 +61,7 @@ class CompiledGradient:
         self._library.leapfrog(*pointers, steps, len(arrays[0]), self.size, self.threads)
 
     def microcanonical(self, *arrays: np.ndarray) -> None:
-        """z, u (C, P), density (C,), gradient, scale (C, P), ΔE (C,), in place; step, steps (C,), a step's shares (n,).
+        """z, u (C, P), density (C,), gradient (C, P), in place; scale (C, P), ΔE (C,), set; step, steps (C,), shares.
 
         With noise (C, S, P) and its spread (C,) after them u is refreshed before each step, and ΔE is (C, S).
         """

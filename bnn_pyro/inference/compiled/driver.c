@@ -40,7 +40,7 @@ static double turn(double *u, const double *g, double time, long n) {
 static void isokinetic(Job *job, long c, char *work) {
   long size = job->size, count = job->counts[c];
   double *z = job->z + c * size, *u = job->u + c * size, *g = job->g + c * size, e = job->step[c], all = 0;
-  const double *m = job->m + c * size;
+  const double *m = job->m + c * size; /* the scale of its coordinates */
   for (long s = 0; s < count; s++) {
     double before = job->density[c], lost = 0;
     if (job->noise) {
