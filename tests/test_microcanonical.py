@@ -96,17 +96,17 @@ def test_the_step_meets_its_energy_error():
     assert 0.5 < np.median(kernel.length) / np.sqrt(np.logspace(-2, 0, 50).sum()) < 8
 
 
-def test_directions_that_data_make_narrow_keep_most_of_their_width_at_the_default():
-    """A tenth of all, none of them a coordinate, so that scales help little. At the published 0.1 half is left."""
-    variances, rng = np.repeat([1e-4, 1.0], [20, 180]), np.random.default_rng(0)
+def test_directions_that_data_make_narrow_keep_their_width_at_the_default():
+    """Three tenths of all, none of them a coordinate, so that scales help little. At 0.1 a fifth is lost."""
+    variances, rng = np.repeat([1e-4, 1.0], [60, 140]), np.random.default_rng(0)
     turned = np.linalg.qr(rng.standard_normal((200, 200)))[0]
-    start = (rng.standard_normal((8, 200)) * variances**0.5) @ turned.T
-    kernel, narrow = Kernel(MILE(warmup=6000), Mapped(Density(variances), turned), start, range(8)), []
-    for step in range(7000):
+    start = (rng.standard_normal((24, 200)) * variances**0.5) @ turned.T
+    kernel, narrow = Kernel(MILE(warmup=3000), Mapped(Density(variances), turned), start, range(24)), []
+    for step in range(4000):
         kernel.step()
-        if step >= 6000:
-            narrow.append(((kernel.point.z @ turned)[:, :20] ** 2 / 1e-4).mean())
-    assert 0.61 < np.mean(narrow) < 1.1
+        if step >= 3000:
+            narrow.append(((kernel.point.z @ turned)[:, :60] ** 2 / 1e-4).mean())
+    assert 0.87 < np.mean(narrow) < 1.1
 
 
 def test_the_way_of_a_direction_is_that_which_a_long_chain_tells():
@@ -130,12 +130,11 @@ def test_coordinates_are_scaled_by_what_each_chain_has_seen_of_their_widths(monk
         monkeypatch.setattr(microcanonical, "FEW", few)
         kernel, x, seen = Kernel(MILE(warmup=6000), Density(deviations**2), start, range(8)), [], []
         for step in range(10_000):
-            error = kernel.step()["energy_error"]
+            kernel.step()
             if step >= 6000:
                 x.append(kernel.point.z)
             if 1800 <= step < 3000:
                 seen.append((kernel.point.z / kernel.point.scale, np.tile(kernel.step_size[:, None], 20)))
-                assert (error < 30).all(), "no step is many times as long as the one before"
             if step == 2999:
                 z, weights = np.swapaxes(seen, 0, 1)
                 middle = np.average(z, 0, weights)
