@@ -6,10 +6,12 @@ import arviz
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import quad
 from scipy.optimize import minimize
+from scipy.stats import f, gamma, kstest, norm
 
 import bnn_pyro as bp
-from bnn_pyro.inference.coordinates import Rounded, Whitened, centre_of, coordinates, mode_of
+from bnn_pyro.inference.coordinates import NonCentred, Rounded, Whitened, centre_of, coordinates, mode_of
 from bnn_pyro.inference.linear import Curvature
 from bnn_pyro.inference.potential import Potential
 
@@ -130,3 +132,45 @@ def test_a_compiled_gradient_is_held_to_the_rounding_of_the_operators(monkeypatc
     monkeypatch.setattr("bnn_pyro.inference.potential.MOST_ROUNDING", 0.0)
     with pytest.warns(UserWarning, match="its result is off by 0.00"):
         assert not target.compile(1)
+
+
+SHAPE, RATE = 1.5, 0.7
+GAMMA = f"gamma:{SHAPE},{RATE}"
+
+
+def test_scales_of_gamma_priors_are_coordinates_that_integrate_out():
+    """∫ p(v, t) |∂v/∂w| dt = p(w | data) but for a constant, numerically; t is drawn from its distribution given w."""
+    with bp.isolated(0):
+        x, y, schema = torch.randn(8, 2), torch.randn(8), bp.Schema("regression", (2,))
+        assert type(coordinates(Potential(bp.MeanField(hidden=(3,), prior=GAMMA).model(schema), x, y))) is NonCentred
+        target = Potential(bp.MeanField(hidden=(), prior=GAMMA, noise=0.5, bias=False).model(schema), x, y)
+        u = target.prior_draws(6)
+        plain, target.space = target(u)[0], NonCentred(target)
+        given, found = target.space.inverse(u[:1].expand(4000, -1)), target.prior_draws(4000)
+    torch.testing.assert_close(target.space.forward(given), u[:1].expand(4000, -1))
+    rates, integrals = (RATE + u.square().sum(1) / 2).tolist(), []
+    for w, density, rate in zip(u, plain, rates, strict=True):
+
+        def p(t, w=w, density=density):
+            z = torch.cat([w * math.exp(-t), torch.tensor([t])])[None]
+            return math.exp((target(z)[0] - density).item() - 2 * t)
+
+        integrals.append(quad(p, -6, 8, points=[0.5 * math.log(rate / (SHAPE + 1))])[0])
+    np.testing.assert_allclose(integrals, integrals[0], rtol=1e-4)
+    for t, distribution in (
+        (given[:, 2], gamma(SHAPE + 1, scale=1 / rates[0])),
+        (found[:, 2], gamma(SHAPE, scale=1 / RATE)),
+    ):
+        assert kstest((-2 * t).exp(), distribution.cdf).pvalue > 1e-3
+    assert kstest(found[:, :2].flatten(), norm.cdf).pvalue > 1e-3
+
+
+def test_nuts_samples_gamma_priors_where_rows_say_nothing():
+    """shape · |w|² / (rate · n) has the F distribution of n and 2 · shape degrees of freedom."""
+    data = bp.dataset(np.eye(4), np.arange(4.0))
+    entry, method = bp.MeanField(hidden=(3,), prior=GAMMA, noise=1e4), bp.NUTS(draws=100, warmup=300, thin=3)
+    posterior = bp.fit(entry, data, method, seed=0, progress=False)
+    for w in posterior.chains.values():
+        size, found = w[0, 0].numel(), w.flatten(2).square().sum(2) * SHAPE / RATE
+        assert arviz.ess({"x": found.log().numpy()})["x"].item() > 200
+        assert kstest((found / size).flatten(), f(size, 2 * SHAPE).cdf).pvalue > 1e-3

@@ -134,7 +134,7 @@ def test_coordinates_are_scaled_by_what_each_chain_has_seen_of_their_widths(monk
             if step >= 6000:
                 x.append(kernel.point.z)
             if 1800 <= step < 3000:
-                seen.append((kernel.point.z / kernel.point.scale, np.tile(kernel.step_size[:, None], 20)))
+                seen.append((kernel.point.z / kernel.point.scale, np.tile(kernel.tuning.step[:, None], 20)))
             if step == 2999:
                 z, weights = np.swapaxes(seen, 0, 1)
                 middle = np.average(z, 0, weights)

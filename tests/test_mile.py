@@ -147,21 +147,24 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     kernel, again = (Kernel(MILE(warmup=10), Density(np.full(3, 1e-4)), np.full((2, 3), 0.01), (0, 1)) for _ in "ab")
     for _ in range(10):
         kernel.step()
-    kernel.step_size, before = np.array([1e-4, 1e4]), kernel.point.z
+    kernel.step_size, before = np.array([1e-4, 1e4]), kernel.point
     first = kernel.step_size.copy()
-    assert kernel.step()["diverging"].tolist() == [0, 1] and (kernel.point.z[1] == before[1]).all()
+    assert kernel.step()["diverging"].tolist() == [0, 1] and (kernel.point.z[1] == before.z[1]).all()
+    assert (kernel.point.u[1] == -before.u[1]).all() and (kernel.step_size == first).all(), "as it came, it may go"
+    kernel.step()
     assert (kernel.step_size == first * [1, 0.5]).all() and not kernel.lost.any(), "a shorter step may do"
     kernel.halved[1] = mile.HALVINGS
     kernel.step()
     again.restore(kernel.state())
     assert again.lost.tolist() == [False, True]
     before = kernel.state()
-    del before["own"]["ends"], before["point"]["scale"]
+    del before["own"]["ends"], before["own"]["turned"], before["point"]["scale"]
+    before["tuning"]["limit"] = np.inf
     again.restore(before)
     assert kernel.ends == [1, 3, 5, 10] and again.ends == [8, 8, 9, 10], "of a version whose windows were others"
     assert (again.point.scale == 1).all() and (kernel.point.scale != 1).any()
-    again.step_size, again.halved = np.array([1e4, 1e-4]), np.full(2, mile.HALVINGS)
-    refuses(r"chain 1 diverged at transition 13: .* smaller energy_variance", again.step)
+    again.step_size, again.halved, again.turned = np.array([1e4, 1e-4]), np.full(2, mile.HALVINGS), np.full(2, True)
+    refuses(r"chain 1 diverged at transition 14: .* smaller energy_variance", again.step)
 
 
 @pytest.mark.parametrize("compiled", ["yes", "no"])
@@ -183,7 +186,7 @@ def test_a_chain_that_diverges_leaves_the_others(compiled, monkeypatch, tmp_path
     with pytest.warns(UserWarning, match=r"chain 1 .*diverged.*: 2 of 3 chains with 5 of 5 draws each are kept"):
         rest = fit(NET, PROBLEM.data, method, out=tmp_path)
     assert all(torch.equal(whole.chains[site][1:], v) for site, v in rest.chains.items())
-    refuses("chain 1 of 1: a chain diverged at transition 54", fit, NET, PROBLEM.data, replace(method, chains=1))
+    refuses("chain 1 of 1: a chain diverged at transition 55", fit, NET, PROBLEM.data, replace(method, chains=1))
 
 
 def test_a_step_that_is_not_finite_is_taken_back_in_the_warm_up():
@@ -192,11 +195,14 @@ def test_a_step_that_is_not_finite_is_taken_back_in_the_warm_up():
             density, gradient = super().__call__(z)
             return torch.where(z[:, 0].abs() > 1, torch.nan, density), gradient
 
-    kernel = Kernel(MILE(warmup=200), Wall([1.0, 1.0]), np.zeros((4, 2)), range(4))
+    kernel, met = Kernel(MILE(warmup=200), Wall([1.0, 1.0]), np.zeros((4, 2)), range(4)), 0
     for _ in range(100):
+        step = kernel.step_size
         kernel.step()
         assert np.isfinite(kernel.point.density).all() and (np.abs(kernel.point.z[:, 0]) <= 1).all()
-    assert np.isfinite(kernel.tuning.limit).any()
+        assert (kernel.tuning.step[kernel.turned] < step[kernel.turned]).all()
+        met += kernel.turned.sum()
+    assert met > 3
     nowhere = Kernel(MILE(warmup=200), Wall([1.0, 1.0]), np.full((1, 2), 5.0), (0,))
     with pytest.raises(bp.UserError, match="the step size fell"):
         for _ in range(200):

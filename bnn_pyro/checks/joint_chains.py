@@ -24,7 +24,7 @@ from bnn_pyro.inference import Method
 from bnn_pyro.inference.chees import Chains, Kernel
 from bnn_pyro.inference.coordinates import coordinates
 from bnn_pyro.inference.cost import TYPICAL, choose_compiled
-from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sghmc import Chains as StochasticChains
 from bnn_pyro.progress import Report
 
@@ -42,7 +42,7 @@ def _one_by_one(method: Any, joint: "JointChains", w: Weights, steps: int) -> Tr
     """All that a kernel remembers after its warm-up is where it is: it takes every chain's turn."""
     potential = joint.potential()
     z = potential.position(w)
-    gradients = float(len(z) * joint.check.sweeps * method.typical(type(potential.space) is not Space))
+    gradients = float(len(z) * joint.check.sweeps * method.typical(potential.space.whitened))
     if choose_compiled(method.compiled, gradients, potential):
         potential.compile(1)
     first = potential.position({site: value[None] for site, value in joint.first.items()})[0].numpy()

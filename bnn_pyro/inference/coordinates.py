@@ -1,6 +1,6 @@
-"""Coordinates in which the posterior of a linear model, f = W φ(x), is about as wide in all directions.
+"""Coordinates in which a posterior is about as wide in all directions: of a linear model, and of gamma priors.
 
-Of Λ, the curvature of its log joint (``linear``):
+Of a linear model f = W φ(x) with Λ, the curvature of its log joint (``linear``):
 
     up to DENSE weights:   z = Rᵀ w,  R Rᵀ = Λ at the centre
     above, by Kronecker:   w = τ v,  Λ_v ≈ C ⊗ G + 1,  C = U diag(c) Uᵀ,  G = Q diag(g) Qᵀ,
@@ -9,20 +9,23 @@ Of Λ, the curvature of its log joint (``linear``):
 τ is the prior's scale, G the Gram matrix of φ, every row weighted by the trace of its I_n, and C their mean (Martens &
 Grosse 2015, arXiv:1503.05671). In the weights themselves the widest direction of the posterior can be a hundred times
 the narrowest. A linear change of coordinates alters no draw's distribution, however rough the approximation.
+
+Of other models gamma priors give their scales back, see :class:`NonCentred`.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
+from torch.distributions import Gamma
 
 from bnn_pyro.inference.linear import ROWS, Curvature, linear_layer, summed
 from bnn_pyro.inference.log_joint import with_gradient
-from bnn_pyro.inference.potential import CENTRED, Potential, Space
+from bnn_pyro.inference.potential import Potential, Space
 from bnn_pyro.parts.likelihoods import Likelihood
 from bnn_pyro.parts.priors import GammaNormal
 from bnn_pyro.parts.weights import cut
@@ -39,6 +42,8 @@ DENSE = 4096
 
 class Rounded(Space):
     """z = Rᵀ u, R Rᵀ = Λ at u (P,)."""
+
+    whitened = True
 
     def __init__(self, curvature: Curvature, u: Tensor) -> None:
         self.root = torch.linalg.cholesky(curvature.precision(u, summed))
@@ -57,6 +62,8 @@ class Rounded(Space):
 
 class Whitened(Space):
     """By Kronecker factors of Λ at u (P,)."""
+
+    whitened = True
 
     @torch.no_grad()
     def __init__(self, curvature: Curvature, u: Tensor) -> None:
@@ -89,8 +96,51 @@ class Whitened(Space):
         return torch.cat([v.flatten(-2), u[..., self.size :] / self.own_scale], -1)
 
 
+class NonCentred(Space):
+    """w = v eᵗ of each parameter with a gamma prior, which has one t: v ~ Normal(0, I), e⁻²ᵗ = τ ~ Gamma(shape, rate).
+
+    z (…, P + T) are v and the other numbers, then the T scales t. Where the prior has τ integrated out, all of w has to
+    move for its scale to change, and a step is too long for small scales or too short for large ones; here t moves by
+    itself (Papaspiliopoulos, Roberts & Sköld 2007, doi:10.1214/088342307000000014).
+    """
+
+    def __init__(self, potential: Potential) -> None:
+        self.sizes = [shape.numel() for shape in potential.free.values()]
+        self.priors = [prior if isinstance(prior, GammaNormal) else None for prior in potential.priors.values()]
+
+    def _parts(self, z: Tensor) -> Iterator[tuple[Tensor, GammaNormal | None, Tensor]]:
+        """(numbers (…, n) of a site, its gamma prior, t (…, 1), which is 0 without one)."""
+        *parts, t = z.split([*self.sizes, z.shape[-1] - sum(self.sizes)], -1)
+        scales = iter(t.split(1, -1))
+        for part, prior in zip(parts, self.priors, strict=True):
+            yield part, prior, next(scales) if prior else torch.zeros_like(part[..., :1])
+
+    def forward(self, z: Tensor) -> Tensor:
+        """z (…, P + T) -> u (…, P)."""
+        return torch.cat([part * t.exp() if prior else part for part, prior, t in self._parts(z)], -1)
+
+    def inverse(self, u: Tensor) -> Tensor:
+        """u (…, P) -> z (…, P + T), each t drawn from its distribution given w; call inside ``isolated``."""
+        parts, scales = list(u.split(self.sizes, -1)), []
+        for i, prior in enumerate(self.priors):
+            if prior:
+                scales.append(-0.5 * Gamma(*prior.given(parts[i])).sample()[..., None].log())
+                parts[i] = parts[i] * (-scales[-1]).exp()
+        return torch.cat([*parts, *scales], -1)
+
+    def extra(self, z: Tensor) -> Tensor:
+        """log p(t | w) + log |∂w/∂v|, by which the density of z exceeds that of u, but for a constant."""
+        total = z.new_zeros(z.shape[:-1])
+        for v, prior, t in self._parts(z):
+            if prior:
+                shape, rate = prior.given(v * t.exp())
+                t = t[..., 0]
+                total = total + shape * rate.log() - rate * (-2 * t).exp() - (2 * shape - v.shape[-1]) * t
+        return total
+
+
 def coordinates(potential: Potential) -> Space:
-    """Rounded at the centre of a linear model, else plain, as the potential's are; call inside ``isolated``.
+    """Rounded at the centre of a linear model, else NonCentred or plain; call inside ``isolated``.
 
     The centre becomes the potential's initial numbers, around which chains start. A run that an earlier version began,
     as ``potential.centred`` says, has the coordinates that it began with, as it recorded positions in them.
@@ -98,11 +148,12 @@ def coordinates(potential: Potential) -> Space:
     likelihood = type(getattr(potential.model, "likelihood", None))
     unknown = getattr(likelihood, "information", Likelihood.information) is Likelihood.information
     if unknown or linear_layer(potential.model) is None:
-        return Space()
+        gamma = any(isinstance(prior, GammaNormal) for prior in potential.priors.values())
+        return NonCentred(potential) if gamma and potential.centred >= 3 else Space()
     curvature = Curvature(potential)
     where = potential.log_density, Whitened(curvature, potential.initial), potential.initial
     u = centre_of(potential, curvature) if potential.centred else mode_of(*where)
-    if potential.centred == CENTRED:
+    if potential.centred >= 2:
         potential.initial = u
     return Rounded(curvature, u) if potential.size <= DENSE else Whitened(curvature, u)
 
@@ -154,7 +205,7 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
         return float(density(u[None], u) + space.scale.log().sum() + scales), u, tau.clone()
 
     found = [search(potential.initial, 1.0)]
-    if potential.centred == CENTRED and gammas and held.any():
+    if potential.centred >= 2 and gammas and held.any():
         low = torch.where(held.to(potential.initial.device), potential.initial - math.log(10), potential.initial)
         found.append(search(low, WIDER))
     _, u, tau[:] = max(found, key=lambda one: one[0])

@@ -19,7 +19,7 @@ from bnn_pyro.checkpoint import Run
 from bnn_pyro.inference.adaptation import Warmup, check_steps, reasonable_step
 from bnn_pyro.inference.chains import Chains, run_chains
 from bnn_pyro.inference.cost import choose_compiled, choose_cores, run_cost
-from bnn_pyro.inference.potential import Potential, Space
+from bnn_pyro.inference.potential import Potential
 from bnn_pyro.inference.sampler import Drawn, Sampler, Starts
 from bnn_pyro.inference.trajectories import Dynamics, Point, Transition, gradient_of, hmc, nuts
 from bnn_pyro.isolation import generator_state, set_generator_state
@@ -52,7 +52,7 @@ class SeparateChains(Sampler):
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         """See ``Sampler``; from starts that are kept in the checkpoint."""
-        gradients = float(self.chains * self.transitions * self.typical(type(potential.space) is not Space))
+        gradients = float(self.chains * self.transitions * self.typical(potential.space.whitened))
         compiled = choose_compiled(self.compiled, gradients, potential)
         tasks = 1 if self.group and not compiled else self.chains
         together = self.chains // tasks
@@ -64,10 +64,11 @@ class SeparateChains(Sampler):
             z = state["starts"]
             tasks = len(z) if z.dim() == 3 or compiled else tasks  # as it was begun
         else:
-            z = starts(self.chains).cpu().reshape(tasks, -1, potential.size)
+            z = starts(self.chains).cpu()
+            z = z.reshape(tasks, -1, z.shape[-1])
             if run.checkpoint is not None:
                 run.checkpoint.save({"starts": z, "centred": potential.centred})
-        z = z.reshape(tasks, -1, potential.size).numpy()
+        z = z.reshape(tasks, -1, z.shape[-1]).numpy()
         return run_chains(Chains(self, potential, z, run.seed, compiled), min(cores, tasks), run)
 
 
@@ -76,7 +77,7 @@ class Kernel:
 
     def __init__(self, sampler: Any, potential: Potential, start: np.ndarray, seed: int) -> None:
         self.sampler, self.potential = sampler, potential
-        self.warmup = Warmup(sampler.warmup, sampler.target_accept, potential.size)
+        self.warmup = Warmup(sampler.warmup, sampler.target_accept, len(start))
         self.rng, self.gradient = np.random.default_rng(seed), gradient_of(potential)
         self.start_at(start)
         self._new_metric()

@@ -134,32 +134,39 @@ class EnergyTuning:
 
     Robnik et al. 2023, arXiv:2212.08549; in Sommer et al. 2025, arXiv:2502.06335, the target falls in the warm-up.
 
-    step     ε of the next step       limit  three fourths of the least at which a chain stopped being finite
+    step             ε of the next step
     average, weight  the sums of that mean
+    logs, count      Σ ln ε and its terms so far: ``step`` is what suits the place where a chain is, ``mean`` the chain
     """
 
     step: np.ndarray
-    limit: np.ndarray | float = np.inf
     average: np.ndarray | float = 0.0
     weight: np.ndarray | float = 0.0
+    logs: np.ndarray | float = 0.0
+    count: int = 0
 
-    #: How many of the last steps count, and the width of ln ξ within which a step counts.
-    MEMORY, TRUST = 100, 9.0
+    #: How many of the last steps count, the width of ln ξ within which a step counts, and the share of itself to which
+    #: one that diverges falls.
+    MEMORY, TRUST, FALL = 100, 9.0, 0.75
 
     def learn(self, error: np.ndarray, good: np.ndarray, size: int, target: float) -> None:
-        """From one step of each chain.   error: ΔE (G,).   good: whether it stayed finite (G,).   size: d."""
-        self.limit = np.where(good, self.limit, np.minimum(self.limit, 0.75 * self.step))
+        """From one step of each chain.   error: ΔE (G,).   good: whether it did not diverge (G,).   size: d."""
         xi = np.where(good, error, 0.0) ** 2 / (size * target) + 1e-8
         weight = np.where(good, np.exp(-0.5 * (np.log(xi) / self.TRUST) ** 2), 0.0)
         decay = (self.MEMORY - 1) / (self.MEMORY + 1)
-        self.average = decay * self.average + weight * xi / self.step**6
+        fall = np.where(good, 1.0, self.FALL)
+        self.average = (decay * self.average + weight * xi / self.step**6) / fall**6
         self.weight = decay * self.weight + weight
         learned = (self.average / self.weight) ** (-1 / 6)
-        self.step = np.minimum(np.where(self.weight > 0, learned, self.step), self.limit)
+        self.step = np.where(self.weight > 0, learned, fall * self.step)
+        self.logs, self.count = self.logs + np.log(self.step), self.count + 1
 
     def anew(self) -> "EnergyTuning":
         """For other coordinates: the step counts as a tenth of one at its target, lest one error make the next."""
-        return EnergyTuning(self.step, np.inf, 0.1 / self.step**6, 0.1)
+        return EnergyTuning(self.step, 0.1 / self.step**6, 0.1)
+
+    #: The geometric mean of the steps so far.
+    mean = property(lambda self: np.exp(self.logs / self.count))
 
 
 @dataclass

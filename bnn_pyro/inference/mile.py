@@ -8,16 +8,17 @@ No proposal is rejected: draws have a bias that falls with the step, which the w
 E[ΔE²]/d = ``energy_variance``. With h = ε/√d the leapfrog has E[ΔE²] = h⁶λ³/16 in a direction of variance 1/λ, which
 is off by at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 of itself; the minimal-norm integrator here is better. Few directions of a
 network are as narrow as the data make them, and the error is theirs: of a tenth of d each has ten times E[ΔE²]/d, which
-is why ``energy_variance`` is 0.005 where the paper has 0.1.
+is why ``energy_variance`` is 0.001 where the paper has 0.1.
 
 With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503.01707): u is drawn anew, a trajectory
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
 
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
 warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. At 0.3 T zᵢ is
-divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew; L, first √d, is from
-0.5 T on √Σ Var zᵢ, and at the end 0.4 · way / n_eff by effective draws. The adjusted sampler does so in 0.6 T; in the
-rest dual averaging learns ε. Each chain has scales, ε and L of its own: in its stats they are of these coordinates.
+divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew: from 0.5 T on it is
+the geometric mean of those since then, as the last ones suit the place where the chain is. L, first √d, is from 0.5 T
+on √Σ Var zᵢ, and at the end 0.4 · way / n_eff by effective draws. The adjusted sampler does so in 0.6 T; in the rest
+dual averaging learns ε. Each chain has scales, ε and L of its own: in its stats they are of these coordinates.
 """
 
 import json
@@ -57,10 +58,10 @@ REACH = 3.0
 #: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
 POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
 #: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR; how often a chain's step
-#: may be halved after the warm-up, because it diverged, before the chain is lost; the first step, in units of √d.
+#: may be halved after the warm-up, because it diverged twice, before the chain is lost; the first step, in units of √d.
 WIDE, HALVINGS, FIRST_STEP = 30.0, 10, 1e-3
-#: Members of a network whose weights are at most so many; four of a larger one.
-MEMBERS, SMALL = 8, 10_000
+#: Members of a network whose weights are at most so many; four of a larger one. What else a kernel's state has.
+MEMBERS, SMALL, OWN = 8, 10_000, ("step_size", "length", "lost", "turned", "halved", "ends")
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class MILE(SeparateChains):
     lr: float = setting(0.01, above=0)
     batch_size: int = setting(64, low=0)
     first_energy_variance: float = setting(0.5, above=0)
-    energy_variance: float = setting(0.005, above=0)
+    energy_variance: float = setting(0.001, above=0)
     adjusted: bool = False
     max_steps: int = setting(1000, low=1)
 
@@ -117,7 +118,8 @@ class MILE(SeparateChains):
         root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
 
         A step diverges whose energy error exceeds 1,000 nats and 30 √d, or is not finite: it is taken back, counted,
-        and its chain's step halved. After 10 such steps a chain is left out with a warning; UserError where all are.
+        and the chain turns round; where it then diverges again its step is halved. After 10 times it is left out with
+        a warning; UserError where all are.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())
@@ -161,7 +163,7 @@ class Kernel:
         chains, self.size = start.shape
         self.rngs = [np.random.default_rng(seed) for seed in seeds]
         self.start_at(start, np.ones_like(start))
-        self.lost, self.halved = np.zeros(chains, dtype=bool), np.zeros(chains)
+        self.lost, self.turned, self.halved = *np.zeros((2, chains), dtype=bool), np.zeros(chains)
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
         self.most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
         self.length = np.full(chains, math.sqrt(self.size))
@@ -194,15 +196,16 @@ class Kernel:
             return self._langevin(self._noise(num))
 
     def _langevin(self, noise: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """Steps of every chain; one that diverges is taken back, and after the warm-up its chain's step halved."""
+        """Steps of every chain; one that diverges is taken back and u reversed, as a Metropolis step would."""
         settings, before, step = self.settings, self.point, self.step_size
         state, errors = langevin_steps(self.potential, before, self.step_size, self.length, noise)
         good = (np.abs(errors) < self.most).all(1) & np.isfinite(state.gradient).all(1)
         if noise.shape[1] > 1 and not good.all():  # which of them did is found one by one
             return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]
         error, drawing = errors[:, -1], self.done >= settings.warmup
-        if drawing and not good.all():
-            self.step_size, self.halved = np.where(good, self.step_size, self.step_size / 2), self.halved + ~good
+        again, self.turned = drawing & ~good & self.turned, ~good
+        if again.any():  # the way back diverges too
+            self.step_size, self.halved = np.where(again, self.step_size / 2, self.step_size), self.halved + again
             self.lost |= self.halved > HALVINGS
             if self.lost.all():
                 chain = int(np.argmin(good))
@@ -211,7 +214,8 @@ class Kernel:
                 raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {what} in a step "
                                 f"of {self.step_size[chain]:.3g}; take a smaller energy_variance than "
                                 f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
-        state = state.where(good & ~self.lost, before)
+        back = before._replace(u=np.where(good[:, None], before.u, -before.u))
+        state = state.where(good & ~self.lost, back)
         if self.done < self.ends[2] and self.done < settings.warmup:
             targets = settings.first_energy_variance, settings.energy_variance
             self.tuning.learn(error, good, self.size, np.interp(self.done, (0, max(1, self.ends[1])), targets))
@@ -260,6 +264,7 @@ class Kernel:
             self.point = self.point._replace(gradient=self.point.gradient * scale, scale=scale)
             self.tuning, self.moments = self.tuning.anew(), Moments()
         if done == second:
+            self.step_size = self.tuning.mean
             self.length = np.where(self.moments.radius > 0, self.moments.radius, self.length)
         if second < done <= last and (done - second) % self._every == 0:
             self.positions.append(z[:, :: -(-self.size // COORDINATES)].copy())
@@ -280,7 +285,7 @@ class Kernel:
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
         parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
-        parts["own"] = {name: getattr(self, name) for name in ("step_size", "length", "lost", "halved", "ends")}
+        parts["own"] = {name: getattr(self, name) for name in OWN}
         parts |= {"positions": self.positions, "averages": [vars(average) for average in self.averages]}
         generators = json.dumps([rng.bit_generator.state for rng in self.rngs])
         return tree_map_only(np.ndarray, torch.from_numpy, {**parts, "done": self.done, "rngs": generators})
@@ -289,6 +294,7 @@ class Kernel:
         """Go on from such a state, in a kernel that was made in the same way."""
         state = tree_map_only(Tensor, Tensor.numpy, dict(state))
         point = {"scale": np.ones_like(state["point"]["z"]), **state["point"]}
+        state["tuning"].pop("limit", None)  # of an earlier version
         self.point, self.tuning = State(**point), EnergyTuning(**state["tuning"])
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
         former = [int(share * self.settings.warmup) for share in FORMER_WINDOWS[self.settings.adjusted]]

@@ -5,7 +5,7 @@ Densities and gradients are float64, coordinates z (C, P) are a linear map of th
 
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,15 @@ AGREEMENT, MIN_COMPARED = 1e-4, 8
 #: Or as many times as far as the operators differ from themselves where z is larger by so small a part; at most.
 MOST_ROUNDING, ROUNDING, MAX_ERROR = 5.0, 1e-7, 1e-2
 
-#: The coordinates of linear models that runs are begun with now.
-CENTRED = 2
+#: The coordinates that runs are begun with now, see ``Potential.centred``.
+CENTRED = 3
 
 
 class Space:
-    """Coordinates z of the unconstrained numbers u, here the same; another map is linear (see ``coordinates``)."""
+    """Coordinates z of the unconstrained numbers u, here the same; see ``coordinates`` for others."""
+
+    #: Whether the posterior is about as wide in all directions.
+    whitened: ClassVar[bool] = False
 
     def forward(self, z: Tensor) -> Tensor:
         """z (…, P) -> u (…, P)."""
@@ -38,14 +41,18 @@ class Space:
         """u (…, P) -> z (…, P)."""
         return u
 
+    def extra(self, z: Tensor) -> Tensor | float:
+        """How far log densities (…,) of z exceed those of u, but for a constant."""
+        return 0.0
+
 
 class Potential(LogJoint):
     """log π and its gradient over z; see :class:`LogJoint`.
 
     space     the coordinates; may be replaced before sampling. The constant that a linear change adds to the density is
-              left out: ``lp`` of a draw is its log joint
-    centred   with which coordinates of a linear model the run that samples it was begun: those at the mode (0), by one
-              search for the highest evidence (1), or by two, about which its chains start (``CENTRED``)
+              left out: ``lp`` of a draw is its log joint, with ``NonCentred`` that of weights and scales
+    centred   with which coordinates the run that samples it was begun. Of a linear model: those at the mode (0), by one
+              search for the highest evidence (1), or by two, about which its chains start; 3: also ``NonCentred``
     compiled  the gradient as compiled code, if there is any
     Raises UserError for a discrete latent site, a prior without samples, or a density not finite at the initial values.
     """
@@ -117,8 +124,9 @@ class Potential(LogJoint):
         from bnn_pyro.inference.compiled import NotCompiled, compile_gradient, recipe  # with torch's tracing
 
         g = torch.Generator().manual_seed(0)
-        noise = torch.randn(max(chains, MIN_COMPARED), self.size, generator=g, dtype=torch.float64).to(self.x.device)
-        z = self.space.inverse(self.initial) + 0.3 * noise
+        start = self.space.inverse(self.initial)
+        noise = torch.randn(max(chains, MIN_COMPARED), len(start), generator=g, dtype=torch.float64).to(self.x.device)
+        z = start + 0.3 * noise
         same = recipe(self.model, self.x, self.y.shape, self.y.dtype, self.temperature, self.space)
         by_operators = self.evaluate(z)
         rounding = _difference(self.evaluate(z * (1 + ROUNDING)), by_operators)
@@ -135,7 +143,7 @@ class Potential(LogJoint):
             return False
 
     def _gradient(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return with_gradient(lambda z: self.log_density(self.space.forward(z), y), z)
+        return with_gradient(lambda z: self.log_density(self.space.forward(z), y) + self.space.extra(z), z)
 
 
 def _difference(some: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> float:

@@ -27,7 +27,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.inference.chains import Record
 from bnn_pyro.inference.cost import Forecast
 from bnn_pyro.inference.members import optimised
-from bnn_pyro.inference.potential import CENTRED, Potential, Space
+from bnn_pyro.inference.potential import CENTRED, Potential
 from bnn_pyro.isolation import chain_seed, isolated, one_thread
 from bnn_pyro.parts.guides import weight_sites
 from bnn_pyro.posterior import Posterior, weight_space
@@ -212,7 +212,7 @@ def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int)
             if how == "prior":
                 z = potential.prior_draws(1)
             else:
-                if type(potential.space) is not Space and potential.centred == CENTRED:
+                if potential.space.whitened and potential.centred >= 2:
                     apart = SPREAD * torch.randn_like(potential.initial)
                 else:
                     a, b = potential.prior_draws(2)  # their difference has mean 0 and twice the variance

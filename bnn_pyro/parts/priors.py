@@ -46,12 +46,16 @@ class GammaNormal(ArrayDistribution):
         noise = torch.randn(shape, device=self.rate.device, dtype=self.rate.dtype)
         return noise * precision.rsqrt().reshape(lead + (1,) * len(self.event_shape))
 
+    def given(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """(shape, rate) of τ given w (…, P), which has a gamma distribution too."""
+        return self.shape_ + 0.5 * self._size, self.rate + 0.5 * w.square().sum(-1)
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats, one a parameter."""
-        power = self.shape_ + 0.5 * self._size
+        power, rate = self.given(self._flat(value))
         constant = torch.lgamma(power) - torch.lgamma(self.shape_) + self.shape_ * self.rate.log()
         constant = constant - 0.5 * self._size * math.log(2 * math.pi)
-        return constant - power * (self.rate + 0.5 * self._flat(value.square()).sum(-1)).log()
+        return constant - power * rate.log()
 
 
 class ScaleMixture(ArrayDistribution):
