@@ -14,11 +14,11 @@ With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
 
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
-warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. At 0.3 T zᵢ is
-divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew: from 0.5 T on it is
-the geometric mean of those since then, as the last ones suit the place where the chain is. L, first √d, is from 0.5 T
-on √Σ Var zᵢ, and at the end 0.4 · way / n_eff by effective draws. The adjusted sampler does so in 0.6 T; in the rest
-dual averaging learns ε. Each chain has scales, ε and L of its own: in its stats they are of these coordinates.
+warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. Then zᵢ is
+divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew; from 0.5 T on it is
+the geometric mean of those since then, as the last of them suits one place. L, first √d, is from 0.5 T on √Σ Var zᵢ,
+at the end 0.4 · way / n_eff by effective draws. The adjusted sampler does so in 0.6 T, then dual averaging learns ε.
+Each chain has scales, ε and L of its own; its stats are of these coordinates.
 """
 
 import json
@@ -71,13 +71,11 @@ class MILE(SeparateChains):
     chains           M, members and chains; 0: 8, or 4 of a network of more than 10,000 weights
     start            members, or one of the starts of the other samplers
     epochs           of a member's optimisation at most
-    patience         epochs without a better NLL of held-out rows after which that stops. They are the validation rows,
-                     or 15 % of the training rows where there are none; chains see all training rows
+    patience         epochs without a better NLL of validation rows, or 15 % of the training rows, after which it stops
     lr               AdamW's first learning rate
     batch_size       rows of a step of AdamW
     warmup           transitions before the draws: single steps of the integrator, or trajectories where adjusted
-    first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have, falling linearly from the first to
-                     the other until 0.3 of the warm-up, 0.15 where adjusted
+    first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have at first, and after 0.3 of the warm-up
     adjusted         whether trajectories are accepted or rejected by Metropolis, so that draws are exact
     target_accept    acceptance rate that the step is adapted to where adjusted
     max_steps        at most so many steps a trajectory where adjusted
@@ -117,9 +115,8 @@ class MILE(SeparateChains):
         ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging; energy_error, the
         root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
 
-        A step diverges whose energy error exceeds 1,000 nats and 30 √d, or is not finite: it is taken back, counted,
-        and the chain turns round; where it then diverges again its step is halved. After 10 times it is left out with
-        a warning; UserError where all are.
+        A step whose energy error exceeds 1,000 nats and 30 √d, or is not finite, is taken back and u reversed; where
+        the next is too the step is halved. After ten times the chain is left out with a warning; UserError if all are.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())
@@ -165,7 +162,6 @@ class Kernel:
         self.start_at(start, np.ones_like(start))
         self.lost, self.turned, self.halved = *np.zeros((2, chains), dtype=bool), np.zeros(chains)
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
-        self.most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
         self.length = np.full(chains, math.sqrt(self.size))
         self.step_size = FIRST_STEP * self.length
         self.tuning, self.moments = EnergyTuning(self.step_size), Moments()
@@ -199,7 +195,8 @@ class Kernel:
         """Steps of every chain; one that diverges is taken back and u reversed, as a Metropolis step would."""
         settings, before, step = self.settings, self.point, self.step_size
         state, errors = langevin_steps(self.potential, before, self.step_size, self.length, noise)
-        good = (np.abs(errors) < self.most).all(1) & np.isfinite(state.gradient).all(1)
+        most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
+        good = (np.abs(errors) < most).all(1) & np.isfinite(state.gradient).all(1)
         if noise.shape[1] > 1 and not good.all():  # which of them did is found one by one
             return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]
         error, drawing = errors[:, -1], self.done >= settings.warmup
@@ -214,17 +211,15 @@ class Kernel:
                 raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {what} in a step "
                                 f"of {self.step_size[chain]:.3g}; take a smaller energy_variance than "
                                 f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
-        back = before._replace(u=np.where(good[:, None], before.u, -before.u))
-        state = state.where(good & ~self.lost, back)
+        state = state.where(good & ~self.lost, before._replace(u=np.where(good[:, None], before.u, -before.u)))
         if self.done < self.ends[2] and self.done < settings.warmup:
             targets = settings.first_energy_variance, settings.energy_variance
             self.tuning.learn(error, good, self.size, np.interp(self.done, (0, max(1, self.ends[1])), targets))
             self.step_size = self.tuning.step
             check_steps(self.step_size, self.done)
         self.point = state
-        figures = dict(decoherence_length=self.length, lp=state.density, step_size=step)
-        figures["n_steps"] = np.full(len(error), float(GRADIENTS))
-        figures["diverging"] = np.where(self.lost, 2.0, drawing & ~good)  # 2 also where a draw is of several steps
+        figures = dict(lp=state.density, n_steps=np.full_like(step, GRADIENTS), step_size=step)
+        figures |= dict(decoherence_length=self.length, diverging=np.where(self.lost, 2.0, drawing & ~good))  # 2: lost
         self._learn_length(noise.shape[1])
         return [{"energy_error": own, **figures} for own in np.abs(errors).T]
 
