@@ -140,6 +140,7 @@ def test_coordinates_are_scaled_by_what_each_chain_has_seen_of_their_widths(monk
                 middle = np.average(z, 0, weights)
                 radius = np.sqrt(np.average((z - middle) ** 2, 0, weights).sum(1))
                 np.testing.assert_allclose(kernel.length, radius, rtol=1e-9)
+                np.testing.assert_allclose(kernel.step_size, np.exp(np.log(weights[..., 0]).mean(0)))
         apart.append(np.mean([np.mean(len(one) / microcanonical.effective_draws(one)) for one in np.stack(x, 1)]))
         scale = kernel.point.scale
         np.testing.assert_allclose(np.square(scale).mean(1), 1)
