@@ -228,15 +228,11 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 def calling(net: nn.Module) -> Iterator[None]:
     """Such errors of torch are UserErrors; recurrent layers have a gradient out of training mode, unlike cuDNN's."""
     without = torch.is_grad_enabled() and not net.training and any(isinstance(p, nn.RNNBase) for p in net.modules())
-    index = f"{type(net).__name__} is given an index that it has not, such as one beyond its nn.Embedding: {{error}}"
-    try:
-        with refusing(index, IndexError), torch.backends.cudnn.flags(enabled=False) if without else nullcontext():
-            yield
-    except RuntimeError as error:
-        if "could not create a primitive" not in str(error):
-            raise
-        raise UserError(f"this processor cannot run {type(net).__name__} ({first_line(error)}); if its precision is "
-                        "bfloat16, leave that out") from error  # fmt: skip
+    name, flags = type(net).__name__, torch.backends.cudnn.flags(enabled=False) if without else nullcontext()
+    index = f"{name} is given an index that it has not, such as one beyond its nn.Embedding: {{error}}"
+    primitive = f"this processor cannot run {name} ({{error}}); if its precision is bfloat16, leave that out"
+    with refusing(index, IndexError), refusing(primitive, RuntimeError, saying="could not create a primitive"), flags:
+        yield
 
 
 @contextmanager
