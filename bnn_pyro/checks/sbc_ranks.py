@@ -94,15 +94,13 @@ def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _p_of_sum(ranks: np.ndarray, num: int, power: int) -> float:
-    """Two-sided."""
     scores, below = _sum(len(ranks), num, power)
     at = scores[ranks].sum()
-    tail = min(below[at], 1.0 - (below[at - 1] if at else 0.0))
-    return float(min(1.0, max(SMALLEST, 2 * tail)))
+    return float(min(1.0, max(SMALLEST, 2 * min(below[at], 1.0 - (below[at - 1] if at else 0.0)))))
 
 
-#: The p-values of the sum of the normal scores of ranks (R,) on 0 … ``num``: is the truth in the middle of the draws?
-#: And of that of their squares: large where draws lie too close together, small where too far apart.
+#: The two-sided p-values of the sum of the normal scores of ranks (R,) on 0 … ``num``: is the truth in the middle of
+#: the draws? And of that of their squares: large where draws lie too close together, small where too far apart.
 p_location, p_width = partial(_p_of_sum, power=1), partial(_p_of_sum, power=2)
 
 

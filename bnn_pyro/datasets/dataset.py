@@ -97,15 +97,11 @@ class Schema:
     dates: tuple["Dates", ...] = ()
     x_tails: tuple[tuple[int, float, float, float, float], ...] = ()
 
-    @property
-    def has_classes(self) -> bool:
-        """Whether targets are labels of classes, not numbers."""
-        return self.task in ("classification", "ordinal")
+    #: Whether targets are labels of classes, not numbers.
+    has_classes = property(lambda self: self.task in ("classification", "ordinal"))
 
-    @property
-    def target_names(self) -> tuple[str, ...]:
-        """Of the one target, of a time and its event, or of several."""
-        return self.targets or (self.target, *self.event[:1])
+    #: Of the one target, of a time and its event, or of several.
+    target_names = property(lambda self: self.targets or (self.target, *self.event[:1]))
 
     @property
     def table_columns(self) -> list[str]:
@@ -129,10 +125,8 @@ class Schema:
     #: The features with long tails, in words.
     tail_names = property(lambda self: ", ".join(str((self.features or range(k + 1))[k]) for k, *_ in self.x_tails))
 
-    @property
-    def exposure(self) -> bool:
-        """Whether the last column is an exposure; see :class:`Column`."""
-        return bool(self.columns) and self.columns[-1].exposure
+    #: Whether the last column is an exposure; see :class:`Column`.
+    exposure = property(lambda self: bool(self.columns) and self.columns[-1].exposure)
 
     def refuse_exposure(self, what: str) -> None:
         """Raise UserError where there is an exposure."""
@@ -153,10 +147,8 @@ class Schema:
             raise UserError(f"{what} takes no censored times, as whether an interval holds one is not known; leave "
                             "it out: the coverage in the report allows for censoring")  # fmt: skip
 
-    @property
-    def is_image(self) -> bool:
-        """Whether inputs are images of shape (channels, height, width)."""
-        return len(self.input_shape) == 3
+    #: Whether inputs are images of shape (channels, height, width).
+    is_image = property(lambda self: len(self.input_shape) == 3)
 
     def standardise(self, x: Tensor) -> Tensor:
         """Raw inputs (…, *input_shape) -> standardised float32 ones; float64 is shifted as such, for timestamps."""

@@ -66,8 +66,7 @@ def map_tasks(
         run.in_this_process(function, all_threads)
     else:
         with contextlib.ExitStack() as stack:
-            pool = DaskPool(stack, where, function) if on_cluster() else ProcessPool(stack, cores, function)
-            run.within(pool, grace)
+            run.within(DaskPool(stack, where, function) if on_cluster() else ProcessPool(stack, cores, function), grace)
     return [run.results[number] for number in range(len(tasks))]
 
 

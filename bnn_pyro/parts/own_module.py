@@ -34,7 +34,6 @@ from bnn_pyro.parts.nets import on_copy, tensors_of, users_code, with_weights
 MANY_ROWS = 16
 
 
-# -- the copy --------------------------------------------------------------------------------------------------------
 def own_copy(module: nn.Module) -> nn.Module:
     """A copy of the user's module, on the CPU.
 
@@ -139,7 +138,6 @@ def norm_layers(net: nn.Module) -> dict[str, nn.Module]:
     return {k: v for k, v in layers.items() if isinstance(v, _BatchNorm) or v.track_running_stats}
 
 
-# -- parameters by their names ---------------------------------------------------------------------------------------
 def select(net: nn.Module, text: str, setting: str) -> list[str]:
     """The names of the parameters that a pattern matches, in the module's order.
 
@@ -178,7 +176,6 @@ def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str],
     return {name: chosen[name] for name in names}
 
 
-# -- many draws ------------------------------------------------------------------------------------------------------
 def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_each: bool) -> Tensor:
     """The net's outputs (…, B, outputs) with weights and buffers {name: (…, *shape)}.
 
@@ -248,7 +245,6 @@ def _quiet_vmap(x: Tensor) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-# -- what a network must be ------------------------------------------------------------------------------------------
 @torch.no_grad()
 def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: object = None) -> int:
     """The width of the outputs of a network out of training mode, one of ``widths`` ({width: for what}).

@@ -184,7 +184,6 @@ def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[
     return variances
 
 
-# -- batch normalisation -----------------------------------------------------------------------------------------------
 class _DrawnNorm(_BatchNorm):
     """By the statistics of the batch in training, else by its buffers, of which gradients can be taken."""
 

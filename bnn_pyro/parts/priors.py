@@ -187,10 +187,8 @@ class BayesianNet(nn.Module):
         if self._centred:
             self.register_buffer("centre", torch.cat([self.net.get_parameter(n).flatten() for n in self._centred]))
 
-    @property
-    def initial(self) -> Mapping[str, Tensor]:
-        """{site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own."""
-        return {**dict(self.net.named_parameters()), **self.likelihood.initial}
+    #: {site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own.
+    initial = property(lambda self: {**dict(self.net.named_parameters()), **self.likelihood.initial})
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
         """{site: p(w)} of the net's parameters."""

@@ -57,8 +57,7 @@ class CompiledGradient:
 
     def leapfrog(self, *arrays: Tensor, steps: int) -> None:
         """In place: z, r (C, P), density (C,), gradient (C, P); inverse_mass (P,), step (C,); float64, contiguous."""
-        pointers = (array.data_ptr() for array in arrays)
-        self._library.leapfrog(*pointers, steps, len(arrays[0]), self.size, self.threads)
+        self._library.leapfrog(*(array.data_ptr() for array in arrays), steps, len(arrays[0]), self.size, self.threads)
 
     def microcanonical(self, *arrays: np.ndarray) -> None:
         """z, u (C, P), density (C,), gradient (C, P), in place; scale (C, P), ΔE (C,), set; step, steps (C,), shares.
