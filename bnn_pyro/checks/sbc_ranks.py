@@ -74,6 +74,13 @@ def normal_scores(ranks: np.ndarray, num: int) -> np.ndarray:
     return ndtri((np.asarray(ranks) + 0.5) / (num + 1))
 
 
+def scores_beside(sample: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(C, M) -> (C, M) as the standard Normal has them, whose tails are light: by ranks in a sorted sample (S, M)."""
+    pairs, num = list(zip(sample.T, values.T, strict=True)), len(sample)
+    below, upto = (np.stack([np.searchsorted(s, v, side) for s, v in pairs], 1) for side in ("left", "right"))
+    return ndtri((0.5 * (below + upto) / num).clip(0.5 / num, 1 - 0.5 / num))
+
+
 def covered(ranks: np.ndarray, num: int, level: float) -> np.ndarray:
     """Whether the central interval of ``level`` holds the truth, by its rank (…,) on 0 … ``num``.
 
