@@ -267,8 +267,9 @@ class JointDistribution(Check):
                     findings = [Finding("transitions of the chains", float("nan"), level="bad")]
                 if (level := worst(f.level for f in findings)) != "bad":
                     break
+        settings = subject.settings(method, joint.entry)
         figures = {"joint_p": min((f.p for f in findings if f.p is not None), default=0.0)}
-        return Outcome("joint-distribution", level, sentence, subject.settings(method, joint.entry), findings, {}, figures)
+        return Outcome("joint-distribution", level, sentence, settings, findings, figures=figures)
 
     def _verdict(self, evidence: Mapping[str, Any], lr: float) -> tuple[str, list[Finding]]:
         """Sentence and findings.   lr: the step size that a bias may be of; 0 where there may be none."""
