@@ -25,8 +25,7 @@ from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior, split_frozen
 
-#: Bytes that the largest intermediate of one chunk may take; on a CPU, whose cache larger ones outgrow at up to twice
-#: the time, less, but enough for so many rows.
+#: Bytes of one chunk's largest intermediate; on a CPU, whose cache larger ones outgrow, less: enough for so many rows.
 MAX_MEMORY, CPU_MEMORY, CPU_ROWS = 256 * 2**20, 16 * 2**20, 32
 #: Standard deviations that the mean of a column is off, of rows that seem to be in the user's units, and near there.
 FAR_OFF, NEAR = 10.0, 3.0

@@ -73,8 +73,7 @@ class Schema:
                  classes 0 and 1; of several numbers (T,)
     columns      how a raw table becomes features; () where there is no table
     unseen       what a category does that training did not have: "refuse", or "ignore", where it is none of them
-    event        of times: the column that says which are censored, and what stands there where the event happened (1
-                 where it is left out)
+    event        of times: the column that says which are censored, and what stands where it happened (1 if left out)
     target_scale "log" where the logarithm of the (positive) targets is what is modelled, or "identity"
     dates        which columns of a raw table are dates, and how they become some of ``columns``
     """

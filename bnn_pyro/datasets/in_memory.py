@@ -110,11 +110,7 @@ def dataset(
             taken += names_in(table, what, value)
             columns[what] = table[value if isinstance(value, str) else list(value)]
     if event is not None:
-        times, event = as_target("y", columns["y"]), as_target("event", columns["event"]).set_axis([*of_event], axis=1)
-        if len(times) != len(event) or of_event[0] in times:
-            raise UserError(f"event '{of_event[0]}' has {len(event)} values, and the times {', '.join(times)} "
-                            f"{len(times)}; give another column, with one value for each time")  # fmt: skip
-        columns["y"] = times.join(event)
+        columns["y"] = _with_event(columns["y"], columns["event"], of_event[0])
     table = table if table is None else table.drop(columns=taken)
     if (values := columns["exposure"]) is not None:
         if isinstance(x, OnDisk) or np.shape(values) != (len(x),):
@@ -148,6 +144,14 @@ def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
     """
     x = read_items(what, x, alone=True)[0] if isinstance(x, torch_data.Dataset | torch_data.DataLoader) else x
     return standardised(_encoded(what, x, schema), schema)
+
+
+def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
+    y, event = as_target("y", y), as_target("event", event).set_axis([name], axis=1)
+    if len(y) != len(event) or name in y:
+        raise UserError(f"event '{name}' has {len(event)} values, and the times {', '.join(y)} {len(y)}; give another "
+                        "column, with one value for each time")  # fmt: skip
+    return y.join(event)
 
 
 def _raw(

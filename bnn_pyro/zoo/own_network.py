@@ -67,8 +67,7 @@ class Bayesian(Settings):
                 (B, *input_shape) -> (B, outputs): logits of the classes, or the mean
     where       which parameters are Bayesian: names, globs or classes of layers, as layer4.*|fc|Conv2d, or re:REGEX; in
                 Python also classes. The others are points
-    frozen      points that stay as they are, likewise, or "*", all but where; others are trained with the rest. Those
-                that require no gradient are frozen
+    frozen      points that stay as they are, likewise, or "*", all but where; also those that require no gradient
     prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE,
                 scale-mixture:WIDE,NARROW,WEIGHT, or pretrained:SCALE (around the module's own weights, SCALE/√fan-in
                 wide); in Python also {pattern: prior}, the first that matches
