@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.components import check_prediction
+from bnn_pyro.parts.components import NO_PREDICTION, select
 from bnn_pyro.parts.nets import in_mode, outputs_seen
 from bnn_pyro.parts.observed import OBSERVED, read_likelihood
 from bnn_pyro.parts.own_module import call_with_draws, norm_layers
@@ -230,5 +230,7 @@ def widest_activation(model: nn.Module, x: Tensor) -> int:
 
     initial = {site: value.detach().to(x.device) for site, value in model.initial.items()}
     with isolated(0), in_mode(model, training=False), poutine.condition(data=initial), outputs_seen(model, measure):
-        check_prediction(read_likelihood(model, x[:1]).likelihood)
+        d = read_likelihood(model, x[:1]).likelihood
+        with refusing(f"a likelihood of type {type(d).__name__} {NO_PREDICTION}", TypeError, ValueError):
+            select(d, ...)
     return max(widest)

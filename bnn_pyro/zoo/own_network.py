@@ -2,8 +2,7 @@
 
     w ~ p(w)    f = module_{w, θ}(x)    y ~ likelihood(f)        q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ),  θ trained or frozen
 
-The module is copied and never changed. Its parameters are the latent sites, by their own names; q starts at the
-module's weights. A parameter that is no part of ``where`` is a point: a site without a prior, whose q is one value.
+The module is copied; its parameters are the latent sites, by their own names. θ: sites without a prior, q one value.
 """
 
 import inspect
