@@ -54,8 +54,7 @@ class StepSize(Check):
         method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in defaults(own)})
         # ηλ/(4 − 2α) of every direction at lr 1: the recursion explodes where one of them is 1.
         mean, precision = problem.gaussian
-        shares = method.eta_share / len(problem.inputs) * torch.linalg.eigvalsh(precision)
-        shares = shares / (4 - 2 * method.friction)
+        shares = method.eta_share / len(problem.inputs) * torch.linalg.eigvalsh(precision) / (4 - 2 * method.friction)
         largest = 1 / shares.max().item()
         rates = [LARGEST * largest, LARGEST * largest / 2]
         excess, findings = [], []
