@@ -56,8 +56,7 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     config = read_config(args.config) if args.config else {}
     begun = args.resume and RunFolder(Path(args.out or "")).is_begun
     stored = read_config(Path(args.out) / "config.json") if begun else {}
-    example = {} if args.data or config else {"data": EXAMPLE}
-    recipe = resolve(args, {**example, **stored, **config})
+    recipe = resolve(args, {**({} if args.data or config else {"data": EXAMPLE}), **stored, **config})
     out = args.out or RunFolder.default_path(f"{recipe.variant}-{recipe.data_name}-{recipe.seed}", resume=args.resume)
     folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)
     changed = recipe.difference(folder.recipe) if args.resume else None

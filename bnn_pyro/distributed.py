@@ -7,6 +7,7 @@ Every process (a rank) runs the same program on its share of the rows. What they
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -44,15 +45,14 @@ class Ranks(NamedTuple):
 
     #: Whether this is the one that writes and speaks.
     first = property(lambda self: self.rank == 0)
+    _dist = property(lambda self: importlib.import_module("torch.distributed"))
 
     def gather(self, value: Value) -> list[Value]:
         """The values of all ranks, in their order, on all."""
         if self.size == 1:
             return [value]
-        import torch.distributed as dist
-
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        self._dist.all_gather_object(values, value)
         return values
 
     @contextlib.contextmanager
@@ -82,21 +82,17 @@ class Ranks(NamedTuple):
         """``function()`` of rank 0: its value or its UserError on all."""
         if self.size == 1:
             return function()
-        import torch.distributed as dist
-
         with self.agreed():
             values = [function() if self.first else None]
-        dist.broadcast_object_list(values, src=0)
+        self._dist.broadcast_object_list(values, src=0)
         return values[0]
 
     def total(self, x: Tensor, how: str = "SUM") -> Tensor:
         """The sum over the ranks, elementwise, or the largest with ``how="MAX"``; the same bits on all."""
         if self.size == 1:
             return x
-        import torch.distributed as dist
-
         x = x.detach().clone()
-        dist.all_reduce(x, getattr(dist.ReduceOp, how))
+        self._dist.all_reduce(x, getattr(self._dist.ReduceOp, how))
         return x
 
     def part(self, rows: Tensor) -> Tensor:
@@ -112,13 +108,11 @@ class Ranks(NamedTuple):
         """(num, …) on all, of the shares (see :meth:`part`) that each has computed."""
         if self.size == 1:
             return part
-        import torch.distributed as dist
-
         whole = part.new_empty((num, *part.shape[1:]))
         self.part(whole).copy_(part)
         for rank, rows in enumerate(whole.tensor_split(self.size)):
             if len(rows):
-                dist.broadcast(rows, src=rank)
+                self._dist.broadcast(rows, src=rank)
         return whole
 
     def averaged(self, module: nn.Module) -> nn.Module:

@@ -15,8 +15,7 @@ from bnn_pyro.errors import UserError
 #: Rows of a category or class below which it is rare; rows from which on a number of its own in each is an identifier;
 #: different values of a target up to which it is asked whether they are classes.
 RARE, MANY, FEW = 5, 20, 10
-#: Standard deviations from the mean beyond which a value is an outlier, unless two others are this share as far out:
-#: such columns have long tails, see ``long_tails``.
+#: Standard deviations beyond which a value is an outlier, unless two others are this share as far out (``long_tails``).
 FAR, ALSO = 8.0, 0.3
 #: Shares of the rows from which on a value of a target that has many is a peak, and numbers of their own identifiers.
 PEAK, OWN = 0.2, 0.95

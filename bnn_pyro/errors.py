@@ -57,15 +57,17 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def refusing(message: str, *kinds: type[Exception]) -> Iterator[None]:
+def refusing(message: str, *kinds: type[Exception], saying: str = "") -> Iterator[None]:
     """A block whose errors of these kinds, all where none is named, become a UserError of this message.
 
-    The first line of the error stands where the message has "{error}". UserErrors stay as they are.
+    The first line of the error stands where the message has "{error}". UserErrors stay as they are, and so do errors
+    whose text, in small letters, does not have what ``saying`` says.
     """
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or not isinstance(error, kinds or Exception):
+        meant = isinstance(error, kinds or Exception) and saying in str(error).lower()
+        if isinstance(error, UserError) or not meant:
             raise
         raise UserError(message.replace("{error}", first_line(error))) from None
 

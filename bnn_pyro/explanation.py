@@ -113,8 +113,7 @@ def explain(
     generator, whole, rises = torch.Generator().manual_seed(seed), losses(x), []
     for _, _, place in columns:
         moved = x.repeat(REPEATS, 1)
-        order = torch.cat([torch.randperm(len(x), generator=generator) for _ in range(REPEATS)])
-        moved[:, place] = x[order][:, place]
+        moved[:, place] = x[torch.cat([torch.randperm(len(x), generator=generator) for _ in range(REPEATS)])][:, place]
         rises.append(losses(moved) - whole)
     low, middle, high = np.quantile(np.array(rises), (0.05, 0.5, 0.95), axis=1)
     names = pd.Index([name for name, *_ in columns], name="column")

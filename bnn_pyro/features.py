@@ -49,17 +49,6 @@ def check_split(description: Mapping[str, Any], data: Dataset) -> None:
                         "then, or train another one")  # fmt: skip
 
 
-def check_inputs(backbone: Backbone, data: Dataset) -> None:
-    """Warn where a user's module seems trained on other inputs (``check_scale``), or a whole network."""
-    if backbone.description["kind"] != "module":
-        return
-    name = f"the backbone ({in_words(backbone.description)})"
-    if backbone.num_features in {1, len(data.schema.classes)} and [*backbone.net.parameters()]:
-        warnings.warn(f"{name} gives {backbone.num_features} features, as many as a whole network has outputs; give it "
-                      "without its last layer", stacklevel=2)  # fmt: skip
-    check_scale(backbone.net, data, backbone.description.get("inputs", "raw"), name, "LastLayer")
-
-
 def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:
     """(the part of the model that is inferred, the data set that it takes): features instead of inputs, if it has any.
 
@@ -68,12 +57,17 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
     """
     if not isinstance(model, OnFeatures):
         return model, data
-    what = f"features · {data.name}"
-    check_inputs(model.backbone, data)
-    train, c = _features(model.backbone, data.x_train, what, progress, unit=True)
-    model.backbone.scale *= c
+    what, backbone = f"features · {data.name}", model.backbone
+    if backbone.description["kind"] == "module":  # it may be a whole network, or trained on other inputs
+        name, num = f"the backbone ({in_words(backbone.description)})", backbone.num_features
+        if num in {1, len(data.schema.classes)} and [*backbone.net.parameters()]:
+            warnings.warn(f"{name} gives {num} features, as many as a whole network has outputs; give it without its "
+                          "last layer", stacklevel=2)  # fmt: skip
+        check_scale(backbone.net, data, backbone.description.get("inputs", "raw"), name, "LastLayer")
+    train, c = _features(backbone, data.x_train, what, progress, unit=True)
+    backbone.scale *= c
     model.head.net.layers[0].weight *= c  # so that the head starts as the same function of the inputs
-    val, _ = _features(model.backbone, data.x_val, what, progress)
+    val, _ = _features(backbone, data.x_val, what, progress)
     as_they_are = dict(features=(), x_shift=(0.0,), x_scale=(1.0,), x_tails=())
     schema = replace(data.schema, input_shape=(train.shape[1],), **as_they_are)
     return model.head, replace(data, schema=schema, x_train=train, x_val=val, x_test=train[:0], y_test=data.y_test[:0])
@@ -84,7 +78,11 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
     ranks, name = here(), f"the backbone ({in_words(backbone.description)})"
     probe, path = backbone(x[:PROBE]), None
     if 4 * len(x) * backbone.num_features >= SMALL:
-        path = cache_root() / "features" / f"{_key(backbone, x, unit, probe)}.npy"
+        about = [weights_digest(backbone.net), dict(backbone.description), backbone.scale.item(), unit, list(x.shape)]
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        for part in (probe, x):  # features tell apart what weights do not: the code, and the units of the inputs
+            digest.update(part.detach().cpu().contiguous().numpy())
+        path = cache_root() / "features" / f"{digest.hexdigest()[:32]}.npy"
         if all(ranks.gather(path.is_file())):
             return _read(path, x.device)
     with progress_bar(what, progress, unit="row") as report, ranks.agreed():
@@ -110,15 +108,6 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
     except OSError as error:
         warnings.warn(f"features could not be cached in {path.parent} ({error})", stacklevel=2)
     return _read(path, x.device) if ranks.gather(path.is_file())[ranks.rank] else (features, c)  # when all have tried
-
-
-def _key(backbone: Backbone, x: Tensor, unit: bool, probe: Tensor) -> str:
-    """The features of a few rows tell apart what weights do not: the code, and the units of the inputs."""
-    about = [weights_digest(backbone.net), dict(backbone.description), backbone.scale.item(), unit, list(x.shape)]
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for part in (probe, x):
-        digest.update(part.detach().cpu().contiguous().numpy())
-    return digest.hexdigest()[:32]
 
 
 def _read(path: Path, device: torch.device) -> tuple[Tensor, float]:

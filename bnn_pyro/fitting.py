@@ -55,8 +55,7 @@ def fit(
     out: a folder for ``checkpoint/`` while training and the posterior's archive after it; the backbone of a last
         layer, where it has to be trained first, is in ``baseline/`` there.
     resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
-    max_minutes: after which a fit ends with what it has, of a sampler as many draws of every chain, of an optimisation
-        the weights of then (provenance: "stopped").
+    max_minutes: after which a fit ends with what it has: draws of every chain, or weights (provenance: "stopped").
     minutes: that "auto" chooses for (5), and ends after where given, once chains have a fifth of their draws.
     start: an earlier posterior, such as of fewer rows, at whose q (svi) or weights (map, mle, mc-dropout, ensemble) the
         optimisation starts. It is no prior: the result is the posterior given ``data`` alone.

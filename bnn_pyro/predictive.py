@@ -4,8 +4,7 @@ Nothing is averaged before scoring. The likelihood is the one that trained: it i
 """
 
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pyro.poutine as poutine
@@ -16,7 +15,7 @@ from torch import Tensor
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.in_memory import inputs
 from bnn_pyro.datasets.rows import Rows
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.components import kind_of, make, parameters, spread_counts, without_inputs
 from bnn_pyro.parts.mixtures import Mixture
@@ -26,8 +25,7 @@ from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior, split_frozen
 
-#: Bytes that the largest intermediate of one chunk may take; on a CPU, whose cache larger ones outgrow at up to twice
-#: the time, less, but enough for so many rows.
+#: Bytes of one chunk's largest intermediate; on a CPU, whose cache larger ones outgrow, less: enough for so many rows.
 MAX_MEMORY, CPU_MEMORY, CPU_ROWS = 256 * 2**20, 16 * 2**20, 32
 #: Standard deviations that the mean of a column is off, of rows that seem to be in the user's units, and near there.
 FAR_OFF, NEAR = 10.0, 3.0
@@ -81,8 +79,10 @@ def predict(
                           ", but not so in the units of the data; if it is in these, give x.numpy() or "
                           "posterior.schema.standardise(x)", stacklevel=2)  # fmt: skip
     keep_freed_memory()
-    blocks, done, enough = [], 0, _enough_memory(num_draws, len(x), max_memory or MAX_MEMORY)
-    with enough, torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
+    few = (f"there is not enough memory to predict {len(x):,} points by {num_draws:,} draws; take fewer of either, or "
+           f"a smaller max_memory than {max_memory or MAX_MEMORY:,} bytes")  # fmt: skip
+    blocks, done, enough = [], 0, (refusing(few, MemoryError), refusing(few, RuntimeError, saying="memory"))
+    with enough[0], enough[1], torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
         model, x = split_frozen(posterior.model, x)
         per_point = 4 * widest_activation(model, x[:1].to(posterior.device))  # bytes of one draw
         if max_memory is None:
@@ -108,17 +108,6 @@ def predict(
         made = read.mixture(make(kind_of(read.likelihood), joined))
     made.schema, made.index = posterior.schema, index
     return made
-
-
-@contextmanager
-def _enough_memory(num_draws: int, num: int, max_memory: int) -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
-            raise
-        raise UserError(f"there is not enough memory to predict {num:,} points by {num_draws:,} draws; take fewer of "
-                        f"either, or a smaller max_memory than {max_memory:,} bytes") from None  # fmt: skip
 
 
 def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int], corner: tuple[slice, slice]) -> None:

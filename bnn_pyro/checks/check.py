@@ -58,8 +58,7 @@ class Subject:
 
     def method(self, settings: Mapping[str, Any]) -> Method:
         """The method: the user's settings above these, of which those that it does not have are left out."""
-        own = defaults(self.kind)
-        return build(self.kind, {**{k: v for k, v in settings.items() if k in own}, **self.given})
+        return build(self.kind, {k: v for k, v in settings.items() if k in defaults(self.kind)} | dict(self.given))
 
     def tiny_method(self, draws: float, epochs: float, **settings: Any) -> Method:
         """The method with settings that suffice on a tiny problem; see :func:`lengthened`."""

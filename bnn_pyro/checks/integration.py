@@ -114,8 +114,7 @@ def best_normal(
 
 def _with_gradient(loss: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
     """As scipy's ``minimize`` takes it."""
-    both = torch.func.grad_and_value(loss)
-    return lambda p: tuple(part.numpy() for part in both(torch.from_numpy(p))[::-1])
+    return lambda p: tuple(part.numpy() for part in torch.func.grad_and_value(loss)(torch.from_numpy(p))[::-1])
 
 
 def stationary_covariance(precision: Tensor, eta: float, friction: float, noise: Tensor | float = 0.0) -> Tensor:

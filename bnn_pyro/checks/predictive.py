@@ -84,7 +84,10 @@ class PredictiveCheck(Check):
             rows, terms = _classes(prediction, f, y) if noise is None else _regression(prediction, f, y, noise)
             density, by_hand = prediction.log_prob(y), logsumexp(terms, 0) - math.log(len(f))
             rows["log predictive density (nats)"] = density, by_hand
-            findings += [_largest(f"{what} ({problem.title})", *pair) for what, pair in rows.items()]
+            for what, (values, right) in rows.items():  # where the two are furthest apart
+                values, right = np.ravel(values.double().numpy()), np.ravel(right)
+                at, about = int(np.argmax(np.abs(values - right))), f"{what} ({problem.title})"
+                findings.append(close(about, values[at], right[at], ROUNDING * max(1.0, float(np.abs(right).max()))))
             if exact is None:
                 continue
             if data.schema.has_classes and len(data.schema.classes) == 2:
@@ -150,10 +153,3 @@ def _classes(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, np.ndarray]
         "mutual information (nats)": (p.epistemic, total - aleatoric),
     }
     return rows, np.log(probs[:, np.arange(len(y)), y.numpy()])
-
-
-def _largest(about: str, values: Tensor, by_hand: np.ndarray) -> Finding:
-    """Where the two are furthest apart."""
-    values, by_hand = np.ravel(values.double().numpy()), np.ravel(by_hand)
-    at = int(np.argmax(np.abs(values - by_hand)))
-    return close(about, values[at], by_hand[at], ROUNDING * max(1.0, float(np.abs(by_hand).max())))

@@ -1,8 +1,7 @@
 """A method against a stored reference posterior: 10,000 verified draws of the very posterior that it is to find.
 
 The variant gets the data of a reference, that of the subject's own data where there is one, and the settings that its
-posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
-is known. Means of :func:`bounded` functions of every output are compared.
+posterior depends on (widths, activation, prior, noise). Compared are means of :func:`bounded` functions of its outputs.
 
 A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/checks`` from 10,000 draws of HMC
 that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space: averages over all draws,
@@ -13,6 +12,7 @@ a formula gives is the same: no other prior, noise, data or shape passes.
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +34,7 @@ from bnn_pyro.files import read_archive
 from bnn_pyro.fitting import fit
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.isolation import isolated
-from bnn_pyro.posterior import Posterior, archive_digest, weight_space
+from bnn_pyro.posterior import archive_digest, weight_space
 from bnn_pyro.predictive import predict
 from bnn_pyro.progress import Report
 from bnn_pyro.zoo import Entry
@@ -156,14 +156,6 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
         return potential.log_density(0.3 * torch.sin(math.sqrt(2) * place * index + place**2)).double().numpy()
 
 
-def outputs_of(posterior: Posterior, reference: ReferencePosterior, draws: int) -> np.ndarray:
-    """(C, D, B, J) log-odds, or means in target units: all draws of chains, or so many of a guide as chains of one."""
-    shape = sized(posterior, draws)
-    shape = shape[::-1] if posterior.chains is None else shape
-    prediction = predict(posterior, torch.from_numpy(reference.x), num_draws=shape[0] * shape[1])
-    return prediction.output_values().numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
-
-
 def effective_draws(outputs: np.ndarray) -> float:
     """What draws (C, D, B, J) are worth for the mean, the median over the outputs; infinite for a single draw."""
     chains, draws = outputs.shape[:2]
@@ -209,11 +201,13 @@ class Reference(Check):
         report(0, 1, {"fitting": reference.name})
         posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
         settings = subject.settings(method, entry) | {"reference": reference.name}
-        try:
-            outputs = outputs_of(posterior, reference, self.draws)
-        except ValueError:  # a distribution refuses parameters that are not finite
-            outputs = None
-        if outputs is None or not np.isfinite(outputs).all():
+        outputs = np.full(1, np.nan)
+        with suppress(ValueError):  # a distribution refuses parameters that are not finite
+            shape = sized(posterior, self.draws)
+            shape = shape[::-1] if posterior.chains is None else shape  # draws of a guide: chains of one each
+            values = predict(posterior, torch.from_numpy(reference.x), num_draws=math.prod(shape)).output_values()
+            outputs = values.numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
+        if not np.isfinite(outputs).all():
             return Outcome("reference", "bad", f"On {reference.about['title']}: predictions are not finite.", settings)
         (p, largest, visible), exact = compared(outputs, reference), subject.converges_to == "exact"
         flat = outputs.reshape(-1, *outputs.shape[2:])
@@ -251,8 +245,7 @@ class Reference(Check):
         if reason := subject.irreducible(hidden=() if on_features else (1,)):
             raise UserError(reason)
         # A last layer on the network of the reference: every other would have other features.
-        known = map(load_reference, references())
-        suits = [r for r in known if bool(r.backbone) == on_features]
+        suits = [r for r in map(load_reference, references()) if bool(r.backbone) == on_features]
         name = ON_FEATURES if on_features else STOCHASTIC if stochastic else DEFAULT
         reference = min(suits, key=lambda r: (stochastic or r.about["dataset"] != subject.data.name, r.name != name))
         entry, data = subject.reduced(bias=True, **reference.settings()), reference.data()

@@ -74,6 +74,13 @@ def normal_scores(ranks: np.ndarray, num: int) -> np.ndarray:
     return ndtri((np.asarray(ranks) + 0.5) / (num + 1))
 
 
+def scores_beside(sample: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(C, M) -> (C, M) as the standard Normal has them, whose tails are light: by ranks in a sorted sample (S, M)."""
+    pairs, num = list(zip(sample.T, values.T, strict=True)), len(sample)
+    below, upto = (np.stack([np.searchsorted(s, v, side) for s, v in pairs], 1) for side in ("left", "right"))
+    return ndtri((0.5 * (below + upto) / num).clip(0.5 / num, 1 - 0.5 / num))
+
+
 def covered(ranks: np.ndarray, num: int, level: float) -> np.ndarray:
     """Whether the central interval of ``level`` holds the truth, by its rank (…,) on 0 … ``num``.
 
@@ -94,15 +101,13 @@ def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _p_of_sum(ranks: np.ndarray, num: int, power: int) -> float:
-    """Two-sided."""
     scores, below = _sum(len(ranks), num, power)
     at = scores[ranks].sum()
-    tail = min(below[at], 1.0 - (below[at - 1] if at else 0.0))
-    return float(min(1.0, max(SMALLEST, 2 * tail)))
+    return float(min(1.0, max(SMALLEST, 2 * min(below[at], 1.0 - (below[at - 1] if at else 0.0)))))
 
 
-#: The p-values of the sum of the normal scores of ranks (R,) on 0 … ``num``: is the truth in the middle of the draws?
-#: And of that of their squares: large where draws lie too close together, small where too far apart.
+#: The two-sided p-values of the sum of the normal scores of ranks (R,) on 0 … ``num``: is the truth in the middle of
+#: the draws? And of that of their squares: large where draws lie too close together, small where too far apart.
 p_location, p_width = partial(_p_of_sum, power=1), partial(_p_of_sum, power=2)
 
 

@@ -2,8 +2,7 @@
 
     bias(η) = mean over directions i of Var(u_i) − 1,  u_i = √λ_i e_iᵀ(w − m)        order = d log bias / d log η
 
-In a direction of posterior variance 1/λ the variance of draws is too large by the factor 1/(1 − ηλ/(4 − 2α)) where all
-rows take part in every step. Two step sizes are run, h and h/2; each is compared with the exact covariance there.
+Where all rows take part in every step the variance of draws is known, see ``inference.sghmc``: at h and at h/2.
 """
 
 import math
@@ -55,8 +54,7 @@ class StepSize(Check):
         method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in defaults(own)})
         # ηλ/(4 − 2α) of every direction at lr 1: the recursion explodes where one of them is 1.
         mean, precision = problem.gaussian
-        shares = method.eta_share / len(problem.inputs) * torch.linalg.eigvalsh(precision)
-        shares = shares / (4 - 2 * method.friction)
+        shares = method.eta_share / len(problem.inputs) * torch.linalg.eigvalsh(precision) / (4 - 2 * method.friction)
         largest = 1 / shares.max().item()
         rates = [LARGEST * largest, LARGEST * largest / 2]
         excess, findings = [], []

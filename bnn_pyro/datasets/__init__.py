@@ -128,10 +128,8 @@ def load_data(
     target        the column of a user's file; where not given "y". Of a table also several, or one text with commas
     drop_missing  the same as missing="drop"; of pictures, which leaves out damaged files
     groups, time, exposure, event  names of a table's columns; of event also COLUMN=VALUE
-    splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which of them to take;
-                  the other rows train
-    fractions     training, validation and test share, 0.70, 0.15 and 0.15 where not given; not where the test part
-                  is given
+    splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which; others train
+    fractions     training, validation and test share, 0.70, 0.15 and 0.15 where not given; not of a given test part
     validation    number of rows to hold out for validation. Where not given: by ``fractions``; a sixth of the
                   training file of a set with its own test part (10,000 of MNIST); none with given splits
     Raises UserError, one line with the place and the way out, for whatever is wrong with the input.

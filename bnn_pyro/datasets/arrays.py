@@ -30,8 +30,7 @@ def load_archive(path: str | Path, *, target: str | None = None, task: str | Non
     """Read an NPZ file: x (N, F), (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), and y (N,) or (N, T).
 
     Of times y is (N, 2), the time and the event (see ``dataset``). With an array ``classes`` of K names, y must be
-    labels 0 … K−1. An NPY file is a table with the target among its columns x1, x2, …, or x.npy (NAME_x.npy) with y.npy
-    beside it.
+    labels 0 … K−1. An NPY file is a table with the target among its columns x1, …, or x.npy (NAME_x.npy) beside y.npy.
     """
     path = existing(path)
     if path.suffix.lower() == ".npy":

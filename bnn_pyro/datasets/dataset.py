@@ -69,12 +69,10 @@ class Schema:
     input_parts  of several inputs: what is where in a row; () of one
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
     x_tails      (feature, a, b, c, d) of those with long tails, ``tail_names``; see ``datasets.rows.long_tails``
-    y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms, as of times; of
-                 classes 0 and 1; of several numbers (T,)
+    y_shift, y_scale  mean and standard deviation of training targets, or their logarithms; 0 and 1 of classes; or (T,)
     columns      how a raw table becomes features; () where there is no table
     unseen       what a category does that training did not have: "refuse", or "ignore", where it is none of them
-    event        of times: the column that says which are censored, and what stands there where the event happened (1
-                 where it is left out)
+    event        of times: the column that says which are censored, and what stands where it happened (1 if left out)
     target_scale "log" where the logarithm of the (positive) targets is what is modelled, or "identity"
     dates        which columns of a raw table are dates, and how they become some of ``columns``
     """
@@ -97,15 +95,11 @@ class Schema:
     dates: tuple["Dates", ...] = ()
     x_tails: tuple[tuple[int, float, float, float, float], ...] = ()
 
-    @property
-    def has_classes(self) -> bool:
-        """Whether targets are labels of classes, not numbers."""
-        return self.task in ("classification", "ordinal")
+    #: Whether targets are labels of classes, not numbers.
+    has_classes = property(lambda self: self.task in ("classification", "ordinal"))
 
-    @property
-    def target_names(self) -> tuple[str, ...]:
-        """Of the one target, of a time and its event, or of several."""
-        return self.targets or (self.target, *self.event[:1])
+    #: Of the one target, of a time and its event, or of several.
+    target_names = property(lambda self: self.targets or (self.target, *self.event[:1]))
 
     @property
     def table_columns(self) -> list[str]:
@@ -129,10 +123,8 @@ class Schema:
     #: The features with long tails, in words.
     tail_names = property(lambda self: ", ".join(str((self.features or range(k + 1))[k]) for k, *_ in self.x_tails))
 
-    @property
-    def exposure(self) -> bool:
-        """Whether the last column is an exposure; see :class:`Column`."""
-        return bool(self.columns) and self.columns[-1].exposure
+    #: Whether the last column is an exposure; see :class:`Column`.
+    exposure = property(lambda self: bool(self.columns) and self.columns[-1].exposure)
 
     def refuse_exposure(self, what: str) -> None:
         """Raise UserError where there is an exposure."""
@@ -153,10 +145,8 @@ class Schema:
             raise UserError(f"{what} takes no censored times, as whether an interval holds one is not known; leave "
                             "it out: the coverage in the report allows for censoring")  # fmt: skip
 
-    @property
-    def is_image(self) -> bool:
-        """Whether inputs are images of shape (channels, height, width)."""
-        return len(self.input_shape) == 3
+    #: Whether inputs are images of shape (channels, height, width).
+    is_image = property(lambda self: len(self.input_shape) == 3)
 
     def standardise(self, x: Tensor) -> Tensor:
         """Raw inputs (…, *input_shape) -> standardised float32 ones; float64 is shifted as such, for timestamps."""
@@ -203,8 +193,7 @@ class Dataset(Introduced):
     """Inputs and targets for training, validation and test.
 
     x_*  (N, *input_shape) float32, standardised with the statistics of x_train; or ``Rows`` of a file
-    y_*  (N,) float32 in the target's own units, or int64 labels (classification); of a time that is censored minus that
-         time; (N, T) float32 of several targets
+    y_*  (N,) float32 in target units, int64 labels, or minus a censored time; (N, T) float32 of several targets
     name      as given to ``load_data`` (a file's stem for a user's file)
     source    where it came from, for the report and the model card
     split     how the rows were divided: seed, fractions or the given split; JSON-able

@@ -227,8 +227,11 @@ def read_items(
     Raises UserError for other items that are no pair, another number of rows, other shapes, or what reading raises.
     """
     names = getattr(getattr(items, "dataset", items), "classes", None)
-    items = items.dataset if isinstance(items, DataLoader) and _takes_each_once(items) else items
-    batches = isinstance(items, DataLoader)
+    if batches := isinstance(items, DataLoader):
+        order = items.sampler
+        each = isinstance(order, RandomSampler) and not order.replacement and len(order) == len(items.dataset)
+        batches = not (each or isinstance(order, SequentialSampler)) or items.collate_fn is not default_collate
+        items = items if batches else items.dataset
     source = items.sampler if batches else items  # what has the number of rows
     is_stream = isinstance(items.dataset if batches else items, IterableDataset) or not hasattr(source, "__len__")
     num = rows if is_stream else len(source)
@@ -247,13 +250,6 @@ def read_items(
         said = str(error).strip().splitlines()[-1:] if "Original Traceback" in str(error) else [first_line(error)]
         raise UserError(f"{what} could not be read to its end ({said[0]:.200}); correct that, or leave such rows "
                         "out") from error  # fmt: skip
-
-
-def _takes_each_once(loader: DataLoader) -> bool:
-    """Whether a loader of a map-style data set changes nothing but the order of the rows."""
-    sampler = loader.sampler
-    at_random = isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(loader.dataset)
-    return (at_random or isinstance(sampler, SequentialSampler)) and loader.collate_fn is default_collate
 
 
 def _pairs(what: str, items: Any, batches: bool, alone: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -193,8 +193,7 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
         if log_weights is None and draws > 3:
             relative = ess_mean(np.exp(terms - terms.max(1, keepdims=True)).reshape(-1, chains, draws)) / num
             efficiency = float(np.nanmean(relative)) if np.isfinite(relative).any() else 1.0
-        ratios = -terms / temperature + (0.0 if log_weights is None else log_weights)
-        smooth, k = psis(ratios, efficiency)
+        smooth, k = psis(-terms / temperature + (0.0 if log_weights is None else log_weights), efficiency)
         elpd, everything = logsumexp(smooth + terms, 1), logsumexp(of_draws + terms, 1)
         below, at = (share.numpy().T for share in prediction.component_below(y[part]))
         weights = np.exp(smooth)

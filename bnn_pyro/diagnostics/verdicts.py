@@ -24,8 +24,7 @@ RHAT, RHAT_BAD = 1.01, 1.05
 ESS, ESS_BAD = 400, 100
 #: p-value from which on an R-hat above that is what the largest of so many comes to by chance, or a check is passed.
 CHANCE = 0.01
-#: Shares that matter: of stuck chains, divergent transitions, trajectories cut short. From RARE on divergences are said
-#: in the overall verdict.
+#: Shares that matter: of stuck chains, divergent transitions (from RARE on in the overall verdict), trajectories cut.
 STUCK, DIVERGENT, CUT, RARE = 0.05, 0.01, 0.05, 0.002
 #: BFMI below which energies mix badly; mean acceptance below which the step size did not settle.
 BFMI, ACCEPTED = 0.3, 0.4
@@ -61,9 +60,8 @@ class Diagnosis(Introduced):
                 stuck_chains, acceptance_mean, bfmi_min, max_tree_share (of trajectories that were cut at their
                 longest), kinetic_temperature (of a sampler that rejects nothing: 1 where its step is small enough),
                 spread_max (the largest predictive standard deviation of the points, in those of the targets; of
-                log-odds, over the draws), elpd_loo, elpd_loo_se, p_loo, loo_rows,
-                pareto_k_max, pareto_k_bad (rows above 0.7), pit_p, ppc_p, khat, elbo_rise, elbo_rise_halfway,
-                draws, chains
+                log-odds, over the draws), elpd_loo, elpd_loo_se, p_loo, loo_rows, pareto_k_max, pareto_k_bad (rows
+                above 0.7), pit_p, ppc_p, khat, elbo_rise, elbo_rise_halfway, draws, chains
     verdicts    the overall one first
     series      arrays for the figures, by name
     weights     rows of a bounded table: name, mean, sd, and for chains rhat, ess_bulk, ess_tail, mcse

@@ -229,8 +229,7 @@ class GuideStopping(EarlyStopping):
             self._narrow(self.factor * NARROWER)
             narrow = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
             gain = narrow - log_p
-            by_chance = max(EVIDENCE, ERRORS * gain.std().item() * math.sqrt(len(gain)))
-            if not gain.sum().item() > by_chance:
+            if not gain.sum().item() > max(EVIDENCE, ERRORS * gain.std().item() * math.sqrt(len(gain))):  # by chance
                 break
             log_p, self.factor = narrow, self.factor * NARROWER
         self._narrow(self.factor)

@@ -4,8 +4,7 @@
 
 Λ is the one of :mod:`bnn_pyro.inference.linear` (MacKay 1992, doi:10.1162/neco.1992.4.5.720). For regression with a
 known noise and a Normal prior nothing is approximate: q is the conjugate posterior, and the evidence is exact too.
-
-Everything here is float64; the guide that comes out is of the model's type.
+All of it is float64; the guide that comes out is of the model's type.
 """
 
 import copy

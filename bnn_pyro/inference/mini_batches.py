@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import data as torch_data
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.errors import UserError, first_line
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.parts.nets import users_code
@@ -81,14 +81,11 @@ class MiniBatches(torch_data.Dataset):
         loader = torch_data.DataLoader(here, None, sampler=steps, num_workers=workers, pin_memory=device.type == "cuda",
                                        generator=torch.Generator(),
                                        multiprocessing_context=how)  # fmt: skip
-        try:
+        died = ("a process that reads mini-batches died ({error}): the last checkpoint, if any, is whole; go on with "
+                "--resume, or set workers to 0")  # fmt: skip
+        with refusing(died, RuntimeError, saying="worker"):
             for x, y in loader:
                 yield x.to(device, non_blocking=True), y.to(device, non_blocking=True)
-        except RuntimeError as error:
-            if "worker" not in str(error):
-                raise
-            raise UserError(f"a process that reads mini-batches died ({first_line(error)}): the last checkpoint, if "
-                            "any, is whole; go on with --resume, or set workers to 0") from None  # fmt: skip
 
 
 class Batches:

@@ -62,8 +62,7 @@ class Optimisation(Settings):
     clip        a gradient whose norm is more than so many times the running mean of those before is scaled down to
                 that: by rule 10, as after one row that a narrow noise excludes Adam would hardly move; 0: never
     accumulate  parts that the rows of a step are divided in, for memory; batch normalisation is then by each part
-    precision   bfloat16: the network's passes in training run under ``torch.autocast``; parameters, densities and the
-                KL stay float32. By default float32
+    precision   float32, or bfloat16: the network's passes in training under ``torch.autocast``, all else in float32
     augment     draws another input from each training input in each step: a function of one in its own units (pixels in
                 [0, 1]), such as a transform of torchvision; or package.module:function
     workers     processes that read and augment mini-batches ahead of the steps; with 0 it is done between them

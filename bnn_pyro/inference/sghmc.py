@@ -115,22 +115,18 @@ class Chains:
         self.recent.append(torch.stack([log_joint.mean(), kinetic]))
         self.step += 1
 
-    def _begin_again(self) -> dict[str, float]:
-        """From the start with a smaller step size, after a divergence in the burn-in."""
-        if self.share < LEAST_SHARE:
-            raise diverged("chains diverged again and again, the last time at", self.step, self.lr)
-        self.step, self.share, self.lr, self.w = 0, self.share * CAUTION, 0.0, self.first
-        self.recent.clear()
-        for values in self.trace.values():
-            values.clear()
-        return {"lr": self.lr}
-
     def record(self) -> dict[str, float]:
         """Add a line to the trace; what to show of it. Raises UserError where something is not finite."""
         log_joint, kinetic = torch.stack(self.recent).double().mean(0).tolist()
         too_hot = self.step > max(self.burn_in / 2, TRANSIENT) and kinetic > TOO_HOT
         if self.looks and self.step <= self.burn_in and (too_hot or not math.isfinite(log_joint)):
-            return self._begin_again()
+            if self.share < LEAST_SHARE:
+                raise diverged("chains diverged again and again, the last time at", self.step, self.lr)
+            # From the start with a smaller step size, after a divergence in the burn-in.
+            self.step, self.share, self.lr, self.w = 0, self.share * CAUTION, 0.0, self.first
+            for values in (self.recent, *self.trace.values()):
+                values.clear()
+            return {"lr": self.lr}
         self._check()
         self.recent.clear()
         draws = self.settings.chains * len(self.draws)

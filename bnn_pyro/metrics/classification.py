@@ -37,8 +37,7 @@ def _right(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 
 def _in_bins(confidence: np.ndarray, value: np.ndarray, bins: int = BINS) -> np.ndarray:
     """(…, bins): each value in the column of its confidence's equal-width bin, 0 in the others."""
-    edges = np.linspace(0.0, 1.0, bins + 1)
-    index = np.clip(np.searchsorted(edges, confidence, side="left") - 1, 0, bins - 1)
+    index = np.clip(np.searchsorted(np.linspace(0.0, 1.0, bins + 1), confidence, side="left") - 1, 0, bins - 1)
     return np.where(index[..., None] == np.arange(bins), np.asarray(value)[..., None], 0.0)
 
 

@@ -40,8 +40,7 @@ def map_tasks(
 
     function: travels to other processes, as tasks and results do, by value where it is not importable, once a process.
         It must not depend on the caller's random generators: a task brings a seed.
-    cores: processes; 1: one task after the other in this process; 0: as many as there are cores to be used. Where an
-        executor is in force, that decides.
+    cores: processes; 1: one task after the other in this one; 0: as many as cores. An executor in force decides.
     names: what errors call the tasks.   all_threads: a task in this process computes on as many threads as there are.
     report: called as report(tasks done, of how many, figures); of tasks that report their progress also the shares.
     progress, done: called as progress(index, share, figures) with what a task reports; done(index, result) at its end.
@@ -66,8 +65,7 @@ def map_tasks(
         run.in_this_process(function, all_threads)
     else:
         with contextlib.ExitStack() as stack:
-            pool = DaskPool(stack, where, function) if on_cluster() else ProcessPool(stack, cores, function)
-            run.within(pool, grace)
+            run.within(DaskPool(stack, where, function) if on_cluster() else ProcessPool(stack, cores, function), grace)
     return [run.results[number] for number in range(len(tasks))]
 
 

@@ -3,10 +3,8 @@
     φ(x) = net(x) / c          c the root mean square of the training rows' features
     w ~ p(w)    f = W φ(x) + b    y ~ likelihood(f)
 
-The network is run out of training mode and without gradients. A user's own is a module, a TorchScript file (.pt), a
-torch.export file (.pt2), or ``resnet18:weights.pth``: a torchvision architecture without its last linear layer, given
-ImageNet's normalisation. A module takes the standardised inputs of a data set, the others inputs in their own units,
-pixels in [0, 1]; ``Pretrained.taking`` changes it. No file is unpickled.
+The network is run out of training mode and without gradients; ``zoo.LastLayer`` says what it can be, and what inputs it
+takes. Torchvision's lose their last linear layer, and are given ImageNet's normalisation. No file is unpickled.
 """
 
 import copy

@@ -57,12 +57,6 @@ def _same_family(kind: Callable, mixing: Tensor, validate_args: bool, **values: 
     return dist.MixtureSameFamily(shares, make(kind, values), validate_args=validate_args)
 
 
-def check_prediction(d: Distribution) -> None:
-    """Raises UserError for a distribution of which :func:`make` makes no other."""
-    with refusing(f"a likelihood of type {type(d).__name__} {NO_PREDICTION}", TypeError, ValueError):
-        select(d, ...)
-
-
 def make(kind: Callable[..., Distribution], values: dict[str, Tensor]) -> Distribution:
     """A distribution of parameters read off others of its kind, whose logits are normalised: that takes time."""
     if kind is not Categorical:

@@ -35,8 +35,7 @@ def local_linear(X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torc
 def local_conv2d(X: Tensor, M: Tensor, V: Tensor, geometry: tuple, sample_shape: torch.Size) -> Tensor:
     """Draws of X ∗ A, sample_shape + (B, out, H', W'), A ~ Normal(M, V), each position with noise of its own.
 
-    X: (B, C, H, W).   M, V: (C·kh·kw, out), or one row more, the biases.   geometry: shape (out, C, kh, kw) of the
-    kernels, stride and padding (height, width).
+    X: (B, C, H, W).   M, V: (C·kh·kw, out), one row more for biases.   geometry: (out, C, kh, kw), stride, padding.
     """
     shape, stride, padding = geometry
     mean = F.conv2d(X, *_kernel(M, shape), stride=stride, padding=padding)
@@ -165,8 +164,7 @@ class DrawNormals(torch.autograd.Function):
         key = int(torch.empty((), dtype=torch.int64).random_())
         _call(compiled().draw, flats, draws, table, sums.data_ptr(), key)
         ctx.save_for_backward(*flats)
-        totals = sums.new_zeros(len(sizes), 2).index_add_(0, table[:, 0], sums)
-        return *totals.to(loc.dtype).unbind(1), *draws
+        return *sums.new_zeros(len(sizes), 2).index_add_(0, table[:, 0], sums).to(loc.dtype).unbind(1), *draws
 
     @staticmethod
     @once_differentiable
@@ -231,7 +229,6 @@ K1, K2, K3 = 0.63576, 1.87320, 1.48695  # fitted by Molchanov et al. 2017
 def kl_log_uniform(log_alpha: Tensor) -> Tensor:
     """KL(Normal(μ, αμ²) ‖ log-uniform) of one weight in nats, 0 at α = ∞; elementwise in log α.
 
-    The approximation of Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369, equation 14: within 0.008 nats of the
-    integral for α from 10⁻⁴ to 100.
+    By Molchanov, Ashukha & Vetrov 2017, arXiv:1701.05369, equation 14: within 0.008 nats for α from 10⁻⁴ to 100.
     """
     return K1 * torch.sigmoid(log_alpha * -K3 - K2) + 0.5 * F.softplus(-log_alpha)

@@ -34,7 +34,6 @@ from bnn_pyro.parts.nets import on_copy, tensors_of, users_code, with_weights
 MANY_ROWS = 16
 
 
-# -- the copy --------------------------------------------------------------------------------------------------------
 def own_copy(module: nn.Module) -> nn.Module:
     """A copy of the user's module, on the CPU.
 
@@ -139,7 +138,6 @@ def norm_layers(net: nn.Module) -> dict[str, nn.Module]:
     return {k: v for k, v in layers.items() if isinstance(v, _BatchNorm) or v.track_running_stats}
 
 
-# -- parameters by their names ---------------------------------------------------------------------------------------
 def select(net: nn.Module, text: str, setting: str) -> list[str]:
     """The names of the parameters that a pattern matches, in the module's order.
 
@@ -178,7 +176,6 @@ def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str],
     return {name: chosen[name] for name in names}
 
 
-# -- many draws ------------------------------------------------------------------------------------------------------
 def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_each: bool) -> Tensor:
     """The net's outputs (…, B, outputs) with weights and buffers {name: (…, *shape)}.
 
@@ -228,15 +225,11 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 def calling(net: nn.Module) -> Iterator[None]:
     """Such errors of torch are UserErrors; recurrent layers have a gradient out of training mode, unlike cuDNN's."""
     without = torch.is_grad_enabled() and not net.training and any(isinstance(p, nn.RNNBase) for p in net.modules())
-    index = f"{type(net).__name__} is given an index that it has not, such as one beyond its nn.Embedding: {{error}}"
-    try:
-        with refusing(index, IndexError), torch.backends.cudnn.flags(enabled=False) if without else nullcontext():
-            yield
-    except RuntimeError as error:
-        if "could not create a primitive" not in str(error):
-            raise
-        raise UserError(f"this processor cannot run {type(net).__name__} ({first_line(error)}); if its precision is "
-                        "bfloat16, leave that out") from error  # fmt: skip
+    name, flags = type(net).__name__, torch.backends.cudnn.flags(enabled=False) if without else nullcontext()
+    index = f"{name} is given an index that it has not, such as one beyond its nn.Embedding: {{error}}"
+    primitive = f"this processor cannot run {name} ({{error}}); if its precision is bfloat16, leave that out"
+    with refusing(index, IndexError), refusing(primitive, RuntimeError, saying="could not create a primitive"), flags:
+        yield
 
 
 @contextmanager
@@ -252,7 +245,6 @@ def _quiet_vmap(x: Tensor) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-# -- what a network must be ------------------------------------------------------------------------------------------
 @torch.no_grad()
 def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: object = None) -> int:
     """The width of the outputs of a network out of training mode, one of ``widths`` ({width: for what}).

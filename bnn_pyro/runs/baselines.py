@@ -2,8 +2,7 @@
 
 And where its errors are larger than elsewhere. Boosting is scikit-learn's HistGradientBoosting at its defaults, but for
 leaves as small as 5 % of a small table, and as many iterations as five folds predict best with (of more rows than
-``MAX_STAGED``, its own early stopping); a number has a Normal, scaled by the RMSE of the folds, and a count a negative
-binomial, as dispersed as in these.
+``MAX_STAGED``, its own early stopping); a number has a Normal by the folds' RMSE, a count a negative binomial.
 """
 
 import time
@@ -76,8 +75,7 @@ def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dat
     """{nll_over_mean_weights and its _low and _high, in nats of a test row; kl_share, signal_to_noise}, what applies.
 
     Draws that predict worse than their own mean are noise, not knowledge: where there are many weights for the rows the
-    KL keeps q near the prior. Its share of −ELBO shows that, and |μ|/σ of the median weight, of all and of each site
-    ({site: ratio} in signal_to_noise_of_sites).
+    KL keeps q near the prior. Its share of −ELBO shows that, and the median |μ|/σ, of all weights and {site: ratio}.
 
     prediction: of the test rows.   Empty for stored draws, and a q whose weights have no mean.
     """

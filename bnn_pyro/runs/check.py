@@ -103,8 +103,7 @@ def check_subjects(
     """Make every check that applies to each subject, and write its outcome into ``place``.
 
     checks: keys of ``CHECKS``.   facts: of the machine and the command, kept beside the results.
-    What ``place`` has already is not done again; after a check that ends in a UserError, which is written, the next one
-    is made. Returns what check.json holds.
+    What ``place`` has already is not done again; a UserError of a check is written. Returns what check.json holds.
     Raises UserError where ``place`` has results of another budget, seed or subjects.
     """
     key = {"budget": budget, "seed": seed, "plans": [spec.key for spec in specs]}
@@ -167,13 +166,12 @@ def check_table(results: Mapping[str, Any]) -> str:
 
 def check_html(results: Mapping[str, Any], folder: Path) -> str:
     """check.html, with the figures that are in the folder."""
-
-    def picture(about: Mapping[str, Any]) -> Picture:
-        return Picture(**about, png=(folder / "figures" / f"{about['name']}.png").read_bytes())
-
-    key, sections = results["key"], []
+    key, sections, files = results["key"], [], folder / "figures"
     for subject in results["subjects"]:
-        pictures = {name: [picture(about) for about in o["figures_drawn"]] for name, o in subject["outcomes"].items()}
+        pictures = {
+            name: [Picture(**about, png=(files / f"{about['name']}.png").read_bytes()) for about in o["figures_drawn"]]
+            for name, o in subject["outcomes"].items()
+        }
         sections.append({**subject, "verdicts": _verdicts(subject), "pictures": pictures})
     title, verdicts, rows = sections[0]["label"], sections[0]["verdicts"], None
     if len(sections) > 1:

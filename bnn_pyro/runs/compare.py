@@ -43,7 +43,14 @@ def compare_runs(
     for folder, recipe in folders.items():
         data, label = recipe.load(), folder.path.name if names[folder.path.name] == 1 else str(folder.path)
         truth = truth or data
-        _same_test_rows(truth, data, first, folder)
+        same = truth.schema.task == data.schema.task and torch.equal(truth.y_test, data.y_test)
+        if same and truth.schema.features == data.schema.features and truth.x_test.shape == data.x_test.shape:
+            a, b = (d.schema.unstandardise(d.x_test[:]) for d in (truth, data))  # in their own units
+            same = torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.std()))
+        if not same:
+            raise UserError(f"{first.path} and {folder.path} have other test rows, so they cannot be compared in pairs")
+        if not len(data.x_test):
+            raise UserError(f"{first.path} has no test rows to compare on")
         posterior = load_posterior(folder, recipe.device, module)
         failed = failure(posterior, data, num_draws=recipe.num_draws)
         if failed and not failed.finite:
@@ -126,18 +133,6 @@ def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> tables.Section:
     title = f"Ranking by PSIS-LOO, {len(rows):,} of {num:,} training rows"
     sentence = read_texts("statistics")["rankings"]["left_out"]
     return tables.Section(title, sentence, ranking_table(ranked(points, notes)), reasons)
-
-
-def _same_test_rows(truth: Dataset, data: Dataset, first: RunFolder, other: RunFolder) -> None:
-    """Refuse a paired comparison of different rows. Inputs are compared in their own units."""
-    same = truth.schema.task == data.schema.task and torch.equal(truth.y_test, data.y_test)
-    if same and truth.schema.features == data.schema.features and truth.x_test.shape == data.x_test.shape:
-        a, b = truth.schema.unstandardise(truth.x_test[:]), data.schema.unstandardise(data.x_test[:])
-        same = torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.std()))
-    if not same:
-        raise UserError(f"{first.path} and {other.path} have other test rows, so they cannot be compared in pairs")
-    if not len(data.x_test):
-        raise UserError(f"{first.path} has no test rows to compare on")
 
 
 def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mapping[str, float]]) -> list[Picture]:

@@ -52,8 +52,7 @@ def calibrate_run(
     """Write calibration.json and guarantees.json; the latter's content.
 
     name: other data with labels, whose rows calibrate instead of the run's validation rows.   groups: of ``calibrate``.
-    Raises FitFailed where predictions are not finite, and UserError for rows that test the run, and for a group of
-    test rows without calibration rows.
+    Raises FitFailed where predictions are not finite; UserError for rows that test, or groups without calibration rows.
     """
     x, y = _calibration_rows(data, recipe, name)
     folder.check_data(posterior, data)

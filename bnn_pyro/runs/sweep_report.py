@@ -30,7 +30,15 @@ def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary], 
 
 def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Sequence[DatasetSummary]) -> None:
     """sweep.html and its figures; results: what sweep.json holds."""
-    figures = list(_metric_figures(summaries))
+    figures = []
+    for metric, label in read_texts("figures")["scores"].items():
+        by_data = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
+        scores = {name: {r: _scores(summary, metric, r) for r in summary.means} for name, summary in by_data.items()}
+        if scores:
+            sentence = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
+            name, title = f"sweep-{metric.replace('_', '-')}", f"{label.partition(',')[0]} by recipe"
+            draw = partial(plots.sweep_points, scores, label, nominal=95.0 if metric == "coverage_95" else None)
+            figures.append(Picture.of(name, draw, title, sentence, wide=len(scores) > 1))
     folder.write_figures(figures)
     states = Counter(fit["status"] for fit in results["fits"])
     recipes = list(dict.fromkeys(fit["recipe"] for fit in results["fits"]))
@@ -101,17 +109,6 @@ def _fits(states: Counter[str]) -> str:
     failed = f" · {states[FAILED]:,} failed" if states[FAILED] else ""
     finished = f"{states[FINISHED]:,} of " if states[FINISHED] < states.total() else ""
     return f"{finished}{states.total():,} fit{'s' if states.total() > 1 else ''}{failed}"
-
-
-def _metric_figures(summaries: Sequence[DatasetSummary]) -> Iterator[Picture]:
-    for metric, label in read_texts("figures")["scores"].items():
-        by_data = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
-        scores = {name: {r: _scores(summary, metric, r) for r in summary.means} for name, summary in by_data.items()}
-        if scores:
-            sentence = "Every mark is a fit; above it the mean of its recipe ± the standard error that the table names."
-            name, title = f"sweep-{metric.replace('_', '-')}", f"{label.partition(',')[0]} by recipe"
-            draw = partial(plots.sweep_points, scores, label, nominal=95.0 if metric == "coverage_95" else None)
-            yield Picture.of(name, draw, title, sentence, wide=len(scores) > 1)
 
 
 def _scores(summary: MetricSummary, metric: str, recipe: str) -> plots.Scores:

@@ -163,8 +163,7 @@ def worse_than_best(differences: Mapping[str, Mean], *, lower: bool) -> set[str]
 
     Of R recipes, one is worse where the one-sided p is below ALPHA / (R − 1) and, as in `compare`, the difference is no
     less than CLEAR standard errors. The best in truth is then called worse with a chance of at most ALPHA: choosing
-    whom to compare with needs no other correction (comparisons with the best, Hsu 1984, Annals of Statistics
-    12:1136-1144, with Bonferroni's bound).
+    whom to compare with needs no other correction (Hsu 1984, Annals of Statistics 12:1136-1144, by Bonferroni's bound).
     """
     bound = ALPHA / max(len(differences), 1)
     return {name for name, d in differences.items()

@@ -100,7 +100,13 @@ class LastLayer(Settings):
         likelihood = make_likelihood(schema, noise, self.likelihood)
         backbone = Backbone(pretrained, schema)
         net = nets.MLP((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
-        _start_at_head(net.layers[0], pretrained, schema)
+        layer, head = net.layers[0], pretrained.head
+        # Start at the last layer that the network was trained with; for another kind of noise it has another shape.
+        if head is not None and head[0].shape == layer.weight.shape and _is_for(pretrained, schema):
+            with torch.no_grad():
+                layer.weight.copy_(head[0])
+                if layer.bias is not None:
+                    layer.bias.copy_(torch.zeros_like(layer.bias) if head[1] is None else head[1])
         prior = self.prior or ("fan-in:4" if schema.has_classes else "fan-in:1")
         return OnFeatures(backbone, BayesianNet(net, likelihood, prior))
 
@@ -156,14 +162,3 @@ def _is_for(pretrained: Pretrained, schema: Schema) -> bool:
     """Whether it was trained for these targets, in these units."""
     names = ("task", "classes", "target", "target_scale", "y_shift", "y_scale")
     return all(getattr(schema, name) == getattr(pretrained.schema, name, None) for name in names)
-
-
-@torch.no_grad()
-def _start_at_head(layer: nn.Linear, pretrained: Pretrained, schema: Schema) -> None:
-    """Start at the last layer that the network was trained with, if it is one for these targets, in these units."""
-    head = pretrained.head
-    # Another shape: for another kind of noise.
-    if head is not None and head[0].shape == layer.weight.shape and _is_for(pretrained, schema):
-        layer.weight.copy_(head[0])
-        if layer.bias is not None:
-            layer.bias.copy_(torch.zeros_like(layer.bias) if head[1] is None else head[1])

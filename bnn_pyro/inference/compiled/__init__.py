@@ -57,8 +57,7 @@ class CompiledGradient:
 
     def leapfrog(self, *arrays: Tensor, steps: int) -> None:
         """In place: z, r (C, P), density (C,), gradient (C, P); inverse_mass (P,), step (C,); float64, contiguous."""
-        pointers = (array.data_ptr() for array in arrays)
-        self._library.leapfrog(*pointers, steps, len(arrays[0]), self.size, self.threads)
+        self._library.leapfrog(*(array.data_ptr() for array in arrays), steps, len(arrays[0]), self.size, self.threads)
 
     def microcanonical(self, *arrays: np.ndarray) -> None:
         """z, u (C, P), density (C,), gradient (C, P), in place; scale (C, P), ΔE (C,), set; step, steps (C,), shares.
@@ -122,21 +121,16 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor,
         plain = functionalize(make_fx(lambda *inputs: gradient(*inputs))(*inputs))
         table = {**core_aten_decompositions(), **_decompositions()}
         graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=table)(*inputs)
-        _join(graph.graph)
+        first: dict[str, fx.Node] = {}
+        for node in graph.graph.nodes:  # what is worked out twice, such as erf(x) of a gelu and of its derivative
+            if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+                node.replace_all_uses_with(first.setdefault(f"{node.target} {node.args} {node.kwargs}", node))
         graph.graph.eliminate_dead_code()
         return write_c(graph, inputs[1])
     except NotCompiled:
         raise
     except Exception as error:
         raise NotCompiled(f"the model could not be traced ({type(error).__name__}: {error})") from None
-
-
-def _join(graph: fx.Graph) -> None:
-    """What is worked out twice, such as erf(x) of a gelu and of its derivative, becomes one node."""
-    first: dict[str, fx.Node] = {}
-    for node in graph.nodes:
-        if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-            node.replace_all_uses_with(first.setdefault(f"{node.target} {node.args} {node.kwargs}", node))
 
 
 def _decompositions() -> dict[Any, Callable]:
