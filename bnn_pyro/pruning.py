@@ -61,7 +61,8 @@ class PrunedScore(NamedTuple):
 def signal_to_noise(posterior: Posterior) -> dict[str, Tensor]:
     """{site: |mean| / standard deviation} of every weight, of the site's shape, on the CPU; 0 where the mean is 0.
 
-    Raises UserError for stored draws and point estimates, and where q is not an independent Normal in every weight.
+    Raises UserError for stored draws and point estimates, and where q is not an independent Normal in every weight: MC
+    dropout, and low-rank or full covariances.
     """
     return {site: ratio for site, (_, ratio) in _ratios(posterior).items()}
 

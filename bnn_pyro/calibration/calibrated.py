@@ -146,7 +146,8 @@ class Calibrated:
     ) -> Prediction:  # fmt: skip
         """As ``bp.predict``, by the draws that calibrated.
 
-        groups: (B,) labels, if calibration had no column.   weights: see ``Conformal.at``.   level: of all intervals.
+        groups: (B,) labels, where calibration had labels and no column.   weights: see ``Conformal.at``.
+        level: one that all intervals and sets then have.
         """
         if num_draws not in (None, self.num_draws) or seed not in (0, self.seed):
             warnings.warn(f"calibrated with {self.num_draws} draws of seed {self.seed}, which are taken", stacklevel=2)

@@ -203,7 +203,8 @@ class ConformalCdf(CdfMap):
     """Conformal predictive distributions: R(F(y)) is k / (n + 1) at the k-th smallest F(y) of the calibration rows.
 
     Rows that are exchangeable lie below the quantile of k / (n + 1) with that probability, whatever the model (Vovk et
-    al. 2019, Machine Learning 108:445-474). Between and beyond, the model spreads mass; counts take a part at random.
+    al. 2019, Machine Learning 108:445-474). Between and beyond, the model says how mass is spread. Counts have a random
+    part of the probability of their value.
     """
 
     condition = "to within 2 / (n + 1), if they are exchangeable with the n calibration rows"

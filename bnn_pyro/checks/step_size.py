@@ -2,7 +2,8 @@
 
     bias(η) = mean over directions i of Var(u_i) − 1,  u_i = √λ_i e_iᵀ(w − m)        order = d log bias / d log η
 
-Where all rows take part in every step the variance of draws is known, see ``inference.sghmc``: at h and at h/2.
+In a direction of posterior variance 1/λ the variance of draws is too large by the factor 1/(1 − ηλ/(4 − 2α)) where all
+rows take part in every step. Two step sizes are run, h and h/2; each is compared with the exact covariance there.
 """
 
 import math

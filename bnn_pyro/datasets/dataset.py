@@ -69,7 +69,8 @@ class Schema:
     input_parts  of several inputs: what is where in a row; () of one
     x_shift, x_scale  of length 1 (one for all, as for images) or one per feature
     x_tails      (feature, a, b, c, d) of those with long tails, ``tail_names``; see ``datasets.rows.long_tails``
-    y_shift, y_scale  mean and standard deviation of training targets, or their logarithms; 0 and 1 of classes; or (T,)
+    y_shift, y_scale  mean and standard deviation of the training targets, or of their logarithms, as of times; of
+                 classes 0 and 1; of several numbers (T,)
     columns      how a raw table becomes features; () where there is no table
     unseen       what a category does that training did not have: "refuse", or "ignore", where it is none of them
     event        of times: the column that says which are censored, and what stands where it happened (1 if left out)
@@ -193,7 +194,8 @@ class Dataset(Introduced):
     """Inputs and targets for training, validation and test.
 
     x_*  (N, *input_shape) float32, standardised with the statistics of x_train; or ``Rows`` of a file
-    y_*  (N,) float32 in target units, int64 labels, or minus a censored time; (N, T) float32 of several targets
+    y_*  (N,) float32 in the target's own units, or int64 labels (classification); of a time that is censored minus that
+         time; (N, T) float32 of several targets
     name      as given to ``load_data`` (a file's stem for a user's file)
     source    where it came from, for the report and the model card
     split     how the rows were divided: seed, fractions or the given split; JSON-able

@@ -29,7 +29,8 @@ EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 2.5e-3, 5e-10
 #: Seconds of these 6 operations in code compiled for one chain; rows · weights above which its arrays are not in the
 #: cache of one core (512 KiB) any more; seconds of the 6 operations there.
 COMPILED_ARITHMETIC, CACHED, LARGE_ARITHMETIC = 3.5e-10, 2e6, 5e-10
-#: Rows · weights above which that code is no faster than operators on several chains (784 inputs; of few up to 5e7).
+#: Rows · weights above which that code is no faster than operators on several chains where inputs are many (784; of
+#: narrow networks it is up to 5e7).
 LARGE = 2e7
 #: Seconds that a compilation takes, and that a process takes to start.
 COMPILATION, PROCESS = 2.5, 5.0
@@ -40,7 +41,8 @@ TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
 TYPICAL = 20
 #: Chains where settings leave them out.
 CHAINS = 8
-#: Seconds besides arithmetic, of chains that move as one: a transition alone, one in compiled code; a step of networks.
+#: Seconds besides their arithmetic of a transition of chains that move as one, alone and with others in compiled code,
+#: and of a step of several networks.
 TRANSITION, TOGETHER, STEP = 3e-4, 4e-5, 6e-3
 #: Gradients of a transition of theirs, and of NUTS.
 GRADIENTS, TREE = 2, 30

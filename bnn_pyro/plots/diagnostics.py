@@ -142,7 +142,8 @@ def posterior_predictive(
     Regression: ECDF of the targets over those of replicated sets, and where their standard deviation lies among
     theirs. Classification: number of rows of each class, with the central 95 % of the replicated sets.
 
-    replicated: (S, N), drawn for the rows of ``observed`` (N,).   classes: names, or ().   label: target, with unit.
+    replicated: (S, N) targets, or labels, drawn for the rows of ``observed`` (N,).   classes: their names; () for a
+    regression.   label: name and unit of the target.
     """
     replicated, observed = np.asarray(replicated, dtype=float), np.asarray(observed, dtype=float).ravel()
     if replicated.ndim != 2 or replicated.shape[1] != len(observed):

@@ -119,7 +119,8 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence
     """Observed against nominal coverage of central intervals, and the histogram of P(Y ≤ y); axes (2,).
 
     Grey: where 95 % of perfectly calibrated models would lie at this number of points, at each place by itself.
-    A curve below the diagonal, or a U, is overconfidence. The PIT of counts and of censored times is randomised.
+    A curve below the diagonal, or a U-shaped histogram, is overconfidence; the opposite is too wide. Of counts and
+    of censored times the PIT is randomised.
     """
     pit = metrics.pit(prediction, y, seed=0)
     nominal = np.linspace(0, 1, 41)

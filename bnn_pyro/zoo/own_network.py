@@ -2,7 +2,8 @@
 
     w ~ p(w)    f = module_{w, θ}(x)    y ~ likelihood(f)        q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ),  θ trained or frozen
 
-The module is copied; its parameters are the latent sites, by their own names. θ: sites without a prior, q one value.
+The module is copied and never changed. Its parameters are the latent sites, by their own names; q starts at the
+module's weights. A parameter that is no part of ``where`` is a point: a site without a prior, whose q is one value.
 """
 
 import inspect
@@ -66,7 +67,8 @@ class Bayesian(Settings):
                 (B, *input_shape) -> (B, outputs): logits of the classes, or the mean
     where       which parameters are Bayesian: names, globs or classes of layers, as layer4.*|fc|Conv2d, or re:REGEX; in
                 Python also classes. The others are points
-    frozen      points that stay as they are, likewise, or "*", all but where; also those that require no gradient
+    frozen      points that stay as they are, likewise, or "*", all but where; others are trained with the rest. Those
+                that require no gradient are frozen
     prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE,
                 scale-mixture:WIDE,NARROW,WEIGHT, or pretrained:SCALE (around the module's own weights, SCALE/√fan-in
                 wide); in Python also {pattern: prior}, the first that matches
