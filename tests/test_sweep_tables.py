@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -202,6 +203,10 @@ def test_seeds_that_agree_do_not_make_a_difference_on_few_test_rows_clear(kind):
     said = summary_sentences(on)["nll"]
     assert "; no clear difference: b (given variation over" in said and "the finite number of test rows" in said
     assert ("variation over seeds" if kind == "random" else "variation over splits") in said
+    (alone,) = summarise([one for one in fits if one["recipe"] == "b"], replicates)
+    assert re.fullmatch(r"the mean of b is \S+ ± \S+\.", summary_sentences(alone)["nll"]), (
+        "with nobody to be better than"
+    )
     # The same difference on rows enough to show it; where these are not resampled, nothing is clear.
     fits, replicates, *_ = replicated(kind, rows=4000)
     (many,), (without,) = summarise(fits, replicates), summarise(fits, {})

@@ -68,7 +68,9 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
     for metric, summary in data.headline.items():
         groups = {kind: [r for r, verdict in summary.verdicts.items() if verdict == kind] for kind in (WORSE, OPEN)}
         parts = [f"; {kind}: {', '.join(names)}" for kind, names in groups.items() if names]
-        best = f"{summary.best} has the best mean, {_number(summary.means[summary.best], metric)}"
+        mean = _number(summary.means[summary.best], metric)
+        alone = len(summary.means) == 1
+        best = f"the mean of {summary.best} is {mean}" if alone else f"{summary.best} has the best mean, {mean}"
         sentences[metric] = f"{best}{''.join(parts)}{f' (given {sources})' if parts else ''}."
     return sentences
 
@@ -80,7 +82,7 @@ def _overviews(summaries: Sequence[DatasetSummary]) -> Iterator[Section]:
         table = pd.DataFrame({name: _cells(summary, metric) for name, summary in by_data.items()})
         verdicts = pd.DataFrame({name: summary.verdicts for name, summary in by_data.items()}).reindex(table.index)
         worse = (verdicts == WORSE).sum(axis=1).astype(str) + " of " + verdicts.notna().sum(axis=1).astype(str)
-        yield Section(metric, "", table.assign(**{"worse on": worse}))
+        yield Section(metric, "", table.assign(**{"worse on": worse}) if len(table) > 1 else table)
 
 
 def _table(data: DatasetSummary, metrics: Mapping[str, MetricSummary]) -> pd.DataFrame:
