@@ -1,7 +1,10 @@
 """Steps of microcanonical dynamics against closed forms and BlackJAX, and what the warm-up of a chain learns."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 from conjugate import correlated
 from densities import Density, Mapped
 
@@ -153,3 +156,23 @@ def test_coordinates_are_scaled_by_what_each_chain_has_seen_of_their_widths(monk
             assert (kernel.point.scale == scale).all()
             np.testing.assert_allclose(kernel.point.gradient, scale * evaluator(kernel.potential)(start)[1])
     assert apart[0] < apart[1] / 3, apart
+
+
+def test_a_chain_that_diverges_turns_round_and_a_uniform_distribution_stays_one():
+    """In a square beyond which no number is finite; var z of a uniform one is 1/12."""
+
+    class Square(Density):
+        def __init__(self):
+            pass
+
+        def __call__(self, z):
+            return torch.where(((z > 0) & (z < 1)).all(1), 0.0, torch.nan).double(), torch.zeros_like(z)
+
+    kernel = Kernel(MILE(warmup=10), Square(), np.random.default_rng(3).uniform(size=(500, 2)), range(500))
+    kernel.done, kernel.step_size, kernel.length, found = 10, np.full(500, 0.3), np.full(500, 0.5), []
+    for _ in range(2000):
+        kernel.step()
+        found.append(12 * np.square(kernel.point.z - 0.5).mean())
+        kernel.turned[:] = False  # so that no step is halved
+    error = np.mean(np.split(np.array(found), 20), 1).std() / math.sqrt(20)
+    assert abs(np.mean(found) - 1) < 4 * error < 0.01

@@ -150,7 +150,7 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     kernel.step_size, before = np.array([1e-4, 1e4]), kernel.point
     first = kernel.step_size.copy()
     assert kernel.step()["diverging"].tolist() == [0, 1] and (kernel.point.z[1] == before.z[1]).all()
-    assert (kernel.point.u[1] == -before.u[1]).all() and (kernel.step_size == first).all(), "as it came, it may go"
+    assert (kernel.step_size == first).all(), "as it came, it may go"
     kernel.step()
     assert (kernel.step_size == first * [1, 0.5]).all() and not kernel.lost.any(), "a shorter step may do"
     kernel.halved[1] = mile.HALVINGS
@@ -165,6 +165,18 @@ def test_chains_that_diverge_stay_where_they_are_until_all_have():
     assert (again.point.scale == 1).all() and (kernel.point.scale != 1).any()
     again.step_size, again.halved, again.turned = np.array([1e4, 1e-4]), np.full(2, mile.HALVINGS), np.full(2, True)
     refuses(r"chain 1 diverged at transition 14: .* smaller energy_variance", again.step)
+
+
+def test_a_run_with_former_windows_keeps_the_last_step_that_it_has_found():
+    kernel, again = (Kernel(MILE(warmup=200), Density(np.ones(9)), np.full((2, 9), 0.1), (0, 1)) for _ in "ab")
+    for _ in range(20):
+        kernel.step()
+    state = kernel.state()
+    del state["own"]["ends"], state["point"]["scale"], state["tuning"]["logs"], state["tuning"]["count"]
+    again.restore(state)
+    while again.done < again.ends[2]:
+        again.step()
+    assert again.done == 180 and (again.step_size == again.tuning.step).all()
 
 
 @pytest.mark.parametrize("compiled", ["yes", "no"])

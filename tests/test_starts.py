@@ -80,6 +80,20 @@ def test_starts_are_finite_and_repeat(how, monkeypatch):
         assert torch.equal(z[:2], starts(problem, how, 2, entry)[1])
 
 
+@pytest.mark.parametrize("how", ["jitter", "prior", "map"])
+def test_starts_under_gamma_priors_are_a_chains_own(how, monkeypatch):
+    """Of these some coordinates are drawn; lp of a draw is its log joint all the same."""
+    monkeypatch.setattr("bnn_pyro.inference.sampler.STEPS", 100)
+    problem, entry = correlated(num=20), bp.MeanField(hidden=(2,), prior="gamma:2,1")
+    potential, z = starts(problem, how, 3, entry, white=True)
+    assert z.shape == (3, potential.size + 4)
+    assert torch.equal(z[:2], starts(problem, how, 2, entry, white=True)[1])
+    posterior = bp.fit(entry, problem.data, bp.HMC(draws=3, warmup=5, chains=2, start=how), seed=0, progress=False)
+    potential.space = Space()
+    found = potential(potential.position({site: v.flatten(0, 1) for site, v in posterior.chains.items()}))[0]
+    torch.testing.assert_close(found, posterior.stats["lp"].flatten(), rtol=1e-5, atol=1e-4)
+
+
 class Walled:
     """A standard normal that ends at ``wall``: no density beyond."""
 

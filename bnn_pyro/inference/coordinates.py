@@ -129,13 +129,14 @@ class NonCentred(Space):
         return torch.cat([*parts, *scales], -1)
 
     def extra(self, z: Tensor) -> Tensor:
-        """log p(t | w) + log |∂w/∂v|, by which the density of z exceeds that of u, but for a constant."""
+        """log p(t | w) + log |∂w/∂v|, by which the density of z exceeds that of u."""
         total = z.new_zeros(z.shape[:-1])
         for v, prior, t in self._parts(z):
             if prior:
                 shape, rate = prior.given(v * t.exp())
                 t = t[..., 0]
                 total = total + shape * rate.log() - rate * (-2 * t).exp() - (2 * shape - v.shape[-1]) * t
+                total = total + math.log(2) - torch.lgamma(shape)
         return total
 
 

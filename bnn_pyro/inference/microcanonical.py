@@ -110,8 +110,13 @@ def langevin_steps(potential: Any, state: State, step: np.ndarray, length: np.nd
 
     length: L (G,).   noise: ζ (G, S, d), standard Normal.
     """
-    spread = np.sqrt(np.expm1(2 * step / length) / noise.shape[2])
+    spread = refreshment(step, length, noise.shape[2])
     return travel(potential, state, step, np.full(len(step), float(noise.shape[1])), noise, spread)
+
+
+def refreshment(step: np.ndarray, length: np.ndarray, size: int) -> np.ndarray:
+    """ν (G,), see :func:`langevin_steps`; finite, as after so long a step nothing is left of u.   size: d."""
+    return np.sqrt(np.expm1(np.minimum(2 * step / length, 50.0)) / size)
 
 
 def at_once(potential: Any, chains: int) -> int:
@@ -165,7 +170,7 @@ class EnergyTuning:
         """For other coordinates: the step counts as a tenth of one at its target, lest one error make the next."""
         return EnergyTuning(self.step, 0.1 / self.step**6, 0.1)
 
-    #: The geometric mean of the steps so far.
+    #: The geometric mean of the steps that these observations asked for.
     mean = property(lambda self: np.exp(self.logs / self.count))
 
 

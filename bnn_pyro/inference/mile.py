@@ -75,7 +75,7 @@ class MILE(SeparateChains):
     lr               AdamW's first learning rate
     batch_size       rows of a step of AdamW
     warmup           transitions before the draws: single steps of the integrator, or trajectories where adjusted
-    first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have at first, and after 0.3 of the warm-up
+    first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have at first, and in the end (see above)
     adjusted         whether trajectories are accepted or rejected by Metropolis, so that draws are exact
     target_accept    acceptance rate that the step is adapted to where adjusted
     max_steps        at most so many steps a trajectory where adjusted
@@ -116,7 +116,7 @@ class MILE(SeparateChains):
         root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
 
         A step whose energy error exceeds 1,000 nats and 30 √d, or is not finite, is taken back and u reversed; where
-        the next is too the step is halved. After ten times the chain is left out with a warning; UserError if all are.
+        the next is too the step is halved. After ten halvings a chain is left out with a warning; UserError if all are.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())
@@ -192,15 +192,15 @@ class Kernel:
             return self._langevin(self._noise(num))
 
     def _langevin(self, noise: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """Steps of every chain; one that diverges is taken back and u reversed, as a Metropolis step would."""
+        """Steps of every chain; one that diverges is taken back and its u reversed, as a Metropolis step would."""
         settings, before, step = self.settings, self.point, self.step_size
-        state, errors = langevin_steps(self.potential, before, self.step_size, self.length, noise)
-        most = max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
-        good = (np.abs(errors) < most).all(1) & np.isfinite(state.gradient).all(1)
+        state, errors = langevin_steps(self.potential, before, step, self.length, noise)
+        within = np.abs(errors) < max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
+        good = within.all(1) & np.isfinite(state.gradient).all(1)
         if noise.shape[1] > 1 and not good.all():  # which of them did is found one by one
             return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]
         error, drawing = errors[:, -1], self.done >= settings.warmup
-        again, self.turned = drawing & ~good & self.turned, ~good
+        again, self.turned = (self.done >= self.ends[2]) & ~good & self.turned, ~good
         if again.any():  # the way back diverges too
             self.step_size, self.halved = np.where(again, self.step_size / 2, self.step_size), self.halved + again
             self.lost |= self.halved > HALVINGS
@@ -211,7 +211,8 @@ class Kernel:
                 raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {what} in a step "
                                 f"of {self.step_size[chain]:.3g}; take a smaller energy_variance than "
                                 f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
-        state = state.where(good & ~self.lost, before._replace(u=np.where(good[:, None], before.u, -before.u)))
+        u = direction(before.u + microcanonical.refreshment(step, self.length, self.size)[:, None] * noise[:, 0])
+        state = state.where(good & ~self.lost, before._replace(u=np.where(good[:, None], before.u, -u)))
         if self.done < self.ends[2] and self.done < settings.warmup:
             targets = settings.first_energy_variance, settings.energy_variance
             self.tuning.learn(error, good, self.size, np.interp(self.done, (0, max(1, self.ends[1])), targets))
@@ -227,8 +228,7 @@ class Kernel:
         """One trajectory of every chain, accepted or rejected as a whole; in the warm-up step sizes learn of it."""
         settings, before, step = self.settings, self.point, self.step_size
         if not self.averages:
-            steps = self.step_size.tolist()
-            self.averages = [DualAveraging(s, centre=math.log(s), log_step=math.log(s)) for s in steps]
+            self.averages = [DualAveraging(s, centre=math.log(s), log_step=math.log(s)) for s in step.tolist()]
         shares = np.array([rng.random() for rng in self.rngs])
         steps = np.clip(np.ceil(2 * shares * self.length / self.step_size), 1, settings.max_steps)
         state = before._replace(u=direction(self._noise(1)[:, 0]))
@@ -236,7 +236,6 @@ class Kernel:
         finite = np.isfinite(lost) & np.isfinite(state.gradient).all(1)
         acceptance = np.where(finite, np.exp(np.minimum(0.0, -lost)), 0.0)
         self.point = state.where(np.array([rng.random() for rng in self.rngs]) < acceptance, before)
-        figures = {"trajectory_length": steps * self.step_size, "n_steps": steps * GRADIENTS}
         if self.done < settings.warmup:
             for average, rate in zip(self.averages, acceptance.tolist(), strict=True):
                 average.count += 1
@@ -244,9 +243,10 @@ class Kernel:
             last = self.done == settings.warmup - 1
             self.step_size = np.array([math.exp(a.log_step) if last else a.step for a in self.averages])
             check_steps(self.step_size, self.done)
-        figures |= dict(acceptance_rate=acceptance, lp=self.point.density, step_size=step)
         self._learn_length(1)
-        return {**figures, "diverging": (~finite | (lost > MAX_ENERGY_ERROR)).astype(float)}
+        figures = dict(trajectory_length=steps * step, n_steps=steps * GRADIENTS, lp=self.point.density, step_size=step)
+        diverging = ~finite | (lost > MAX_ENERGY_ERROR)
+        return {**figures, "acceptance_rate": acceptance, "diverging": diverging.astype(float)}
 
     def _learn_length(self, transitions: int) -> None:
         """After so many: scales from the moments of a window, L from those of the next, and from effective draws."""
@@ -259,7 +259,7 @@ class Kernel:
             self.point = self.point._replace(gradient=self.point.gradient * scale, scale=scale)
             self.tuning, self.moments = self.tuning.anew(), Moments()
         if done == second:
-            self.step_size = self.tuning.mean
+            self.step_size = self.tuning.mean if begin < first else self.step_size
             self.length = np.where(self.moments.radius > 0, self.moments.radius, self.length)
         if second < done <= last and (done - second) % self._every == 0:
             self.positions.append(z[:, :: -(-self.size // COORDINATES)].copy())

@@ -1,6 +1,7 @@
 """The log joint given all rows in the coordinates that a sampler moves in, by compiled code where that is worth it.
 
-Densities and gradients are float64, coordinates z (C, P) are a linear map of the unconstrained numbers u.
+Densities and gradients are float64, coordinates z (C, P) a linear map of the unconstrained numbers u; but of gamma
+priors, which add a number each (``NonCentred``).
 """
 
 import warnings
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint, Weights, with_gradient
+from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.observed import Recorder, read_likelihood
 from bnn_pyro.parts.priors import widest_activation
@@ -42,7 +44,7 @@ class Space:
         return u
 
     def extra(self, z: Tensor) -> Tensor | float:
-        """How far log densities (…,) of z exceed those of u, but for a constant."""
+        """How far log densities (…,) of z exceed those of u, but for the constant of a linear map."""
         return 0.0
 
 
@@ -50,7 +52,7 @@ class Potential(LogJoint):
     """log π and its gradient over z; see :class:`LogJoint`.
 
     space     the coordinates; may be replaced before sampling. The constant that a linear change adds to the density is
-              left out: ``lp`` of a draw is its log joint, with ``NonCentred`` that of weights and scales
+              left out; ``lp`` of a draw is its log joint, without what is ``extra``
     centred   with which coordinates the run that samples it was begun. Of a linear model: those at the mode (0), by one
               search for the highest evidence (1), or by two, about which its chains start; 3: also ``NonCentred``
     compiled  the gradient as compiled code, if there is any
@@ -124,7 +126,8 @@ class Potential(LogJoint):
         from bnn_pyro.inference.compiled import NotCompiled, compile_gradient, recipe  # with torch's tracing
 
         g = torch.Generator().manual_seed(0)
-        start = self.space.inverse(self.initial)
+        with isolated(0):
+            start = self.space.inverse(self.initial)
         noise = torch.randn(max(chains, MIN_COMPARED), len(start), generator=g, dtype=torch.float64).to(self.x.device)
         z = start + 0.3 * noise
         same = recipe(self.model, self.x, self.y.shape, self.y.dtype, self.temperature, self.space)

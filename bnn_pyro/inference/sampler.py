@@ -131,7 +131,8 @@ class Sampler(Settings):
             return starting_points(potential, "map", num, self.jitter, run.seed)
         if not hasattr(self, "patience"):  # what stops them is held out of the training rows: validation may calibrate
             data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
-        return potential.position(optimised(potential.model, data, num, run, temperature=self.temperature, **how))
+        w = optimised(potential.model, data, num, run, temperature=self.temperature, **how)
+        return _placed(potential, potential.flat(w).double(), run.seed)
 
     def _posterior(
         self, model: nn.Module, data: Dataset, potential: Potential, records: Sequence[Record], stopped: str, run: Run
@@ -154,6 +155,7 @@ class Sampler(Settings):
         columns = [records[c].columns for c in chosen]
         stats = {name: torch.from_numpy(np.stack([column[name][:draws] for column in columns])) for name in columns[0]}
         z = stats.pop("z")
+        stats["lp"] = stats["lp"] - torch.as_tensor(potential.space.extra(z.to(potential.initial.device))).cpu()
         warn_of_idle_chains(z, stats["diverging"], chosen, self.chains)
         drawn = [potential.weights(one) for one in z.to(potential.initial.device)]
         chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
@@ -197,7 +199,7 @@ def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.
     Raises UserError where no start of finite density is found, with the chain's number.
     """
     z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
-    z = _climbed(potential, z) if how == "map" else z
+    z = _placed(potential, _climbed(potential, z), seed) if how == "map" else z
     if not (good := _finite(potential, z)).all():
         raise UserError(f"chain {int((~good).nonzero()[0]) + 1} has no start where the log density and its gradient "
                         f"are finite (start={how}); take a {'narrower prior' if how == 'prior' else 'smaller jitter'}, "
@@ -229,7 +231,7 @@ def _finite(potential: Potential, z: Tensor) -> Tensor:
 
 
 def _climbed(potential: Potential, z: Tensor) -> Tensor:
-    """From each z (num, P) to the most probable place on the way to a mode, on the scale of the weights themselves."""
+    """From each z (num, P) to the most probable u on the way to a mode, on the scale of the weights themselves."""
     u = potential.space.forward(z).detach().requires_grad_(True)
     best, top = u.detach().clone(), torch.full((len(z),), -math.inf, dtype=z.dtype, device=z.device)
     optimiser = torch.optim.Adam([u], LR)
@@ -243,4 +245,13 @@ def _climbed(potential: Potential, z: Tensor) -> Tensor:
         u.grad = -gradient.nan_to_num(0.0, 0.0, 0.0)
         optimiser.step()
         schedule.step()
-    return potential.space.inverse(best)
+    return best
+
+
+def _placed(potential: Potential, u: Tensor, seed: int) -> Tensor:
+    """z (num, P) at each u, where some coordinates are drawn: each chain's own."""
+    places = []
+    for chain, one in enumerate(u):
+        with isolated(chain_seed(seed, chain, stream=4)):
+            places.append(potential.space.inverse(one))
+    return torch.stack(places)
