@@ -132,7 +132,7 @@ class Sampler(Settings):
         if not hasattr(self, "patience"):  # what stops them is held out of the training rows: validation may calibrate
             data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
         w = optimised(potential.model, data, num, run, temperature=self.temperature, **how)
-        return _placed(potential, potential.flat(w).double(), run.seed)
+        return _placed(potential, potential.flat(w).double())
 
     def _posterior(
         self, model: nn.Module, data: Dataset, potential: Potential, records: Sequence[Record], stopped: str, run: Run
@@ -199,7 +199,7 @@ def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.
     Raises UserError where no start of finite density is found, with the chain's number.
     """
     z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
-    z = _placed(potential, _climbed(potential, z), seed) if how == "map" else z
+    z = _placed(potential, _climbed(potential, z)) if how == "map" else z
     if not (good := _finite(potential, z)).all():
         raise UserError(f"chain {int((~good).nonzero()[0]) + 1} has no start where the log density and its gradient "
                         f"are finite (start={how}); take a {'narrower prior' if how == 'prior' else 'smaller jitter'}, "
@@ -248,10 +248,6 @@ def _climbed(potential: Potential, z: Tensor) -> Tensor:
     return best
 
 
-def _placed(potential: Potential, u: Tensor, seed: int) -> Tensor:
-    """z (num, P) at each u, where some coordinates are drawn: each chain's own."""
-    places = []
-    for chain, one in enumerate(u):
-        with isolated(chain_seed(seed, chain, stream=4)):
-            places.append(potential.space.inverse(one))
-    return torch.stack(places)
+def _placed(potential: Potential, u: Tensor) -> Tensor:
+    """z (num, P) at each u, one after the other, as some coordinates are drawn: those of a chain whatever follows."""
+    return torch.stack([potential.space.inverse(one) for one in u])
