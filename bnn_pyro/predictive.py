@@ -25,7 +25,8 @@ from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior, split_frozen
 
-#: Bytes of one chunk's largest intermediate; on a CPU, whose cache larger ones outgrow, less: enough for so many rows.
+#: Bytes that the largest intermediate of one chunk may take; on a CPU, whose cache larger ones outgrow at up to twice
+#: the time, less, but enough for so many rows.
 MAX_MEMORY, CPU_MEMORY, CPU_ROWS = 256 * 2**20, 16 * 2**20, 32
 #: Standard deviations that the mean of a column is off, of rows that seem to be in the user's units, and near there.
 FAR_OFF, NEAR = 10.0, 3.0
@@ -81,8 +82,11 @@ def predict(
     keep_freed_memory()
     few = (f"there is not enough memory to predict {len(x):,} points by {num_draws:,} draws; take fewer of either, or "
            f"a smaller max_memory than {max_memory or MAX_MEMORY:,} bytes")  # fmt: skip
-    blocks, done, enough = [], 0, (refusing(few, MemoryError), refusing(few, RuntimeError, saying="memory"))
-    with enough[0], enough[1], torch.no_grad(), isolated(seed), in_mode(posterior.model, training=False):
+    blocks, done = [], 0
+    with (
+        refusing(few, MemoryError), refusing(few, RuntimeError, saying="memory"), torch.no_grad(), isolated(seed),
+        in_mode(posterior.model, training=False),
+    ):  # fmt: skip
         model, x = split_frozen(posterior.model, x)
         per_point = 4 * widest_activation(model, x[:1].to(posterior.device))  # bytes of one draw
         if max_memory is None:

@@ -1,7 +1,8 @@
 """A method against a stored reference posterior: 10,000 verified draws of the very posterior that it is to find.
 
 The variant gets the data of a reference, that of the subject's own data where there is one, and the settings that its
-posterior depends on (widths, activation, prior, noise). Compared are means of :func:`bounded` functions of its outputs.
+posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
+is known. Means of :func:`bounded` functions of every output are compared.
 
 A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/checks`` from 10,000 draws of HMC
 that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space: averages over all draws,

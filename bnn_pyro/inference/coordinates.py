@@ -124,7 +124,8 @@ class NonCentred(Space):
         parts, scales = list(u.split(self.sizes, -1)), []
         for i, prior in enumerate(self.priors):
             if prior:
-                scales.append(-0.5 * Gamma(*prior.given(parts[i])).sample()[..., None].log())
+                precision = Gamma(*prior.given(parts[i]), validate_args=False).sample()[..., None]
+                scales.append(-0.5 * precision.log())
                 parts[i] = parts[i] * (-scales[-1]).exp()
         return torch.cat([*parts, *scales], -1)
 

@@ -212,7 +212,8 @@ def concordant(points: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.n
     """(pairs in the right order, of which equal scores count ½; pairs that are comparable), each (R,).
 
     Two rows are comparable where the event of one happened before the time of the other. Of two ranks the smaller one
-    has a 0 at the highest bit in which they differ: each bit's pairs at once, by (higher bits, score): O(R·B log² B).
+    has a 0 at the highest bit in which they differ: the pairs of each bit are counted at once, rows in order of
+    (higher bits, score), in O(R·B log² B).
     """
     rank, event, score = points.T.astype(np.int64)
     right = pairs = np.zeros(len(counts))

@@ -61,7 +61,8 @@ class Risk(NamedTuple):
 class Decisions(Introduced):
     """The part of a prediction that acts on its probabilities. Shapes: B points, K classes, A actions.
 
-    guarantee: of a conformal prediction, or None: ``interval`` or ``set(prediction, level)``; an index: of some points.
+    guarantee: of a conformal prediction, else None: ``interval(prediction, level)`` or ``set(prediction, level)``; an
+        index gives that of some of its points.
     condition: under which intervals and sets that are not conformal cover what they promise, in words.
     transform: from what the network models to y: the exponential where that is log y, else the identity.
     schema, index: of what was predicted: its data, and the index of the frame that it was; None where not known.

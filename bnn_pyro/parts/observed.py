@@ -31,7 +31,8 @@ class Likelihood(nn.Module):
                      ``MIXTURES``; it says whether the targets are labels or numbers
     event_dim        1 where a row has several targets, y (B, T), and the components end in ``.to_event(1)``; else 0
     own_sites        the names of its own latent sites, such as the noise; see :meth:`add_own`
-    own_information  {site: number}, Fisher information of a target about each own site; none between these and outputs
+    own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
+                     the network's output there is none
     has_classes      whether targets are labels of classes
     quadratic        whether log p(y | f) is quadratic in f, of a known curvature, as in Bayesian linear regression
     """

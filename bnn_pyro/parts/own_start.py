@@ -1,7 +1,8 @@
 """Where a fit of a user's own network starts: q as wide as its activations can bear, and what was seen on the way.
 
-A σ that suits one layer can drown a deep network: variances of activations under draws of q are compared, by layer,
-with those of a pass at the means. Every σ, a Normal prior's at most, is halved until none is off by more than a factor.
+A σ that suits one layer can drown a deep network: the variance of activations under draws of q is compared, layer by
+layer, with that of one forward pass at the means, and every σ is halved until no layer is off by more than a factor.
+No σ starts above that of a Normal prior.
 
 Batch normalisation is by frozen statistics, or by those of each draw's own:
 

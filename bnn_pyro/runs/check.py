@@ -103,7 +103,8 @@ def check_subjects(
     """Make every check that applies to each subject, and write its outcome into ``place``.
 
     checks: keys of ``CHECKS``.   facts: of the machine and the command, kept beside the results.
-    What ``place`` has already is not done again; a UserError of a check is written. Returns what check.json holds.
+    What ``place`` has already is not done again; after a check that ends in a UserError, which is written, the next one
+    is made. Returns what check.json holds.
     Raises UserError where ``place`` has results of another budget, seed or subjects.
     """
     key = {"budget": budget, "seed": seed, "plans": [spec.key for spec in specs]}

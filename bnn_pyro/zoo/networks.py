@@ -6,8 +6,9 @@ The model is an ordinary Pyro model that any method takes. With the "scale-mixtu
 Carlo, with the others it is exact. The deterministic network is the same model at its most probable weights: the
 baseline of every comparison, whose epistemic uncertainty is zero. Masks of dropout are no part of the model: map trains
 with them and predicts without, mc-dropout keeps them (``inference.svi``).
-Of layers that sample activations in training (``parts.local_layer``) p(W) ∝ ∏ 1/|W| with σ² = α μ² is variational
-dropout; with a free σ the sparse kind: weights that data do not need become noise around 0.
+Layers that sample activations in training (``parts.local_layer``) have the ELBO of mean-field weights. With
+p(W) ∝ ∏ 1/|W| and σ² = α μ² they are variational dropout, whose variance α ≤ 1 is learned for a layer, each input unit
+of it, or each weight; with a free σ the sparse kind: weights that data do not need become noise around 0.
 """
 
 from collections.abc import Mapping
