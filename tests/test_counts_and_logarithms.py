@@ -20,8 +20,10 @@ from bnn_pyro.calibration.conformal import SCORES, Conformal
 from bnn_pyro.calibration.recalibration import Affine, CdfMap
 from bnn_pyro.diagnostics.failures import _knows_nothing
 from bnn_pyro.parts.likelihoods import LogNormalMixture, make_likelihood
+from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.several import CorrelatedNoise
 from bnn_pyro.predictive import knows_nothing
+from bnn_pyro.runs import evaluate
 from bnn_pyro.runs.baselines import boosted
 
 
@@ -256,3 +258,12 @@ def test_parts_know_the_numbers_of_their_rows(tmp_path):
     x = np.arange(50.0)[:, None]
     data = bp.dataset(x[:30], x[:30, 0], x_test=x[30:], y_test=x[30:, 0])
     assert torch.equal(data.index_train.float(), data.y_train) and data.index_test.tolist() == list(range(20))
+
+
+def test_a_mean_that_one_draw_carries_is_said_and_one_of_many_zeros_is_not(monkeypatch):
+    data = bp.dataset(visits(60), "count", task="counts", seed=0)
+    posterior = bp.fit(bp.MLP(hidden=(2,)), data, bp.MAP(epochs=1), seed=0, progress=False)
+    for rates, outside in (([0.01] * 50, 0), ([3.0] * 49 + [1e5], len(data.x_test))):
+        law = dist.Poisson(torch.tensor(rates)[:, None].expand(-1, len(data.x_test)))
+        monkeypatch.setattr(evaluate, "predict_with_progress", lambda *_, law=law: Mixture(law))
+        assert evaluate._score(posterior, data, {}, 10).scores["means_outside"] == outside

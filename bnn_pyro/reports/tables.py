@@ -121,10 +121,11 @@ class RunFacts:
 
     @property
     def headline(self) -> Sequence[str]:
-        """The metrics that its summary speaks of; on a log scale few draws may make a mean, and its error, large."""
+        """The metrics that its summary speaks of; no RMSE where few draws may make a mean, and its error, large."""
         if self.is_unbalanced and "auroc" in self.metrics:
             return "nll", "auroc", "average_precision"
-        return ("crps", "nll") if self.recipe["data"].get("target_scale") == "log" else HEADLINE[self.task]
+        large = self.recipe["data"].get("target_scale") == "log" or self.metrics.get("means_outside")
+        return ("crps", "nll") if large else HEADLINE[self.task]
 
     #: Why the fit failed, and the way out; "" where it did not.
     failed = property(lambda self: self.metrics.get("failed", ""))

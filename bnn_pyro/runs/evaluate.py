@@ -143,11 +143,13 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
             for what, labels in (("rows", data.y_test), ("predictions", prediction.mean.argmax(-1))):
                 counts = labels.bincount(minlength=len(data.schema.classes)).tolist()
                 scores[f"class_{what}"] = dict(zip(data.schema.classes, counts, strict=True))
-        elif data.schema.task == "regression":
-            ends = prediction.quantile((0.025, 0.975))
-            if posterior.provenance.get("entry_settings", {}).get("noise") not in (None, "heteroscedastic"):
+        elif data.schema.task in ("regression", "counts"):
+            low, high = prediction.quantile((0.025, 0.975))
+            if data.schema.task == "counts":  # of which most may be 0, and their mean no less what it should be
+                high = torch.maximum(high, prediction.locs.quantile(0.975, 0))
+            elif posterior.provenance.get("entry_settings", {}).get("noise") not in (None, "heteroscedastic"):
                 scores |= uneven_errors(prediction, data)
-            scores["means_outside"] = int(((prediction.mean < ends[0]) | (prediction.mean > ends[1])).sum())
+            scores["means_outside"] = int(((prediction.mean < low) | (prediction.mean > high)).sum())
         elif data.schema.task == "survival":
             scores["censored_rows"] = int((data.y_test < 0).sum())
         names = HEADLINE[data.schema.task]
