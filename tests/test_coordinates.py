@@ -165,12 +165,18 @@ def test_scales_of_gamma_priors_are_coordinates_that_integrate_out():
     assert kstest(found[:, :2].flatten(), norm.cdf).pvalue > 1e-3
 
 
-def test_nuts_samples_gamma_priors_where_rows_say_nothing():
-    """shape · |w|² / (rate · n) has the F distribution of n and 2 · shape degrees of freedom."""
+@pytest.mark.parametrize("prior", [GAMMA, f"ard:{SHAPE},{RATE}/{GAMMA}"])
+def test_nuts_samples_gamma_priors_where_rows_say_nothing(prior):
+    """shape · |w|² / (rate · n), w the n weights of a scale, has the F distribution of n and 2 · shape."""
     data = bp.dataset(np.eye(4), np.arange(4.0))
-    entry, method = bp.MeanField(hidden=(3,), prior=GAMMA, noise=1e4), bp.NUTS(draws=100, warmup=300, thin=3)
+    entry, method = bp.MeanField(hidden=(3,), prior=prior, noise=1e4), bp.NUTS(draws=100, warmup=300, thin=3)
     posterior = bp.fit(entry, data, method, seed=0, progress=False)
-    for w in posterior.chains.values():
-        size, found = w[0, 0].numel(), w.flatten(2).square().sum(2) * SHAPE / RATE
-        assert arviz.ess({"x": found.log().numpy()})["x"].item() > 200
-        assert kstest((found / size).flatten(), f(size, 2 * SHAPE).cdf).pvalue > 1e-3
+    sizes = []
+    for site, w in posterior.chains.items():
+        by_input = site == "layers.0.weight" and prior != GAMMA
+        for one in w.unbind(-1) if by_input else [w]:
+            size, found = one[0, 0].numel(), one.flatten(2).square().sum(2) * SHAPE / RATE
+            assert arviz.ess({"x": found.log().numpy()})["x"].item() > 200
+            assert kstest((found / size).flatten(), f(size, 2 * SHAPE).cdf).pvalue > 1e-3
+            sizes.append(size)
+    assert sizes == ([12] if prior == GAMMA else [3] * 4) + [3, 3, 1]

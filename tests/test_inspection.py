@@ -263,7 +263,8 @@ def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     classes = replace(TABLE, task="classification", classes=("a", "b"))
     assert all(choose(replace(classes, input_shape=(w,)), 300).entry.prior == "gamma:1,1" for w in (9, 17))
     sizes = ((9, 359), (9, 360), (4, 50), (3, 50))
-    assert [choose(replace(TABLE, input_shape=(w,)), n).entry.prior for w, n in sizes] == ["fan-in:2", "normal:1"] * 2
+    priors = [choose(replace(TABLE, input_shape=(w,)), n).entry.prior for w, n in sizes]
+    assert priors == ["ard:0.5,0.01/fan-in:2", "normal:1"] * 2
     assert [choose(TABLE, n).entry.hidden for n in (1000, 1001)] == [(16, 16), (16, 16, 16)]
     many = [choose(TABLE, n, minutes=m) for n, m in ((20_000, 60), (20_001, 60), (1_000_000, 1))]
     assert [(c.inference, c.entry.hidden[-1], c.entry.likelihood) for c in many] == [

@@ -253,3 +253,28 @@ def test_the_density_is_an_integral_over_the_precision_and_draws_have_the_densit
     with bp.isolated(0):
         w = prior.sample((20_000,))
     assert kstest((w.square().sum(1) * SHAPE / RATE / 2).numpy(), "f", args=(2, 2 * SHAPE)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 2, 2)])
+def test_each_input_has_a_scale_of_its_own(shape):
+    w = W.view(2, 3, 1, 1).mul(torch.tensor([[1.0, 0.5], [2.0, -1.0]])) if len(shape) > 2 else W
+    prior, one = (parse_prior(f"{name}:{SHAPE},{RATE}") for name in ("ard", "gamma"))
+    of_each = sum(one(column).log_prob(column) for column in w.unbind(1))
+    torch.testing.assert_close(prior(w).log_prob(w), of_each)
+    with bp.isolated(0):
+        drawn = prior(w).sample((20_000,)).square().mul(SHAPE / RATE)
+    squares, size = drawn.movedim(2, 0).flatten(2).sum(-1), w[:, 0].numel()
+    for found in squares / size:
+        assert kstest(found.numpy(), "f", args=(size, 2 * SHAPE)).pvalue > 1e-3
+    assert torch.corrcoef(squares.log())[0, 1:].tolist() == pytest.approx([0.0, 0.0], abs=4 / math.sqrt(20_000))
+    bias = torch.ones(3)
+    assert prior(bias).log_prob(bias) == one(bias).log_prob(bias)
+
+
+def test_the_first_layer_may_have_a_prior_of_its_own():
+    schema = bp.Schema("regression", (5,))
+    with bp.isolated(0):
+        first, *others = bp.MeanField(hidden=(4, 3), prior="ard:2,1/normal:3").model(schema).prior().values()
+        with pytest.raises(bp.UserError, match="unknown prior 'norml'"):
+            bp.MeanField(prior="ard:2,1/norml:3").model(schema)
+    assert first.groups == 5 and [p.scale.item() for p in others] == [3.0] * 5

@@ -25,7 +25,7 @@ NETS = {
     "fixed noise": dict(activation="relu", prior="fan-in:1"),
     "learned noise": dict(activation="leaky_relu", prior="gamma:1,1"),
     "heteroscedastic": dict(activation="sigmoid", prior="scale-mixture"),
-    "binary": dict(activation="tanh", prior="gamma:1,1"),
+    "binary": dict(activation="tanh", prior="ard:1,1/gamma:1,1"),
     "multiclass": dict(activation="gelu", prior="scale-mixture"),
 }
 

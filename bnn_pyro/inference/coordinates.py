@@ -109,24 +109,24 @@ class NonCentred(Space):
         self.priors = [prior if isinstance(prior, GammaNormal) else None for prior in potential.priors.values()]
 
     def _parts(self, z: Tensor) -> Iterator[tuple[Tensor, GammaNormal | None, Tensor]]:
-        """(numbers (…, n) of a site, its gamma prior, t (…, 1), which is 0 without one)."""
+        """(numbers (…, n) of a site, its gamma prior, t (…, groups), which is 0 without one)."""
         *parts, t = z.split([*self.sizes, z.shape[-1] - sum(self.sizes)], -1)
-        scales = iter(t.split(1, -1))
+        scales = iter(t.split([prior.groups for prior in self.priors if prior], -1))
         for part, prior in zip(parts, self.priors, strict=True):
             yield part, prior, next(scales) if prior else torch.zeros_like(part[..., :1])
 
     def forward(self, z: Tensor) -> Tensor:
         """z (…, P + T) -> u (…, P)."""
-        return torch.cat([part * t.exp() if prior else part for part, prior, t in self._parts(z)], -1)
+        return torch.cat([prior.scaled(part, t.exp()) if prior else part for part, prior, t in self._parts(z)], -1)
 
     def inverse(self, u: Tensor) -> Tensor:
         """u (…, P) -> z (…, P + T), each t drawn from its distribution given w; call inside ``isolated``."""
         parts, scales = list(u.split(self.sizes, -1)), []
         for i, prior in enumerate(self.priors):
             if prior:
-                precision = Gamma(*prior.given(parts[i]), validate_args=False).sample()[..., None]
+                precision = Gamma(*prior.given(parts[i]), validate_args=False).sample()
                 scales.append(-0.5 * precision.log())
-                parts[i] = parts[i] * (-scales[-1]).exp()
+                parts[i] = prior.scaled(parts[i], (-scales[-1]).exp())
         return torch.cat([*parts, *scales], -1)
 
     def extra(self, z: Tensor) -> Tensor:
@@ -134,10 +134,9 @@ class NonCentred(Space):
         total = z.new_zeros(z.shape[:-1])
         for v, prior, t in self._parts(z):
             if prior:
-                shape, rate = prior.given(v * t.exp())
-                t = t[..., 0]
-                total = total + shape * rate.log() - rate * (-2 * t).exp() - (2 * shape - v.shape[-1]) * t
-                total = total + math.log(2) - torch.lgamma(shape)
+                shape, rate = prior.given(prior.scaled(v, t.exp()))
+                each = shape * rate.log() - rate * (-2 * t).exp() - (2 * shape - v.shape[-1] // prior.groups) * t
+                total = total + (each + math.log(2) - torch.lgamma(shape)).sum(-1)
         return total
 
 
@@ -196,14 +195,16 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
             change[held] = (slope / curvature.own_precision[held[order.numel() :]]).clamp(-1, 1)
             u = u + change
             for i, prior in gammas:
-                before, tau[i] = tau[i], (prior.shape_ + known[i].sum() / 2) / (prior.rate + u[i].square().sum() / 2)
+                of = (prior.shape_ + prior.sums(known[i]) / 2) / (prior.rate + prior.sums(u[i].square()) / 2)
+                before, tau[i] = tau[i], prior.scaled(torch.ones_like(u[i]), of)
                 change[i] = (tau[i] / before).log() / 2
             if change.abs().max() < MAX_CHANGE:
                 break
         else:
             u = mode_of(partial(density, u=u), Whitened(curvature, u), u)
         space = Whitened(curvature, u)
-        scales = sum((p.shape_ * tau[i][0].log() - p.rate * tau[i][0] for i, p in gammas), torch.zeros(()))
+        each = ((p, p.sums(tau[i]) * p.groups / len(i)) for i, p in gammas)  # every τ
+        scales = sum(((p.shape_ * t.log() - p.rate * t).sum() for p, t in each), torch.zeros(()))
         return float(density(u[None], u) + space.scale.log().sum() + scales), u, tau.clone()
 
     found = [search(potential.initial, 1.0)]

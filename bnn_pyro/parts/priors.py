@@ -33,29 +33,39 @@ class GammaNormal(ArrayDistribution):
 
     p(w) = Γ(shape + P/2) / Γ(shape) · rate^shape · (2π)^(−P/2) · (rate + ½ Σ w²)^−(shape + P/2)
 
-    A Student t, a density like any other.
+    A Student t, a density like any other. By input each of a layer's inputs, the second dimension of w, has its own τ.
     """
 
-    def __init__(self, shape: Tensor, rate: Tensor, event_shape: torch.Size) -> None:
-        self.shape_, self.rate, self._size = shape, rate, event_shape.numel()
+    def __init__(self, shape: Tensor, rate: Tensor, event_shape: torch.Size, by_input: bool = False) -> None:
+        self.shape_, self.rate, self.groups = shape, rate, event_shape[1] if by_input else 1
+        split = (event_shape[0], self.groups, event_shape[2:].numel()) if by_input else (event_shape.numel(), 1, 1)
+        self.split, self._size = split, event_shape.numel() // self.groups
         super().__init__(event_shape)
 
     def _draw(self, shape: torch.Size) -> Tensor:
         lead = shape[: len(shape) - len(self.event_shape)]
-        precision = dist.Gamma(self.shape_, self.rate).rsample(lead)
-        noise = torch.randn(shape, device=self.rate.device, dtype=self.rate.dtype)
-        return noise * precision.rsqrt().reshape(lead + (1,) * len(self.event_shape))
+        precision = dist.Gamma(self.shape_, self.rate).rsample((*lead, self.groups))
+        noise = torch.randn((*lead, self.event_shape.numel()), device=self.rate.device, dtype=self.rate.dtype)
+        return self.scaled(noise, precision.rsqrt()).reshape(shape)
+
+    def scaled(self, w: Tensor, scales: Tensor) -> Tensor:
+        """w (…, P) by the scales (…, groups)."""
+        return (w.unflatten(-1, self.split) * scales[..., None, :, None]).flatten(-3)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """(…, P) summed over the numbers of each τ: (…, groups)."""
+        return values.unflatten(-1, self.split).sum((-3, -1))
 
     def given(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """(shape, rate) of τ given w (…, P), which has a gamma distribution too."""
-        return self.shape_ + 0.5 * self._size, self.rate + 0.5 * w.square().sum(-1)
+        """(shape (), rate (…, groups)) of τ given w (…, P), which has a gamma distribution too."""
+        return self.shape_ + 0.5 * self._size, self.rate + 0.5 * self.sums(w.square())
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log-density in nats, one a parameter."""
         power, rate = self.given(self._flat(value))
         constant = torch.lgamma(power) - torch.lgamma(self.shape_) + self.shape_ * self.rate.log()
         constant = constant - 0.5 * self._size * math.log(2 * math.pi)
-        return constant - power * rate.log()
+        return (constant - power * rate.log()).sum(-1)
 
 
 class ScaleMixture(ArrayDistribution):
@@ -109,6 +119,11 @@ def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
     return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
 
 
+def _ard(shape: float = 0.5, rate: float = 0.01) -> Maker:
+    """ard:SHAPE,RATE — gamma, but each input of a layer has a τ for its weights; both > 0 (Neal 1996, sec. 1.2.3)."""
+    return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape, by_input=w.dim() > 1)
+
+
 def _flat(w: Tensor) -> dist.TorchDistribution:
     """p(w) ∝ 1: of weights that a fit only finds a value of."""
     return dist.ImproperUniform(dist.constraints.independent(dist.constraints.real, w.dim()), torch.Size(), w.shape)
@@ -127,6 +142,7 @@ PRIORS: dict[str, Callable[..., Maker]] = {
     "fan-in": _fan_in,
     "pretrained": _pretrained,
     "gamma": _gamma,
+    "ard": _ard,
     "scale-mixture": _scale_mixture,
     "log-uniform": _log_uniform,
 }
@@ -180,7 +196,11 @@ class BayesianNet(nn.Module):
         if taken := names.keys() & {OBSERVED, "data", "draws", *likelihood.initial}:
             raise UserError(f"a parameter of the network is called '{min(taken)}', which is the name of something else "
                             "in the model, such as the targets 'y'; rename it")  # fmt: skip
-        self.texts = texts = dict.fromkeys(names, prior) if isinstance(prior, str) else prior
+        if isinstance(prior, str):
+            first, _, others = prior.partition("/")
+            weights = [name for name, value in names.items() if value.dim() > 1][:1]
+            prior = dict.fromkeys(names, others or first) | dict.fromkeys(weights, first)
+        self.texts = texts = prior
         for text in texts.values():
             parse_prior(str(text))  # raises for one that is none
         self._centred = [n for n, text in texts.items() if n not in points and text.partition(":")[0] == "pretrained"]

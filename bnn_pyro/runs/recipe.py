@@ -119,8 +119,8 @@ class Recipe(Setup, Settings):
         else:
             shared, decay = self.variant_settings, {}
             prior = shared.pop("prior", None)
-            # No baseline: a point mass in a scale mixture's narrow peak, at 0, a gamma prior's mode, or without decay.
-            if prior is not None and not str(prior).startswith(("scale-mixture", "gamma", "by-target")):
+            # No baseline: a point mass in a scale mixture's narrow peak, at gamma's or ard's mode 0, or without decay.
+            if prior is not None and not str(prior).startswith(("scale-mixture", "gamma", "ard", "by-target")):
                 decay = {"prior": prior}
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
             setup = make_setup(*self.own_baseline).changed(decay, length, shared)
