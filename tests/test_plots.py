@@ -111,6 +111,30 @@ def test_labels_of_a_confusion_matrix_are_inside_the_figure(names):
     assert box.x0 >= 0 and box.y0 >= 0 and box.y1 <= page.y1 and ax.get_window_extent().width > 0.3 * page.width
 
 
+def test_dollars_of_names_are_drawn_as_they_are_and_powers_of_ten_and_the_users_formulas_as_mathematics():
+    names = ("$0_$10k", "$10k_$20k", "$_$", "\\frac{$ }$")
+    figure, (first, second) = plt.subplots(1, 2, layout="constrained")
+    first.set_title("$x^2$")
+    second.set_xticks([0, 1], ["$a$", "$b$"])
+    plots.confusion_matrix(CATEGORICAL, LABELS, bp.Schema("classification", (2,), names), ax=second)
+    sure = bp.Prediction(Categorical(logits=1e3 * CATEGORICAL.mean.log()[None]))
+    ax = plots.entropy_histograms(sure, {"$_$": CATEGORICAL}, name="$x$ and $y$", ax=plt.figure().add_subplot())
+    for page in (figure, ax.figure):
+        page.draw_without_rendering()
+    labels = [*second.get_xticklabels(), *second.get_yticklabels(), *ax.get_legend().get_texts()]
+    assert [text.get_text() for text in labels[:4]] == list(names)
+    assert len(labels) == 10 and not any(text.get_parse_math() for text in labels)
+    power = ax.get_yticklabels()[0]
+    assert ax.get_yscale() == "log" and "$" in power.get_text() and power.get_parse_math()
+    assert first.title.get_parse_math()
+
+
+def test_letters_that_the_font_lacks_are_said_by_no_warnings(recwarn):
+    schema = bp.Schema("classification", (2,), ("日本", "b", "c", "d"))
+    assert Picture.of("report", lambda: plots.confusion_matrix(CATEGORICAL, LABELS, schema), "title", "sentence")
+    assert not recwarn
+
+
 def test_without_ax_a_plot_is_on_pyplots_current_figure_where_that_is_empty(tmp_path):
     def inked():
         plt.savefig(tmp_path / "page.png")

@@ -39,11 +39,11 @@ def confusion_matrix(prediction: Prediction, y: Targets, schema: Schema | None =
     seaborn.heatmap(
         right, ax=ax, vmin=-1, vmax=1, cmap="RdBu", annot=annotations, fmt="", square=True, linewidths=0.5,
         annot_kws={"size": 8}, cbar_kws={"label": "share of the true class", "shrink": 0.8, "ticks": [-1, 0, 1]},
-        xticklabels=names, yticklabels=names,
+        xticklabels=False, yticklabels=False,
     )  # fmt: skip
     ax.collections[0].colorbar.set_ticklabels(["all wrong", "0", "all right"])
-    ax.tick_params(axis="y", rotation=0)
-    ax.tick_params(axis="x", rotation=90 * upright)
+    ax.set_xticks(place := np.arange(len(names)) + 0.5, names, rotation=90 * upright)
+    ax.set_yticks(place, names)
     wrong = counts.sum() - np.trace(counts)
     ax.set(xlabel="most probable class", ylabel="true class", title=f"{wrong:,} of {counts.sum():,} wrong")
     return ax

@@ -5,12 +5,16 @@ greyscale. The settings hold while a picture is drawn; matplotlib's global ones 
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import matplotlib
+import numpy as np
 import seaborn
+from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
+from matplotlib.text import Text
 
 _PALETTE = list(seaborn.color_palette("colorblind").as_hex())
 BAYES, POINT = _PALETTE[0], _PALETTE[1]  #: the Bayesian network (blue), the deterministic one (orange)
@@ -47,8 +51,22 @@ def _settled() -> Iterator[None]:
     matplotlib.interactive(interactive)
 
 
-#: Decorator of every picture: the settings above while it draws.
-drawn = _settled()
+def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator of every picture: the settings above while it draws, and ``$`` of names is no mathematics."""
+
+    @functools.wraps(draw)
+    def picture(*args: Any, **options: Any) -> Any:
+        with _settled():
+            axes = draw(*args, **options)
+        parts = [np.ravel(axes)[0].figure]
+        if isinstance(axes, Axes):  # whose figure may hold formulas of the user's
+            parts = [axes, *(c.colorbar.ax for c in axes.collections if c.colorbar)]
+        for text in (text for part in parts for text in part.findobj(Text)):
+            if "$" in text.get_text() and r"\mathdefault" not in text.get_text():  # of ticks
+                text.set_parse_math(False)
+        return axes
+
+    return picture
 
 
 def tint(colour: str, strength: float) -> tuple[float, float, float]:

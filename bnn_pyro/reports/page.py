@@ -7,6 +7,7 @@ not show: intervals are over test rows, a comparison is paired, a temperature ot
 import functools
 import io
 import re
+import warnings
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,12 +52,12 @@ class Picture:
         from bnn_pyro.plots.layout import OUTSIDE
 
         blob = io.BytesIO()
-        with within(OUTSIDE, True):
-            axes = draw()
-        if axes is None:
-            return None
-        page = np.ravel(np.asarray(axes, dtype=object))[0].figure
-        page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
+        with within(OUTSIDE, True), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"(?s)Glyph .* missing")  # one a letter and figure
+            if (axes := draw()) is None:
+                return None
+            page = np.ravel(np.asarray(axes, dtype=object))[0].figure
+            page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
         return cls(name, blob.getvalue(), title, sentence, wide or page.get_figwidth() > WIDE)
 
     #: Pixels of a page.
