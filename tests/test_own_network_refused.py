@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 import bnn_pyro as bp
+from bnn_pyro.inference.cost import multiplications
 from bnn_pyro.posterior import read_archive
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -197,6 +198,22 @@ class Packed(nn.LSTM):
     def forward(self, x):
         packed = nn.utils.rnn.pack_padded_sequence(x, [4] * len(x), True, enforce_sorted=False)
         return super().forward(packed)[1][0][-1]
+
+
+class PackedGRU(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(6, OUT, batch_first=True)
+
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, [4] * len(x), True, enforce_sorted=False)
+        return self.gru(packed)[1][-1]
+
+
+@pytest.mark.filterwarnings("ignore:PackedGRU runs one draw after the other")
+def test_members_of_an_ensemble_may_read_packed_sequences():
+    assert multiplications(PackedGRU(), torch.zeros(1, 7, 6)) == 4 * 3 * OUT * (6 + OUT)
+    assert fit(PackedGRU(), bp.Ensemble(members=2, epochs=2)).chains["gru.weight_ih_l0"].shape[0] == 2
 
 
 def test_draws_one_after_the_other_are_said_in_plain_words():

@@ -93,7 +93,7 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
     def count(path: str, output: object) -> None:
         weight = getattr(layer := net.get_submodule(path), "weight", None)
         if isinstance(layer, nn.RNNBase):
-            counts.append(output[0].shape[:-1].numel() * sum(w.numel() for w in layer.parameters() if w.dim() > 1))
+            counts.append(output[0].data.shape[:-1].numel() * sum(w.numel() for w in layer.parameters() if w.dim() > 1))
         if isinstance(weight, Tensor) and isinstance(output, Tensor) and weight.dim() > 1:
             counts.append(output.numel() * weight[0].numel())
 
