@@ -216,6 +216,21 @@ def test_members_of_an_ensemble_may_read_packed_sequences():
     assert fit(PackedGRU(), bp.Ensemble(members=2, epochs=2)).chains["gru.weight_ih_l0"].shape[0] == 2
 
 
+class Counter(nn.Linear):
+    def forward(self, x):
+        self.calls += self.training
+        return super().forward(x[:, 0])
+
+
+def test_a_counter_of_calls_is_no_buffer_of_an_ensemble():
+    net = Counter(6, OUT)
+    net.register_buffer("calls", torch.tensor(0))
+    refuses("training changes 'net.calls', .* a plain attribute, not a buffer", fit, net, bp.Ensemble(members=2))
+    del net.calls
+    net.calls = 0
+    fit(net, bp.Ensemble(members=2, epochs=2))
+
+
 def test_draws_one_after_the_other_are_said_in_plain_words():
     with pytest.warns(UserWarning, match=r"one draw after the other, which is slower, .* for aten::[\w.]+\)$"):
         bp.predict(fit(Packed(6, OUT, batch_first=True)), rows().x_test)
