@@ -174,6 +174,13 @@ def test_a_run_of_ones_own_module(tmp_path, monkeypatch, command, no_figures):
     assert "on the command line --module mynets:small" in command("evaluate", out, code=2)
     command("evaluate", out, *own)
     assert "there is no module: give bp.Bayesian(module)" in command(*train, "--overwrite", code=2)
+    (tmp_path / "others.py").write_text(code.replace("nn.Flatten()", "nn.Flatten(), nn.Linear(n, n)"))
+    other = ["--module", "others:small"]
+    command(*train[:-1], tmp_path / "other", *other)
+    for given in ([], own):
+        said = command("compare", out, tmp_path / "other", *given, code=2)
+        assert "of 2 modules: --module mynets:small,others:small gives that of each" in said
+    command("compare", out, tmp_path / "other", *own, *other)
 
 
 def test_an_exported_module_is_fitted_and_loaded_without_its_code(tmp_path, command, no_figures):

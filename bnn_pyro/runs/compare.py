@@ -36,6 +36,9 @@ def compare_runs(
     Returns what was found as text for a terminal, and comparison.html.
     Raises UserError where test rows differ, or there are none.
     """
+    own = list(dict.fromkeys(filter(None, (getattr(r.entry, "module", None) for r in folders.values()))))
+    if len(own) > 1 and "," not in (module or ""):
+        raise UserError(f"the runs are of {len(own)} modules: --module {','.join(own)} gives that of each")
     first, truth, runs = next(iter(folders)), None, []
     predictions: dict[str, Prediction] = {}
     left_out: dict[str, Loo | str] = {}
