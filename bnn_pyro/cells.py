@@ -34,6 +34,10 @@ MOST_RANKED = 10_000
 MAX_CATEGORIES = 20
 #: Skewness of a positive target from which on a log scale is suggested.
 SKEWED = 1.0
+#: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
+MIN_RELATIVE_SPREAD = 1e-4
+#: The smallest standard deviation of a target, 1 / the largest: variances in float32 end at 10⁻³⁸ and 10³⁸.
+MIN_SPREAD = 1e-16
 #: A task, targets, and the names of classes.
 Targets = tuple[str, np.ndarray, tuple[str, ...]]
 
@@ -221,6 +225,17 @@ def skewed(y: np.ndarray) -> str:
     return hint if skewness and skewness[0] > max(SKEWED, abs(skewness[1])) else ""
 
 
+def unfit(mean: float, sd: float, largest: float) -> str:
+    """Why a target of this mean, standard deviation and largest magnitude is none for 32 bits; "" of one that is."""
+    if sd > 1 / MIN_SPREAD:
+        return f"varies by {sd:.3g}, too much for 32-bit numbers; divide by a constant"
+    if sd >= max(MIN_RELATIVE_SPREAD * largest, MIN_SPREAD):
+        return ""
+    far = abs(mean) * MIN_RELATIVE_SPREAD > max(sd, MIN_SPREAD)
+    way = "subtract a constant" if far else "multiply by a large constant"
+    return f"varies by {sd:.3g} around {mean:.6g}, too little for 32-bit numbers; {way}"
+
+
 def label(cell: str | float) -> str:
     """The name of a class in a column of numbers, where 1, 1.0 and 1e0 are one class; text as it is."""
     try:
@@ -270,5 +285,5 @@ def follows(a: np.ndarray, b: np.ndarray, curves: bool) -> bool:
     some = [pd.Series(values[:: -(-len(a) // MOST_RANKED)]) for values in (a, b)]
     several = curves and all(v.nunique() >= 10 and v.value_counts().iloc[0] <= len(v) / 2 for v in some)
     with np.errstate(all="ignore"):  # of a column of one value, or that is refused as it is not finite
-        pairs = [(a, b), *([[v.rank() for v in some]] if several else [])]
+        pairs = [[v / np.abs(v).max() for v in (a, b)], *([[v.rank() for v in some]] if several else [])]
         return any(abs(np.corrcoef(*pair)[0, 1]) > 0.9999 for pair in pairs)

@@ -151,7 +151,7 @@ def of_numbers(
     same = values == values[at]
     stands_for_none = same.sum() < (0.5 if values[at] in CODES else 0.1) * len(values)
     others = values[~same] if stands_for_none else np.delete(values, at)
-    if len(np.unique(others)) < 2 or len(others) < 10:
+    if len(np.unique(others)) < 2 or len(others) < 10 or not others.std():
         return
     distance = abs(values[at] - others.mean()) / others.std()
     again = int(same.sum()) - 1

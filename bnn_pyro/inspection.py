@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from bnn_pyro.cells import MISSING, RAREST, TASKS, gaps_in, infer_task, parsed, read_targets, read_times, skewed
+from bnn_pyro.cells import MISSING, RAREST, TASKS, gaps_in, infer_task, parsed, read_targets, read_times, skewed, unfit
 from bnn_pyro.csv_files import read_cells
 from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, may_be_class, of_events, of_numbers, of_texts, of_values
 from bnn_pyro.errors import UserError, check_known, counted
@@ -223,6 +223,10 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
         few = (f"has {len(classes)} classes, the rarest of {counted(rarest, 'row')}, and {test} of {num} rows test: "
                "bring more, merge classes, or give other --fractions")  # fmt: skip
         doubts = [Doubt(few, True, "options" if more else "", name)]
+    for column, y in zip(cells, np.reshape(values, (num, -1)).T, strict=False):
+        apart = task in ("regression", "counts", "targets") and y.min() < y.max()
+        if why := apart and unfit(y.mean(), y.std(), np.abs(y).max()):
+            doubts.append(Doubt(why, True, column=column))
     if task == "classification":
         counts = present.value_counts()
         if len(counts) > 2 and not np.isnan(parsed(present)).any():

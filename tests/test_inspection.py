@@ -158,6 +158,10 @@ COMMANDS = {
     "many classes": ("a,y", (lambda k: k % 9, lambda k: k % 8), "y", "--fractions 0.6,0.2,0.2", ("y", True, "6 of 40")),
     "no target": ("a,b,y", (lambda k: k % 7, lambda k: "" if k > 5 else k, lambda k: k + 0.5 if k > 5 else ""), "y",
                   "--exclude b --missing indicator", ("b", True, "has no value in any row")),
+    "too small": ("a,y", (lambda k: k % 7, lambda k: f"{k}.5e-300"), "y", "--target y", ("y", True, "; multiply by")),
+    "too large": ("a,y", (lambda k: k % 7, lambda k: f"{k}.5e30"), "y", "--target y", ("y", True, "; divide by")),
+    "too far": ("a,y,z", (lambda k: k % 7, lambda k: k % 9, lambda k: f"{1e6 + k / 9}"), "y,z",
+                "--target y,z", ("z", True, "; subtract a")),
     "nothing": ("a,y", (lambda k: k % 7, lambda k: k % 2), "y", "--target y", None),
 }  # fmt: skip
 

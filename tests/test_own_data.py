@@ -239,6 +239,7 @@ BAD = {
     "split in other order": (dict(split=(PRICE > 0)[::-1]), "split has the row labels of X in another order"),
     "seed": (dict(seed=1.5), "seed must be a whole number, got 1.5"),
     "too narrow": (dict(y=PRICE + 1e9), "'price' varies by .* around 1e.09, too little for 32-bit numbers; subtract a"),
+    "no spread left": (dict(y=PRICE * 1e-300), "'price' varies by 0 around .*, too little for .*; multiply by a"),
     "too large": (dict(y=PRICE * 1e22), "'price' varies by .*e.*, too much for 32-bit numbers; divide"),
     "too small": (dict(y=PRICE * 1e-22), "'price' varies by .*e-.*, too little for 32-bit numbers; multiply by a"),
     "durations": (dict(x=FRAME.assign(a=pd.Timedelta("1D"))), "holds dates or times; make numbers .*total_seconds"),

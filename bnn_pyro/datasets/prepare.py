@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.cells import TASKS, skewed
+from bnn_pyro.cells import TASKS, skewed, unfit
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.rows import NORMAL_RANGE, OnDisk, Rows, long_tails, standardised, taken
 from bnn_pyro.datasets.splits import divide
@@ -24,10 +24,6 @@ from bnn_pyro.progress import announce
 CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
            "target_scale": ("identity", "log"), "dates": ("refuse", "parts", "elapsed"),
            "scale": ("auto", "standard", "robust")}  # fmt: skip
-#: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
-MIN_RELATIVE_SPREAD = 1e-4
-#: The smallest standard deviation of a target, 1 / the largest: variances in float32 end at 10⁻³⁸ and 10³⁸.
-MIN_SPREAD = 1e-16
 #: Doubts that are said at once; rows up to which nothing is said of a target.
 MAX_SAID, FEW = 3, 10
 
@@ -149,17 +145,10 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
         y = y.abs()
     if not raw.has_classes and raw.task != "labels":
         mean, deviation = mean_and_scale([y])
-        if (most := deviation.max().item()) > 1 / MIN_SPREAD:
-            name = raw.target_names[int(deviation.argmax())]
-            raise UserError(f"{raw.name}: the target '{name}' varies by {most:.3g}, too much for 32-bit numbers; "
-                            "divide by a constant")  # fmt: skip
-        least = (MIN_RELATIVE_SPREAD * y.abs().amax(0)).clamp_min(MIN_SPREAD)
-        narrow = (deviation < least).flatten().nonzero().flatten().tolist()
-        if narrow:
-            name, sd, around = (v[narrow[0]] for v in (raw.target_names, deviation.view(-1), mean.view(-1)))
-            way = "subtract a constant" if abs(around) * MIN_RELATIVE_SPREAD > sd else "multiply by a large constant"
-            raise UserError(f"{raw.name}: the target '{name}' varies by {sd.item():.3g} around {around.item():.6g}, "
-                            f"too little for 32-bit numbers; {way}")  # fmt: skip
+        figures = (v.reshape(-1).tolist() for v in (mean, deviation, y.abs().amax(0)))
+        for name, *of_one in zip(raw.target_names, *figures, strict=True):
+            if why := unfit(*of_one):
+                raise UserError(f"{raw.name}: the target '{name}' {why}")
         if raw.target_scale == "log" or raw.task == "survival":
             mean, deviation = mean_and_scale([y.double().log()])
         mean, deviation = (tuple(v.tolist()) if v.dim() else v.item() for v in (mean, deviation))
