@@ -30,8 +30,9 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
     text: names of columns; others become numbers where each of their cells is one, several times as fast. None: all.
     Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
     separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
-    "separator", and {column: "thousands" or "decimal comma"} of "commas". A first column without a name that has
-    another whole number or text in every row ("row_names") is what pandas and R write of an index, and left out.
+    "separator", {column: "thousands" or "decimal comma"} of "commas", and a question where all names are numbers
+    ("unnamed"). A first column without a name that has another whole number or text in every row ("row_names") is
+    what pandas and R write of an index, and left out.
     Raises UserError for what is no table of UTF-8 text with unique names in row 1.
     """
     try:
@@ -41,11 +42,14 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
         separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=fields.__getitem__)
         frame, header = _read_csv(path, separator, text)
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: byte {error.start} is not UTF-8 text; save the table as CSV in UTF-8") from None
+        other = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
+        what = "is UTF-16 text, by its byte order mark" if other else f"byte {error.start} is not UTF-8 text"
+        raise UserError(f"{path}: {what}; save the table as CSV in UTF-8") from None
     except pd.errors.EmptyDataError:
         raise UserError(f"{path}: is empty; row 1 must name the columns") from None
     except (pd.errors.ParserError, csv.Error) as error:
         reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
+        reason += "; remove the lines above the names that start with '#'" * line.startswith("#")
         raise UserError(f"{path}: rows of unequal length or an open quote: {reason}") from None
     for name in text_columns(frame):
         frame[name] = _plain(frame[name].fillna("").to_numpy(object))
@@ -74,7 +78,8 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
             if all(cell in MISSING or POINTS.fullmatch(cell) for cell in frame[name]):
                 kinds[name] = "decimal comma"
     commas = {name: kind for name, kind in kinds.items() if kind}
-    frame.attrs = {"separator": separator, "commas": commas, "row_names": row_names}
+    unnamed = " (numbers where names of columns belong: is that line missing?)" * (not np.isnan(parsed(header)).any())
+    frame.attrs = {"separator": separator, "commas": commas, "row_names": row_names, "unnamed": unnamed}
     for name, kind in commas.items():
         drop, point = (",", ".") if kind == "thousands" else (".", ",")
         cells = frame[name].where(frame[name].isin(MISSING), frame[name].str.replace(drop, "", regex=False))

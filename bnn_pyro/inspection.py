@@ -109,6 +109,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         way = way if path.suffix.lower() in SUFFIXES else f"save it as {', '.join(SUFFIXES)}"
         raise UserError(f"{path}: can't read a '{path.suffix}' file; {way}")
     frame = read_cells(path)
+    unnamed = frame.attrs["unnamed"]
     beside = {given[name]: name for name in ("exposure", "event") if name in given}
     beside = {name if name in frame else name.partition("=")[0]: what for name, what in beside.items()}
     check_known(f"column of {path}", frame.columns, *beside)
@@ -116,14 +117,14 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     target = target or ("y" if "y" in frame.columns else None)
     targets = [] if target is None else next(csv.reader([target], skipinitialspace=True), [target])
     targets = [target] if target in frame.columns else targets
-    check_known(f"target column of {path}", frame.columns, *targets)
+    check_known(f"target column of {path}{unnamed}", frame.columns, *targets)
     if both := [name for name in targets if name in beside]:
         raise UserError(f"{path}: '{both[0]}' is the target, and no {beside[both[0]]}")
     gaps = gaps_in(frame, MISSING)
     separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
-    columns, findings, task, header = {}, [], None, parsed([*frame])
-    if not np.isnan(header).any() and (header != np.round(header)).any():
-        findings.append(Doubt("has numbers where names of columns belong: is that line missing?", column="row 1"))
+    columns, findings, task = {}, [], None
+    if unnamed and (parsed([*frame]) % 1).any():
+        findings.append(Doubt(f"has {unnamed[2:-1]}", column="row 1"))
     if len(frame) < FEW_ROWS:
         findings.append(Doubt(f"{len(frame)} are few: hold none of them back, or say nothing of how good a fit is",
                               len(frame) < MIN_ROWS, column="rows"))  # fmt: skip

@@ -133,6 +133,8 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     for doubt, first in (*((leak, True) for leak in leaks), ("is 1 in every row, and tells nothing", False)):
         page = run_html(replace(RUN, provenance=RUN.provenance | {"split": {"doubts": [f"a: {doubt}"]}}), [])
         assert (page.index("To look at in the data: a: ") < page.index("On 300 test rows")) == first
+    asked = replace(RUN, provenance=RUN.provenance | {"split": {"doubts": ["a: a missing value?"]}})
+    assert "a: a missing value?<" in run_html(asked, [])
     counts = run_html(replace(RUN, task="counts", metrics=numbers | {"coverage_90": 0.97}, baseline=None), [])
     assert "hold 97 % of 300 test rows: those of whole numbers hold more" in counts and "<code>calibrate" not in counts
     recipe = RUN.recipe | {"data": {"name": "t.csv", "target": "price [EUR]"}}

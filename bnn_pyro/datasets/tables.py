@@ -38,15 +38,16 @@ def load_table(
     if path.suffix.lower() == ".parquet" and not whole and (raw := _large_parquet(path, target or "y", task)):
         return select_features(raw, features, str(path), exclude), {}
     frame = _cells(path, categorical, categorical, dates != "refuse")
+    where = f"{path}{frame.attrs.get('unnamed', '')}"
     if target is None and "y" not in frame.columns:
-        raise UserError(f"{path}: which column is the target? Give target= (--target) one of {', '.join(frame):.200}")
+        raise UserError(f"{where}: which column is the target? Give target= (--target) one of {', '.join(frame):.200}")
     target = target or "y"
     if isinstance(target, str):
         target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
     of_event = () if event is None else frames.event_column(str(path), event, list(frame.columns))
     target = [*target, *of_event[:1]]
     known = [] if exposure is None else [exposure]
-    check_known(f"target column of {path}", frame.columns, *target)
+    check_known(f"target column of {where}", frame.columns, *target)
     check_known(f"column of {path}", frame.columns, *exclude, *categorical, *aside, *known)
     for name in target:
         if name in (*aside, *exclude, *known, *(features or ())) or target.count(name) > 1:

@@ -31,7 +31,7 @@ def summary(run: tables.RunFacts) -> list[str]:
     data, said = [], read_texts("summary")
     if doubts := run.provenance["split"].get("doubts", []):
         more = f" {len(doubts) - MAX_NAMED} more are named by `inspect`." if len(doubts) > MAX_NAMED else ""
-        data = [f"To look at in the data: {'; '.join(doubts[:MAX_NAMED])}.{more}"]
+        data = [f"To look at in the data: {'; '.join(doubts[:MAX_NAMED])}.{more}".replace("?.", "?")]
     if not names:
         return data if run.failed else ["There are no test rows, so nothing was scored.", *data]
     words = {name: f"{name} ({run.unit})" for name in ("rmse", "crps") if run.unit}
