@@ -225,15 +225,14 @@ def skewed(y: np.ndarray) -> str:
     return hint if skewness and skewness[0] > max(SKEWED, abs(skewness[1])) else ""
 
 
-def unfit(mean: float, sd: float, largest: float) -> str:
-    """Why a target of this mean, standard deviation and largest magnitude is none for 32 bits; "" of one that is."""
+def unfit(y: np.ndarray) -> str:
+    """Why 32-bit numbers do not hold how a target (N,) varies, with what helps; "" where they do."""
+    mean, sd, least = y.mean(), y.std(), max(MIN_RELATIVE_SPREAD * np.abs(y).max(), MIN_SPREAD)
     if sd > 1 / MIN_SPREAD:
         return f"varies by {sd:.3g}, too much for 32-bit numbers; divide by a constant"
-    if sd >= max(MIN_RELATIVE_SPREAD * largest, MIN_SPREAD):
-        return ""
     far = abs(mean) * MIN_RELATIVE_SPREAD > max(sd, MIN_SPREAD)
-    way = "subtract a constant" if far else "multiply by a large constant"
-    return f"varies by {sd:.3g} around {mean:.6g}, too little for 32-bit numbers; {way}"
+    way = f"too little for 32-bit numbers; {'subtract a constant' if far else 'multiply by a large constant'}"
+    return f"varies by {sd:.3g} around {mean:.6g}, {way}" if sd < least and y.min() < y.max() else ""
 
 
 def label(cell: str | float) -> str:

@@ -30,9 +30,8 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
     text: names of columns; others become numbers where each of their cells is one, several times as fast. None: all.
     Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
     separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
-    "separator", {column: "thousands" or "decimal comma"} of "commas", and a question where all names are numbers
-    ("unnamed"). A first column without a name that has another whole number or text in every row ("row_names") is
-    what pandas and R write of an index, and left out.
+    "separator", {column: "thousands" or "decimal comma"} of "commas", and a doubt about names ("unnamed"). A first
+    column without one that has another whole number or text in every row ("row_names") is an index, and left out.
     Raises UserError for what is no table of UTF-8 text with unique names in row 1.
     """
     try:

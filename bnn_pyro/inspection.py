@@ -60,9 +60,8 @@ class Inspection:
         leave = [finding for finding in self.findings if finding.way in ("exclude", "groups")]
         if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # something must be left
             leave = [finding for finding in leave if finding.refused]
-        excluded = dict.fromkeys(finding.column for finding in leave)
         group = next((finding.column for finding in leave if finding.way == "groups"), None)
-        excluded.pop(group, None)
+        excluded = dict.fromkeys(finding.column for finding in leave if finding.column != group)
         options += [("exclude", as_item(name)) for name in excluded] + [("groups", group)] * (group is not None)
         options += [("categorical", as_item(one.column)) for one in self.findings if one.way == "categorical"]
         dates = [finding.column for finding in self.findings if finding.way in ("dates", "time")]
@@ -74,8 +73,7 @@ class Inspection:
 
     def text(self) -> str:
         """All of it, for a terminal."""
-        width = max(map(len, self.columns))
-        size = f"{self.rows:,} rows × {len(self.columns)} columns"
+        width, size = max(map(len, self.columns)), f"{self.rows:,} rows × {len(self.columns)} columns"
         lines = [f"{self.path}: {size}, separated by {self.separator}{self.aside}", ""]
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
         if self.missing:
@@ -109,7 +107,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         way = way if path.suffix.lower() in SUFFIXES else f"save it as {', '.join(SUFFIXES)}"
         raise UserError(f"{path}: can't read a '{path.suffix}' file; {way}")
     frame = read_cells(path)
-    unnamed = frame.attrs["unnamed"]
+    separator, commas, unnamed = map(frame.attrs.get, ("separator", "commas", "unnamed"))
     beside = {given[name]: name for name in ("exposure", "event") if name in given}
     beside = {name if name in frame else name.partition("=")[0]: what for name, what in beside.items()}
     check_known(f"column of {path}", frame.columns, *beside)
@@ -121,7 +119,6 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     if both := [name for name in targets if name in beside]:
         raise UserError(f"{path}: '{both[0]}' is the target, and no {beside[both[0]]}")
     gaps = gaps_in(frame, MISSING)
-    separator, commas = SEPARATOR_NAMES[frame.attrs["separator"]], frame.attrs["commas"]
     columns, findings, task = {}, [], None
     if unnamed and (parsed([*frame]) % 1).any():
         findings.append(Doubt(f"has {unnamed[2:-1]}", column="row 1"))
@@ -154,7 +151,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     aside = "; column 1 has no name: row names, left out" if frame.attrs["row_names"] else ""
     rows = dict(unlabelled=len(frame) - len(labelled), duplicates=int(frame.duplicated().sum()))
     about = dict(missing=int(gaps.any(axis=1).sum()), **rows, findings=findings, aside=aside, given=given)
-    return Inspection(path, len(frame), separator, target, task, columns, **about)
+    return Inspection(path, len(frame), SEPARATOR_NAMES[separator], target, task, columns, **about)
 
 
 def _kind(cells: pd.Series, missing: int, commas: str) -> str:
@@ -224,10 +221,8 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
         few = (f"has {len(classes)} classes, the rarest of {counted(rarest, 'row')}, and {test} of {num} rows test: "
                "bring more, merge classes, or give other --fractions")  # fmt: skip
         doubts = [Doubt(few, True, "options" if more else "", name)]
-    for column, y in zip(cells, np.reshape(values, (num, -1)).T, strict=False):
-        apart = task in ("regression", "counts", "targets") and y.min() < y.max()
-        if why := apart and unfit(y.mean(), y.std(), np.abs(y).max()):
-            doubts.append(Doubt(why, True, column=column))
+    columns = zip(cells, () if classes or task == "labels" else values.reshape(num, -1).T, strict=False)
+    doubts += [Doubt(why, True, column=column) for column, y in columns if (why := unfit(y))]
     if task == "classification":
         counts = present.value_counts()
         if len(counts) > 2 and not np.isnan(parsed(present)).any():

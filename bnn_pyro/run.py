@@ -169,8 +169,8 @@ def parse(argv: Sequence[str]) -> Namespace:
         if not option.startswith("-"):
             raise UserError(f"unexpected argument '{option}'; see {PROGRAM} {args.command} --help")
         raise unknown(f"option of {args.command}", option, commands.choices[args.command]._option_string_actions)
-    if getattr(args, "module", None):
-        args.module = ",".join(args.module)
+    if hasattr(args, "module"):
+        args.module = ",".join(args.module) or None
     return args
 
 

@@ -110,8 +110,7 @@ def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 def _pooled(a: tuple, b: tuple) -> tuple:
     """(number, mean, standard deviation, smallest, largest) of two parts -> of both."""
-    share = b[0] / (a[0] + b[0])
-    apart = b[1] - a[1]
+    share, apart = b[0] / (a[0] + b[0]), b[1] - a[1]
     variance = (1 - share) * a[2].square() + share * b[2].square() + share * (1 - share) * apart.square()
     return a[0] + b[0], a[1] + share * apart, variance.sqrt(), a[3].minimum(b[3]), a[4].maximum(b[4])
 
@@ -145,9 +144,8 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
         y = y.abs()
     if not raw.has_classes and raw.task != "labels":
         mean, deviation = mean_and_scale([y])
-        figures = (v.reshape(-1).tolist() for v in (mean, deviation, y.abs().amax(0)))
-        for name, *of_one in zip(raw.target_names, *figures, strict=True):
-            if why := unfit(*of_one):
+        for name, values in zip(raw.target_names, y.double().reshape(len(y), -1).T.numpy(), strict=True):
+            if why := unfit(values):
                 raise UserError(f"{raw.name}: the target '{name}' {why}")
         if raw.target_scale == "log" or raw.task == "survival":
             mean, deviation = mean_and_scale([y.double().log()])
@@ -234,8 +232,7 @@ def inputs_of(schema: Schema) -> list[tuple[str, list[Column], slice]]:
 def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
     """``most`` of the standardised inputs (N, F), as in the user's table, the furthest from the mean first."""
     numeric, parts, dates = quantities(schema.columns, x.shape[1]), [], {date.parts[0]: date for date in schema.dates}
-    raw = schema.unstandardise(x.double())
-    scale = raw.new_tensor(schema.x_scale)
+    raw, scale = schema.unstandardise(x.double()), x.new_tensor(schema.x_scale, dtype=torch.float64)
     unit = 10 ** (1e-7 * scale).log10().ceil()  # to which 32 bits are exact
     raw = torch.where(raw.abs() < 1e-6 * scale, 0.0, (raw / unit).round() * unit)  # and what they leave of a 0
     for name, (column, *_), place in inputs_of(schema):
@@ -259,8 +256,7 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
         pixels = (chunk.double().flatten() for chunk in taken(raw.x, rows))
         return (_lower_median(raw.x, rows),), (mean_and_scale(pixels)[1].item(),)
     counts = sum(torch.bincount(chunk.flatten(), minlength=256) for chunk in taken(raw.x, rows)).double()  # exact
-    values = torch.arange(256, dtype=torch.float64) / 255
-    share = counts / counts.sum()
+    values, share = torch.arange(256, dtype=torch.float64) / 255, counts / counts.sum()
     middle = values[int((share.cumsum(0) < 0.5).sum())]
     mean = (share * values).sum()
     deviation = (share * (values - mean).square()).sum().sqrt().item() if (counts > 0).sum() > 1 else 1.0

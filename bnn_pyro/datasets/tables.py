@@ -145,8 +145,7 @@ def raw_table(
         name = gaps.loc[:, gaps.columns.isin(of_rows) != mended].mean().idxmax()
         way = "; leave it out (--exclude, exclude=), or give missing='indicator' (--missing indicator)" * mended
         raise UserError(f"{where}: every row has a missing value, most often in column '{name}'{way}")
-    asked = may_be_class(frame[target[0]], gaps[target[0]])
-    gaps = gaps.loc[whole.index]
+    asked, gaps = may_be_class(frame[target[0]], gaps[target[0]]), gaps.loc[whole.index]
     fields = frames.target_fields(where, whole[target], **of_target)
     columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
     if exposure is not None:
@@ -154,9 +153,8 @@ def raw_table(
             raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']}; say "
                             "--task counts (task=)")  # fmt: skip
         columns[-1] = Column(exposure, exposure=True)
-    made = {part for date in read for part in date.parts}
+    made, left = {part for date in read for part in date.parts}, len(frame) - len(whole)
     looked_at = [name for name in whole.columns if name not in made and name not in target]
-    left = len(frame) - len(whole)
     said = [f"{' or '.join(of_rows)}: missing in {left:,} of the rows, which are left out{asked}"]
     doubts = (*said[: left * (missing == "indicator")], *of_table(whole[looked_at], gaps, whole[target]))
     features = tuple(feature for column in columns for feature in column.features)

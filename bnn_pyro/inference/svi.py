@@ -212,9 +212,8 @@ class Ensemble(MAP):
         """
         if moved := moved_buffers(model, data.x_train[:2], data.y_train[:2]):
             raise UserError(f"training changes '{moved[0]}', of which each member of an ensemble has its own, and "
-                            "draws hold weights only; take layer or group normalisation instead of batch normalisation "
-                            "(or frozen statistics), no spectral norm or moving averages, and a plain attribute, not a "
-                            "buffer, to count calls")  # fmt: skip
+                            "draws hold weights only; take layer or group normalisation, not batch normalisation (or "
+                            "frozen statistics), and no spectral norm, moving averages or buffer of calls")  # fmt: skip
         run, numbers = Run(**how), range(self.members)
         children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]

@@ -4,9 +4,8 @@ Colours have meanings, and no picture relies on colour alone: line styles, marke
 greyscale. The settings hold while a picture is drawn; matplotlib's global ones are left as they were.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib
@@ -42,25 +41,17 @@ _SETTINGS = {
 }
 
 
-@contextlib.contextmanager
-def _settled() -> Iterator[None]:
-    """The settings above. What a notebook switches on with its first figure, drawing by itself, stays on."""
-    with matplotlib.rc_context(_SETTINGS):
-        yield
-        interactive = matplotlib.is_interactive()
-    matplotlib.interactive(interactive)
-
-
 def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of every picture: the settings above while it draws, and ``$`` of names is no mathematics."""
+    """Decorator of every picture: the settings above while it draws; ``$`` in names is no mathematics."""
 
     @functools.wraps(draw)
     def picture(*args: Any, **options: Any) -> Any:
-        with _settled():
+        with matplotlib.rc_context(_SETTINGS):
             axes = draw(*args, **options)
-        parts = [np.ravel(axes)[0].figure]
-        if isinstance(axes, Axes):  # whose figure may hold formulas of the user's
-            parts = [axes, *(c.colorbar.ax for c in axes.collections if c.colorbar)]
+            interactive = matplotlib.is_interactive()  # as a notebook's first figure switches it, which stays
+        matplotlib.interactive(interactive)
+        one = isinstance(axes, Axes)  # whose figure may hold formulas of the user's
+        parts = [axes, *(c.colorbar.ax for c in axes.collections if c.colorbar)] if one else [np.ravel(axes)[0].figure]
         for text in (text for part in parts for text in part.findobj(Text)):
             if "$" in text.get_text() and r"\mathdefault" not in text.get_text():  # of ticks
                 text.set_parse_math(False)

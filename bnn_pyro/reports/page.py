@@ -161,9 +161,8 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
         "training time": f"{provenance['seconds']:.1f} s",
     }
     if run.baseline is not None:
-        base = run.baseline.recipe
+        base, seconds = run.baseline.recipe, run.baseline.provenance["seconds"]
         settings = spoken({**base["variant_settings"], **base["inference_settings"]})
-        seconds = run.baseline.provenance["seconds"]
         facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; {seconds:.1f} s"
     if run.boosting:
         facts[tables.BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
