@@ -144,7 +144,7 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
         y = y.abs()
     if not raw.has_classes and raw.task != "labels":
         mean, deviation = mean_and_scale([y])
-        for name, values in zip(raw.target_names, y.double().reshape(len(y), -1).T.numpy(), strict=True):
+        for name, values in zip(raw.target_names, y.double().reshape(len(y), -1).T.numpy(), strict=False):  # no event
             if why := unfit(values):
                 raise UserError(f"{raw.name}: the target '{name}' {why}")
         if raw.target_scale == "log" or raw.task == "survival":
