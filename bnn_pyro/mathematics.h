@@ -11,3 +11,4 @@
 #endif
 #define BOTH(name) VECTOR double name(double); VECTOR float name##f(float);
 BOTH(exp) BOTH(expm1) BOTH(log) BOTH(log1p) BOTH(tanh) BOTH(erf) BOTH(sin) BOTH(cos)
+BOTH(tan) BOTH(asin) BOTH(acos) BOTH(atan) BOTH(sinh) BOTH(cosh) BOTH(asinh)

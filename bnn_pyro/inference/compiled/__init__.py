@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bnn_pyro.c_code import KEPT, NotCompiled, find_compiler, load
 from bnn_pyro.inference.compiled.c_source import write_c
@@ -118,9 +119,9 @@ class _Shapes(cloudpickle.Pickler):
 
 def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor, Tensor]) -> tuple[str, list[Tensor]]:
     try:
-        plain = functionalize(make_fx(lambda *inputs: gradient(*inputs))(*inputs))
-        table = {**core_aten_decompositions(), **_decompositions()}
-        graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=table)(*inputs)
+        with sdpa_kernel(SDPBackend.MATH):  # attention's fused kernels have no C form
+            plain = functionalize(make_fx(lambda *inputs: gradient(*inputs))(*inputs))
+        graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=_decompositions())(*inputs)
         first: dict[str, fx.Node] = {}
         for node in graph.graph.nodes:  # what is worked out twice, such as erf(x) of a gelu and of its derivative
             if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
@@ -134,16 +135,44 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor,
 
 
 def _decompositions() -> dict[Any, Callable]:
-    """Normalisation by sums, and gelu by erf: PyTorch counts their operators among the core."""
+    """Of operators that PyTorch counts among the core, such as those of normalisation and softmax."""
     aten = torch.ops.aten
 
     def mean(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
         return x.sum(dim, keepdim) / math.prod(x.shape[d] for d in dim)
 
-    def var_mean(x: Tensor, dim: list[int], *, correction: float = 1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    def var_mean(x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        dim = dim or list(range(x.dim()))
         num, middle = math.prod(x.shape[d] for d in dim), mean(x, dim, True)
         return (x - middle).square().sum(dim, keepdim) / (num - correction), middle if keepdim else mean(x, dim)
 
-    norms = [aten.native_layer_norm, aten.native_group_norm, aten.native_layer_norm_backward,
-             aten.native_group_norm_backward]  # fmt: skip
-    return {**get_decompositions([*norms, aten.gelu]), aten.var_mean.correction: var_mean, aten.mean.dim: mean}
+    def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        largest, last = x.amax(dim, True), x.shape[dim] - 1
+        index = torch.arange(last + 1, dtype=x.dtype).view(-1, *[1] * ((-1 - dim) % x.dim()))
+        return x.amax(dim, keepdim), -torch.where(x == largest, -index, -last).amax(dim, keepdim).long()
+
+    def taken(x: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
+        if not x.is_floating_point():  # where they lie, which is worked out beforehand
+            return NotImplemented
+        places = choose(torch.arange(x.numel()).view(x.shape))
+        return x.reshape(-1).gather(0, places.reshape(-1)).view(places.shape)
+
+    def index_put(x: Tensor, index: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+        places = aten.index(torch.arange(x.numel()).view(x.shape), index)
+        put = x.reshape(-1).scatter_add if accumulate else x.reshape(-1).scatter
+        return put(0, places.reshape(-1), values.expand(places.shape).reshape(-1)).view(x.shape)
+
+    names = """native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward _softmax
+        native_batch_norm native_batch_norm_backward _log_softmax _safe_softmax gelu elu hardtanh leaky_relu addmm
+        embedding index_select constant_pad_nd repeat"""
+    return {
+        **core_aten_decompositions(),
+        **get_decompositions([getattr(aten, name) for name in names.split() if hasattr(aten, name)]),
+        **{aten.mean.dim: mean, aten.max.dim: max_dim, aten.index_put.default: index_put},
+        **{aten.var_mean.correction: var_mean, aten.var.correction: lambda *x, **how: var_mean(*x, **how)[0]},
+        aten.full_like.default: lambda x, value, dtype=None, **_: torch.full(x.shape, value, dtype=dtype or x.dtype),
+        aten.flip.default: lambda x, dims: taken(x, lambda places: places.flip(dims)),
+        aten.index.Tensor: lambda x, index: taken(x, lambda places: aten.index(places, index)),
+        aten.softshrink_backward.default: lambda gradient, x, bound: torch.where(x.abs() <= bound, 0.0, gradient),
+        aten.hardshrink_backward.default: lambda gradient, x, bound: torch.where(x.abs() <= bound, 0.0, gradient),
+    }

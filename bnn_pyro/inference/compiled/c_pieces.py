@@ -10,14 +10,14 @@ from bnn_pyro.c_code import NotCompiled
 
 aten = torch.ops.aten
 
-C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char", torch.int64: "long"}
+C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "char", torch.int64: "long", torch.int32: "int"}
 #: Elementwise operators as C expressions; {f} is the suffix of C's float functions.
 SIGNS = dict(add="+", sub="-", mul="*", div="/", gt=">", ge=">=", lt="<", le="<=", eq="==", ne="!=")
-SIGNS |= dict(logical_and="&&", logical_or="||")
-OWN_NAMES = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "lgamma", "digamma", "sign")
+SIGNS |= dict(logical_and="&&", logical_or="||", bitwise_and="&", bitwise_or="|")
+OWN_NAMES = "exp expm1 log log1p sqrt sin cos tan asin acos atan sinh cosh asinh floor ceil lgamma digamma sign"
 POINTWISE = {
     **{getattr(aten, name): f"({{0}} {sign} {{1}})" for name, sign in SIGNS.items()},
-    **{getattr(aten, name): f"{name}{{f}}({{0}})" for name in OWN_NAMES},
+    **{getattr(aten, name): f"{name}{{f}}({{0}})" for name in OWN_NAMES.split()},
     **dict.fromkeys([aten.clone, aten.alias, aten._to_copy, aten.lift_fresh_copy], "{0}"),
     aten.sgn: "sign{f}({0})",
     aten.isnan: "({0} != {0})",
@@ -29,6 +29,9 @@ POINTWISE = {
     aten.tanh: "quick_tanh{f}({0})",
     aten.erf: "quick_erf{f}({0})",
     aten.sigmoid: "(1 / (1 + exp{f}(-{0})))",
+    aten.round: "rint{f}({0})",
+    aten.atan2: "atan2{f}({0}, {1})",
+    aten.remainder: "({0} - {1} * floor{f}({0} / {1}))",
     aten.relu: "larger{f}({0}, 0)",
     **dict.fromkeys([aten.maximum, aten.clamp_min], "larger{f}({0}, {1})"),
     **dict.fromkeys([aten.minimum, aten.clamp_max], "smaller{f}({0}, {1})"),
@@ -36,7 +39,7 @@ POINTWISE = {
 }
 VIEWS = {
     aten.view, aten._unsafe_view, aten.permute, aten.expand, aten.unsqueeze, aten.squeeze, aten.slice, aten.select,
-    aten.split_with_sizes, aten.transpose, aten.t, aten.detach,
+    aten.split_with_sizes, aten.transpose, aten.t, aten.detach, aten.diagonal, aten.unfold,
 }  # fmt: skip
 
 
@@ -49,7 +52,9 @@ class Array:
     at: Callable[[Sequence[str]], str] | None = None
 
     def __call__(self, index: Sequence[str]) -> str:
-        """The element at these indices, as C."""
+        """The element at these indices, the last of which count, as C; a single one is that for all."""
+        shape = self.like.shape
+        index = ["0" if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True)]
         if self.at is not None:
             return self.at(index)
         strides, offset = zip(index, self.like.stride(), strict=True), self.like.storage_offset()
@@ -64,15 +69,10 @@ class Array:
         return C_TYPES[self.like.dtype]
 
 
-def broadcast(index: Sequence[str], shape: Sequence[int]) -> list[str]:
-    """The last indices, 0 where the array has but one element."""
-    return ["0" if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True)]
-
-
 def literal(value: float, dtype: torch.dtype) -> str:
     """A number of this type, as C."""
     if value != value or value in (float("inf"), -float("inf")):
         return "NAN" if value != value else "INFINITY" if value > 0 else "(-INFINITY)"
-    if dtype in (torch.int64, torch.bool):
+    if not dtype.is_floating_point:
         return str(int(value))
     return f"({float(value)!r}{'f' if dtype == torch.float32 else ''})"

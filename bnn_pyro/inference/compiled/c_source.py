@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bnn_pyro.c_code import NotCompiled
-from bnn_pyro.inference.compiled.c_pieces import C_TYPES, POINTWISE, VIEWS, Array, broadcast, literal
+from bnn_pyro.inference.compiled.c_pieces import C_TYPES, POINTWISE, VIEWS, Array, literal
 
 aten = torch.ops.aten
 
@@ -74,17 +74,19 @@ class _Writer:
         if not isinstance(val, Tensor):
             raise NotCompiled(f"the operator {packet} gives several tensors, and has no C form")
         like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
-        if packet in (aten.full_like, aten.zeros_like, aten.ones_like):
-            value = {aten.zeros_like: 0, aten.ones_like: 1}.get(packet, values[0][-1])
-            return torch.full(val.shape, value, dtype=val.dtype)
-        if packet in POINTWISE or packet in (aten.pow, aten.leaky_relu, aten.clamp, aten.gather):
+        if packet in POINTWISE or packet in (aten.pow, aten.clamp, aten.gather):
             made = Array(like, at=self._expression(packet, like, values[0]))
             # Where it is wanted twice, it is kept: an expression would be worked out twice.
             return made if len(node.users) == 1 else self._stored(made)
-        add, largest = dict(start="0", form="a += {0};"), dict(start="-INFINITY", form="a = larger{f}(a, {0});")
-        special = {aten.sum: partial(self._reduce, **add), aten.amax: partial(self._reduce, **largest),
-                   aten.mm: self._mm, aten.bmm: self._mm, aten.scatter_add: self._scatter, aten.cat: self._cat,
-                   aten.slice_scatter: self._slice_scatter, aten.select_scatter: self._select_scatter}  # fmt: skip
+        special = {aten.sum: partial(self._reduce, start="0", form="a += {0};"),
+                   aten.prod: partial(self._reduce, start="1", form="a *= {0};"),
+                   aten.any: partial(self._reduce, start="0", form="a |= {0};"),
+                   aten.amax: partial(self._reduce, start="-INFINITY", form="a = larger{f}(a, {0});"),
+                   aten.cumsum: partial(self._cumulate, sign="+="), aten.cumprod: partial(self._cumulate, sign="*="),
+                   aten.scatter_add: partial(self._scatter, sign="+="), aten.scatter: partial(self._scatter, sign="="),
+                   aten.mm: self._mm, aten.bmm: self._mm, aten.cat: self._cat,
+                   **{getattr(aten, f"{view}_scatter"): partial(self._replace, getattr(aten, view))
+                      for view in ("slice", "select", "diagonal")}}  # fmt: skip
         if packet not in special:
             raise NotCompiled(f"the operator {packet} has no C form")
         return special[packet](like, *values[0])
@@ -139,15 +141,13 @@ class _Writer:
             powers = {2: f"square{f}({{0}})", 1: "{0}", 0.5: f"sqrt{f}({{0}})", -1: "(1 / {0})",
                       3: f"({{0}} * square{f}({{0}}))", -2: f"(1 / square{f}({{0}}))"}  # fmt: skip
             form = powers.get(args[1] if isinstance(args[1], int | float) else None, f"pow{f}({{0}}, {{1}})")
-        elif packet is aten.leaky_relu:
-            form = f"leaky{f}({{0}}, {literal(args[1] if len(args) > 1 else 0.01, kind)})"
         elif packet is aten.clamp:
             form = "{0}" if operands[1] is None else f"larger{f}({{0}}, {{1}})"
             form = form if len(operands) < 3 or operands[2] is None else f"smaller{f}({form}, {{2}})"
         else:
             form = POINTWISE[packet].replace("{f}", f)
         cast = f"({C_TYPES[like.dtype]})" if packet is aten._to_copy else ""
-        return lambda i: cast + form.format(*("" if o is None else o(broadcast(i, o.like.shape)) for o in operands))
+        return lambda i: cast + form.format(*("" if o is None else o(i) for o in operands))
 
     def _loop(self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str]) -> None:
         """``body`` for every index; the smallest stride innermost."""
@@ -160,11 +160,11 @@ class _Writer:
             self.lines.append(f"{pragma}for (long {index[d]} = 0; {index[d]} < {shape[d]}; {index[d]}++) {{")
         self.lines.append(body(index) + "}" * len(order))
 
-    def _reduce(self, like: Tensor, base: object, dims: Sequence[int] = (), *_: object, start: str, form: str) -> Array:
+    def _reduce(self, like: Tensor, base: object, dims: object = (), *_: object, start: str, form: str) -> Array:
         """Over ``dims`` of the base, each element on its own."""
         base, made = self._array(base), self._new(like)
         shape, f = base.like.shape, "f" if like.dtype == torch.float32 else ""
-        dims = {d % len(shape) for d in dims} or set(range(len(shape)))
+        dims = {d % len(shape) for d in tree_leaves(dims)} or set(range(len(shape)))
         inner = sorted((d for d in sorted(dims) if shape[d] > 1), key=lambda d: -base.like.stride(d))
         loops = "".join(f"for (long j{d} = 0; j{d} < {shape[d]}; j{d}++) " for d in inner)
 
@@ -199,42 +199,37 @@ class _Writer:
         return made
 
     def _copy(self, like: Tensor, base: object) -> Array:
-        made, base = self._new(like), self._array(base)
-        self._loop(like.shape, like.stride(), lambda i: f"{made(i)} = {base(broadcast(i, base.like.shape))};")
+        return self._fill(self._new(like), base)
+
+    def _fill(self, made: Array, base: object) -> Array:
+        base = self._array(base)
+        self._loop(made.like.shape, made.like.stride(), lambda i: f"{made(i)} = {base(i)};")
         return made
 
-    def _scatter(self, like: Tensor, base: object, dim: int, chosen: object, source: object) -> Array:
-        made, chosen, source = self._copy(like, base), self._array(chosen), self._array(source)
+    def _cumulate(self, like: Tensor, base: object, dim: int, *_: object, sign: str) -> Array:
+        made, num = self._copy(like, base), like.shape[dim] - 1
+        before, after = (Array(like.narrow(dim, start, num), made.buffer) for start in (0, 1))
+        self._loop(after.like.shape, like.stride(), lambda i: f"{after(i)} {sign} {before(i)};")
+        return made
+
+    def _scatter(self, like: Tensor, base: object, dim: int, chosen: object, source: object, *, sign: str) -> Array:
+        made, chosen, source = self._copy(like, base), self._array(chosen), self._array(source, like.dtype)
         dim, shape = dim % like.dim(), chosen.like.shape
         put = lambda i: made([*i[:dim], chosen(i), *i[dim + 1 :]])  # noqa: E731
-        self._loop(shape, list(range(len(shape), 0, -1)), lambda i: f"{put(i)} += {source(i)};")
+        self._loop(shape, list(range(len(shape), 0, -1)), lambda i: f"{put(i)} {sign} {source(i)};")
         return made
 
-    def _slice_scatter(
-        self, like: Tensor, base: object, part: object, dim: int = 0, start: int | None = 0, *rest: int
-    ) -> Array:
-        if rest[1:] and rest[1] != 1:
-            raise NotCompiled("a slice with a step has no C form")
-        made, dim = self._copy(like, base), dim % like.dim()
-        self._place(made, self._array(part), dim, (start or 0) % max(1, like.shape[dim]))
+    def _replace(self, view: Callable[..., Tensor], like: Tensor, base: object, part: object, *where: int) -> Array:
+        """A copy of the base with the part in place of its view at ``where``."""
+        made = self._copy(like, base)
+        self._fill(Array(view(made.like, *where), made.buffer), part)
         return made
-
-    def _select_scatter(self, like: Tensor, base: object, part: object, dim: int, index: int) -> Array:
-        source, dim = self._stored(part), dim % like.dim()
-        wide = Array(source.like.unsqueeze(dim), source.buffer)
-        return self._slice_scatter(like, base, wide, dim, index % like.shape[dim])
 
     def _cat(self, like: Tensor, parts: Sequence, dim: int = 0) -> Array:
-        made, start, dim = self._new(like), 0, dim % like.dim()
-        for part in map(self._array, parts):
-            self._place(made, part, dim, start)
-            start += part.like.shape[dim]
+        made, parts = self._new(like), [self._array(part) for part in parts]
+        for part, view in zip(parts, like.split([part.like.shape[dim] for part in parts], dim), strict=True):
+            self._fill(Array(view, made.buffer), part)
         return made
-
-    def _place(self, made: Array, part: Array, dim: int, start: int) -> None:
-        """The part into a larger array, from ``start`` on along ``dim``."""
-        shift = lambda i: [f"({e} + {start})" if d == dim else e for d, e in enumerate(i)]  # noqa: E731
-        self._loop(part.like.shape, made.like.stride(), lambda i: f"{made(shift(i))} = {part(i)};")
 
 
 def _copies(like: Tensor, a: Tensor, b: Tensor) -> tuple[int, list[tuple[int, int]]]:

@@ -2,7 +2,9 @@
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 double sqrt(double); float sqrtf(float); double fabs(double); float fabsf(float); double pow(double, double);
-float powf(float, float); void *aligned_alloc(unsigned long, unsigned long); void free(void *);
+float powf(float, float); double floor(double); float floorf(float); double ceil(double); float ceilf(float);
+double rint(double); float rintf(float); double atan2(double, double); float atan2f(float, float);
+void *aligned_alloc(unsigned long, unsigned long); void free(void *);
 __attribute__((const)) double lgamma(double); /* so that loops need not call them again; nobody reads signgam */
 __attribute__((const)) float lgammaf(float);
 static inline double quick_erf(double);
@@ -10,7 +12,6 @@ static inline float quick_erff(float);
 #define INLINE(type, f) \
   static inline type larger##f(type a, type b) { return a > b || a != a ? a : b; } \
   static inline type smaller##f(type a, type b) { return a < b || a != a ? a : b; } \
-  static inline type leaky##f(type a, type slope) { return a > 0 ? a : a * slope; } \
   static inline type choose##f(int c, type a, type b) { return c ? a : b; } \
   static inline type square##f(type a) { return a * a; } \
   static inline type sign##f(type a) { return (a > 0) - (a < 0); } \
