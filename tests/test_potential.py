@@ -17,6 +17,7 @@ import bnn_pyro as bp
 from bnn_pyro import c_code
 from bnn_pyro.inference import compiled
 from bnn_pyro.inference.compiled import c_pieces
+from bnn_pyro.inference.log_joint import with_gradient
 from bnn_pyro.inference.potential import Potential
 from bnn_pyro.parts.likelihoods import make_likelihood
 
@@ -144,6 +145,48 @@ def test_elementwise_functions_and_numbers_too_small_to_be_normal_which_are_zero
     made = compiled.compile_gradient(lambda z, y: (z.sum(1), z.float().square().double()), z, z)
     assert (made(z)[1] == 0).all() == (platform.machine() in ("x86_64", "AMD64"))
     assert (z.float().square() > 0).all()
+
+
+#: Of (…, 3, 4) numbers.
+OPERATORS = {
+    "softmax": lambda h: h.softmax(-1),
+    "log_softmax": lambda h: h.log_softmax(-2),
+    "diagonal": lambda h: (h[..., :, None] * h[..., None, :]).diagonal(dim1=-2, dim2=-1),
+    "elu and selu": lambda h: nn.functional.elu(h) * nn.functional.selu(h),
+    "hardtanh": lambda h: nn.functional.hardtanh(h, -0.5, 0.5),
+    "softshrink": lambda h: nn.functional.softshrink(h, 0.3),
+    "hardsigmoid": lambda h: nn.functional.hardsigmoid(4 * h),
+    "variance": lambda h: h.var(-1, keepdim=True) + h.std(-2, unbiased=False, keepdim=True),
+    "pad": lambda h: nn.functional.pad(h, (1, 0, 0, 2), value=0.5).square(),
+    "roll": lambda h: h.roll(1, -1) * h.flip(-2),
+    "index": lambda h: h[..., torch.tensor([0, -1, 0, 2]), torch.tensor([3, 1, 3, 0])] ** 2,
+    "every other": lambda h: h[..., ::2] ** 2,
+    "unfold": lambda h: h.unfold(-1, 2, 1).sum(-1) ** 3,
+    "max": lambda h: h.max(-1)[0] * h.amax(-2).sum(),
+    "remainder": lambda h: torch.remainder(h, 0.7).square(),
+    "round": lambda h: h * (h.round() + h.floor()),
+    "atan2": lambda h: torch.atan2(h, h.cosh()),
+    "xlogy": lambda h: torch.xlogy(h.abs(), h.abs() + 0.1),
+    "cumsum": lambda h: h.cumsum(-2) ** 2,
+    "prod": lambda h: h.prod(-1),
+    "attention": lambda h: nn.functional.scaled_dot_product_attention(h, 2 * h, h, is_causal=True),
+    "linear map and bias": lambda h: torch.addmm(h[0, 0], h[0, :, :3], h[0]),
+}
+
+
+def test_operators_of_networks_have_torch_s_gradients():
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(1, len(OPERATORS) * 12, generator=g, dtype=torch.float64)
+
+    def density(z):
+        parts = zip(OPERATORS.values(), z.float().unflatten(1, (-1, 3, 4)).unbind(1), strict=True)
+        return sum((f(h) * torch.linspace(-1, 1, f(h).numel()).view(f(h).shape)).sum() for f, h in parts)[None].double()
+
+    expected = with_gradient(density, z)
+    found = compiled.compile_gradient(lambda z, y: with_gradient(density, z), z, z)(z)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    for name, row, exact in zip(OPERATORS, *(value[1].view(-1, 12) for value in (found, expected)), strict=True):
+        torch.testing.assert_close(row, exact, rtol=1e-5, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.mark.parametrize("fast", [False, True])

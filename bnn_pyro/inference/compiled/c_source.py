@@ -48,12 +48,11 @@ class _Writer:
         inputs = iter(["z", "k0"])
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
-                val = node.meta["val"]
-                self.values[node] = Array(torch.empty(val.shape, dtype=val.dtype, device="meta"), next(inputs))
+                self.values[node] = Array(torch.empty_like(node.meta["val"], device="meta"), next(inputs))
             elif node.op == "get_attr":
                 self.values[node] = getattr(self.graph, node.target).detach()
             elif node.op == "output":
-                density, gradient = (self._array(value) for value in node.args[0])
+                density, gradient = (self._array(self.values[value]) for value in node.args[0])
                 self._loop(gradient.like.shape, (0, 1), lambda i, g=gradient: f"g[{i[1]}] = {g(i)};")
                 self.lines.append(f"return {density(['0'])};")
             else:
@@ -92,9 +91,7 @@ class _Writer:
         return special[packet](like, *values[0])
 
     def _array(self, value: object, kind: torch.dtype = torch.float32) -> Array:
-        """An argument, be it a node, a constant tensor or a number (of this kind), as an Array."""
-        if isinstance(value, fx.Node):
-            value = self.values[value]
+        """An argument, be it a value, a constant tensor or a number (of this kind), as an Array."""
         if isinstance(value, Array):
             return value
         if isinstance(value, int | float):
