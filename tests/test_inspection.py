@@ -266,9 +266,11 @@ def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     assert [choose(replace(TABLE, input_shape=(w,)), 900).entry.prior for w in (16, 17)] == ["normal:1", "fan-in:4"]
     classes = replace(TABLE, task="classification", classes=("a", "b"))
     assert all(choose(replace(classes, input_shape=(w,)), 300).entry.prior == "gamma:1,1" for w in (9, 17))
-    sizes = ((9, 359), (9, 360), (4, 50), (3, 50))
+    sizes = ((9, 359), (9, 360), (4, 50), (3, 50), (2, 29), (2, 30), (9, 29), (1, 29))
     priors = [choose(replace(TABLE, input_shape=(w,)), n).entry.prior for w, n in sizes]
-    assert priors == ["ard:0.5,0.01/fan-in:2", "normal:1"] * 2
+    assert priors == ["ard:0.5,0.01/fan-in:2", "normal:1"] * 4
+    assert [choose(TABLE, n).entry.noise for n in (29, 30)] == ["learned", "heteroscedastic"]
+    assert choose(TABLE, 29, settings={"noise": "heteroscedastic"}).entry.noise == "heteroscedastic"
     assert [choose(TABLE, n).entry.hidden for n in (1000, 1001)] == [(16, 16), (16, 16, 16)]
     many = [choose(TABLE, n, minutes=m) for n, m in ((20_000, 60), (20_001, 60), (1_000_000, 1))]
     assert [(c.inference, c.entry.hidden[-1], c.entry.likelihood) for c in many] == [

@@ -41,8 +41,9 @@ MIN_DRAWN = 0.2
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
 WIDE = 16
-#: Rows an input below which, and inputs from which on, the prior of numbers is fan-in:2, half as wide.
-FEW, SEVERAL = 40, 4
+#: Rows an input below which, and inputs from which on, the prior of numbers has a scale for each input, to find those
+#: that say nothing; rows below which it has so from two inputs on, and the noise is one for all rows.
+FEW, SEVERAL, TINY = 40, 4, 30
 #: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, and a Gaussian kernel no
 #: less than CURVED of that; of few rows, or with hardly any left, where the first leaves less than the rows allow.
 LEFT, CURVED, MIN_CURVED, EXACT = 0.2, 0.85, (50, 2), 1e-3
@@ -62,10 +63,10 @@ class Rule:
     inputs    "table", "image", or "linear", a table whose targets are nearly linear in them (see :func:`is_linear`)
     settings  of the variant, and ``method_settings``, over their defaults
     over      of the variant, over these: {"wide": where a row has more than ``WIDE`` inputs; "many": more than ``MANY``
-              rows train; "few": targets are numbers, inputs ``SEVERAL`` or more, rows fewer than ``FEW`` for each;
-              "classes": targets are classes}
-    noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
-              these or "normal"; what is said goes over them
+              rows train; "few": targets are numbers, inputs ``SEVERAL`` or more, of fewer than ``TINY`` rows two or
+              more, rows fewer than ``FEW`` for each; "classes": targets are classes}
+    noise     settings of the variant where targets are numbers and rows ``TINY`` or more, unless another ``likelihood``
+              or ``noise`` is said than these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
     lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
     longer    those of them that may also be up to ``LONGER`` times their default, where the minutes allow it
@@ -265,13 +266,13 @@ def choose(
     by_input = settings.get("noise", "heteroscedastic") == "heteroscedastic"
     by_input = by_input and settings.get("likelihood", "normal") in ("normal", "student-t")
     are_numbers = schema.task in ("regression", "targets")
-    few = are_numbers and inputs >= SEVERAL and rows < FEW * inputs
+    few = are_numbers and inputs >= (SEVERAL if rows >= TINY else 2) and rows < FEW * inputs
     holds = {"wide": inputs > WIDE, "many": rows > MANY, "few": few, "classes": schema.task == "classification"}
     for rule in rules:
         own = dict(rule.settings)
         for condition, more in rule.over.items():
             own |= more if holds[condition] else {}
-        if by_input and are_numbers:
+        if by_input and are_numbers and rows >= TINY:
             student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
         of_method = dict(rule.method_settings)
