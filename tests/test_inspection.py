@@ -269,8 +269,6 @@ def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     sizes = ((9, 359), (9, 360), (4, 50), (3, 50), (2, 29), (2, 30), (9, 29), (1, 29))
     priors = [choose(replace(TABLE, input_shape=(w,)), n).entry.prior for w, n in sizes]
     assert priors == ["ard:0.5,0.01/fan-in:2", "normal:1"] * 4
-    assert [choose(TABLE, n).entry.noise for n in (29, 30)] == ["learned", "heteroscedastic"]
-    assert choose(TABLE, 29, settings={"noise": "heteroscedastic"}).entry.noise == "heteroscedastic"
     assert [choose(TABLE, n).entry.hidden for n in (1000, 1001)] == [(16, 16), (16, 16, 16)]
     many = [choose(TABLE, n, minutes=m) for n, m in ((20_000, 60), (20_001, 60), (1_000_000, 1))]
     assert [(c.inference, c.entry.hidden[-1], c.entry.likelihood) for c in many] == [

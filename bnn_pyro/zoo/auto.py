@@ -42,7 +42,7 @@ MIN_DRAWN = 0.2
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
 WIDE = 16
 #: Rows an input below which, and inputs from which on, the prior of numbers has a scale for each input, to find those
-#: that say nothing; rows below which it has so from two inputs on, and the noise is one for all rows.
+#: that say nothing; rows below which it has so from two inputs on.
 FEW, SEVERAL, TINY = 40, 4, 30
 #: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, and a Gaussian kernel no
 #: less than CURVED of that; of few rows, or with hardly any left, where the first leaves less than the rows allow.
@@ -65,8 +65,8 @@ class Rule:
     over      of the variant, over these: {"wide": where a row has more than ``WIDE`` inputs; "many": more than ``MANY``
               rows train; "few": targets are numbers, inputs ``SEVERAL`` or more, of fewer than ``TINY`` rows two or
               more, rows fewer than ``FEW`` for each; "classes": targets are classes}
-    noise     settings of the variant where targets are numbers and rows ``TINY`` or more, unless another ``likelihood``
-              or ``noise`` is said than these or "normal"; what is said goes over them
+    noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
+              these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
     lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
     longer    those of them that may also be up to ``LONGER`` times their default, where the minutes allow it
@@ -272,7 +272,7 @@ def choose(
         own = dict(rule.settings)
         for condition, more in rule.over.items():
             own |= more if holds[condition] else {}
-        if by_input and are_numbers and rows >= TINY:
+        if by_input and are_numbers:
             student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
             own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
         of_method = dict(rule.method_settings)
