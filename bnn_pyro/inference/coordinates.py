@@ -135,7 +135,7 @@ class NonCentred(Space):
         for v, prior, t in self._parts(z):
             if prior:
                 shape, rate = prior.given(prior.scaled(v, t.exp()))
-                each = shape * rate.log() - rate * (-2 * t).exp() - (2 * shape - v.shape[-1] // prior.groups) * t
+                each = shape * rate.log() - rate * (-2 * t).exp() - 2 * prior.shape_ * t
                 total = total + (each + math.log(2) - torch.lgamma(shape)).sum(-1)
         return total
 
