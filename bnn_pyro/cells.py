@@ -28,8 +28,6 @@ TRUTH |= dict.fromkeys(("0", "false", "f", "no", "n", "nein", "falsch", "non", "
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
 #: Of these, words that are a category, or a class, where the other cells are some.
 NONE = ("None", "none")
-#: Rows whose ranks are compared, at most.
-MOST_RANKED = 10_000
 #: Categories that a column may always have, see :func:`max_categories`.
 MAX_CATEGORIES = 20
 #: Skewness of a positive target from which on a log scale is suggested.
@@ -282,7 +280,7 @@ def follows(a: np.ndarray, b: np.ndarray, curves: bool) -> bool:
     """
     if len(a) < 10 or not a.dtype.kind == b.dtype.kind == "f":
         return False
-    some = [pd.Series(values[:: -(-len(a) // MOST_RANKED)]) for values in (a, b)]
+    some = [pd.Series(values[:: -(-len(a) // 10_000)]) for values in (a, b)]  # so many rows at most
     several = curves and all(v.nunique() >= 10 and v.value_counts().iloc[0] <= len(v) / 2 for v in some)
     with np.errstate(all="ignore"):  # of a column of one value, or that is refused as it is not finite
         pairs = [[v / np.abs(v).max() for v in (a, b)], *([[v.rank() for v in some]] if several else [])]

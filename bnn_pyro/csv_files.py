@@ -14,8 +14,6 @@ from bnn_pyro.errors import UserError
 
 #: What separates cells, the most usual first.
 SEPARATORS = (",", ";", "\t", "|")
-#: Rows that tell which columns have numbers with leading zeros.
-TOP = 200
 #: 1,234 and 1,234,567.89: a comma, or a point, for thousands.
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
 #: 1,5 and 1.234,5: a comma for decimals.
@@ -90,7 +88,7 @@ def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> tuple
     """The cells below row 1, of columns numbered from 0; and row 1."""
     how = dict(sep=separator, header=None, keep_default_na=False, na_filter=False, skip_blank_lines=False)
     how |= dict(encoding="utf-8-sig") | ({"float_precision": "high"} if pd.__version__ < "3" else {})  # as ``parsed``
-    top = pd.read_csv(path, dtype=object, nrows=TOP, **how).fillna("")
+    top = pd.read_csv(path, dtype=object, nrows=200, **how).fillna("")  # enough to see codes with leading zeros
     header = list(_plain(top.iloc[0].tolist()))
     if text is not None and len(top) > 1 and "" not in top.iloc[1].tolist():
         zeros = [top[number].iloc[1:].str.match(r"[-+]?0\d").any() for number in top]  # codes, which numbers lose

@@ -15,8 +15,6 @@ ORDERS = {
     "day": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d-%b-%Y", "%d-%b-%y", "%d.%m.%y", "%d/%m/%y"),
     "month": ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y"),
 }
-#: About how many cells are looked at first: most columns have no date.
-SOME = 200
 #: A date, a time after it and its offset, which is left out: hours are those of the place.
 DATE_AND_TIME = r"^(\S+?)(?:[T ]+(\d[\d:.,]*(?: ?[AaPp]\.?[Mm]\.?)?)\s*(?:Z|UTC|GMT|[-+]\d\d(?::?\d\d)?)?)?$"
 
@@ -91,7 +89,7 @@ def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates
     """How a column of dates is read, "parts" or "elapsed"; None of others. Raises UserError for unclear months."""
     if cells.dtype == "category" or cells.dtype.kind in "iuf" or not len(cells):
         return None
-    some = cells.iloc[:: 1 + len(cells) // SOME].astype(str)
+    some = cells.iloc[:: 1 + len(cells) // 200].astype(str)  # about so many first: most columns have no date
     orders = ORDERS if some.str.contains(r"\d.*\d").any() else ()
     orders = [order for order in orders if Dates(cells.name, order).read(some).notna().any()]
     moments = {order: Dates(cells.name, order).read(cells) for order in orders}

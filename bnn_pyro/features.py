@@ -30,8 +30,6 @@ from bnn_pyro.progress import progress_bar
 #: Features of fewer bytes are not kept on disk.
 SMALL = 2**20
 CACHE_BYTES = 8 * 2**30
-#: Rows of features that are squared at once.
-CHUNK = 4096
 #: Rows that are run twice, and how far their features may differ, as a share of the largest one.
 PROBE, TOLERANCE = 8, 0.05
 
@@ -95,7 +93,7 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
                             "statistics that stay on out of training mode; export it after .eval()")  # fmt: skip
     c = 1.0
     if unit:
-        squares = sum(part.square().sum(dtype=torch.float64) for part in features.split(CHUNK))
+        squares = sum(part.square().sum(dtype=torch.float64) for part in features.split(4096))
         c = (squares / features.numel()).sqrt().to(features.dtype).item()
         if not c > 0:
             raise UserError(f"all features of {name} are 0")

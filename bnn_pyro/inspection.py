@@ -18,14 +18,10 @@ from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, may_be_class, of_eve
 from bnn_pyro.errors import UserError, check_known, counted
 from bnn_pyro.files import SUFFIXES
 
-#: Share of the rows that are one class, from which on accuracy says little.
-UNBALANCED = 0.9
 #: Rows below which a table is small, and below which it cannot be divided.
 FEW_ROWS, MIN_ROWS = 20, 4
 #: Share of the rows in each of the parts that validate and test, by default, and one that is proposed for many classes.
 SHARE, LARGER = 0.15, 0.2
-#: Tasks that options tell.
-OF = {"event": "survival", "exposure": "counts"}
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 
 
@@ -135,7 +131,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         found = _column(cells, gaps.loc[cells.index, name], name in targets)
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
     if targets and len(labelled):
-        task = given.get("task") or next((of for name, of in OF.items() if name in given), None)
+        task = given.get("task") or ("survival" if "event" in given else "counts" if "exposure" in given else None)
         task, more, doubts = _target(path, whole[known], task, given.get("event", "").removeprefix(known[-1])[1:])
         said = any(one.refused and one.column in targets and "missing" not in one.sentence for one in findings)
         findings += [one for one in doubts if not (said if one.refused else given and "--task" in one.sentence)]
@@ -228,7 +224,7 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
         if len(counts) > 2 and not np.isnan(parsed(present)).any():
             sentences.append("numbers are taken for classes; --task ordinal has them in order, --task regression takes "
                              "them for quantities, --task counts for counts")  # fmt: skip
-        if counts.iloc[0] > UNBALANCED * num:
+        if counts.iloc[0] > 0.9 * num:
             always = f"who always says {counts.index[0]} is right in {counts.iloc[0] / num:.1%} of the rows"
             sentences.append(f"{always}: do not judge by accuracy")
     elif task == "regression":

@@ -39,8 +39,6 @@ KINDS = {"ordinal": "classification", "counts": "regression"}
 DEFAULTS = {"regression": "normalised", "classification": "lac", "targets": "joint"}
 #: In place of a column's name: thirds of the rows by their predicted uncertainty.
 UNCERTAINTY = "uncertainty"
-#: The group of rows with a category that training did not have.
-UNKNOWN = "(unknown)"
 #: A column of numbers makes so many groups at most.
 MOST_GROUPS = 20
 #: More calibration rows that equal training rows than chance has duplicates, with this probability, are refused.
@@ -178,8 +176,8 @@ class Calibrated:
         raw = self.schema.unstandardise(x[:].cpu().double())[:, place]
         if categories is None:
             return [f"{value:.6g}" for value in raw[:, 0].tolist()]
-        known = raw.amax(1) > 0.5
-        return [categories[k] if is_known else UNKNOWN for is_known, k in zip(known, raw.argmax(1), strict=True)]
+        known = raw.amax(1) > 0.5  # others have a category that training did not have
+        return [categories[k] if is_known else "(unknown)" for is_known, k in zip(known, raw.argmax(1), strict=True)]
 
     def unusual(self, prediction: Prediction) -> np.ndarray:
         """Share of the calibration rows whose epistemic uncertainty is at least a new row's, (B,): a p-value."""

@@ -23,8 +23,6 @@ from bnn_pyro.metrics.metric import targets
 from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.predictive import Prediction
 
-#: Rows of each kind that the classifier sees at most.
-MOST_ROWS = 2000
 #: New rows of a higher epistemic uncertainty than this share of the calibration rows are counted.
 HIGH = 0.95
 #: The martingale's bets 1 + ε (p − ½), and how much of its capital is divided anew after each row.
@@ -83,7 +81,7 @@ def classifier_p(x: Tensor, x_new: Tensor, seed: int = 0) -> tuple[float, float]
     Logistic regression on features and their squares learns from half of the rows; Mann-Whitney compares the others.
     """
     rng = np.random.default_rng(seed)
-    old, new = (_flat(v)[rng.permutation(len(v))[:MOST_ROWS]] for v in (x, x_new))
+    old, new = (_flat(v)[rng.permutation(len(v))[:2000]] for v in (x, x_new))  # so many rows at most
     a, b = len(old) // 2, len(new) // 2
     log_odds = _classifier(old[:a], new[:b])
     test = mannwhitneyu(scores := log_odds(new[b:]), others := log_odds(old[a:]), alternative="greater")

@@ -33,9 +33,6 @@ from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.posterior import split_frozen, weight_space
 from bnn_pyro.zoo import Entry
 
-#: Draws of the prior beside those of a posterior.
-OF_PRIOR = 9
-
 
 @dataclass(frozen=True)
 class Design:
@@ -153,7 +150,7 @@ def replicate(
     first, second = (int(s) for s in np.random.SeedSequence([seed, number]).generate_state(2))
     with isolated(first):
         simulator = Simulator(entry, inputs)
-        w, y = simulator.draws(1 + OF_PRIOR)
+        w, y = simulator.draws(10)  # what makes the data, and nine of the prior beside it
     data = inputs.data(y[0])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -14,16 +14,13 @@ from torch import Tensor
 
 from bnn_pyro.cells import gaps_in, numbered
 from bnn_pyro.datasets.dataset import InputPart, Raw, Schema
-from bnn_pyro.datasets.frames import WAY_OF_TARGET, as_array, as_table, as_target, named, refuse_gaps, target_fields
+from bnn_pyro.datasets.frames import as_array, as_table, as_target, named, refuse_gaps, target_fields
 from bnn_pyro.datasets.rows import CHUNK, OnDisk, for_torch, is_large
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import existing, read_archive
 
 #: Of files of one picture each, see ``images``.
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-
-#: Numbers of an array at most of which it is asked what is doubtful.
-LOOKED_AT = 5_000_000
 
 
 def load_archive(path: str | Path, *, target: str | None = None, task: str | None, drop_missing: bool = False) -> Raw:
@@ -105,7 +102,7 @@ def raw_arrays(
         if not keep.all():
             x, y, rows = x[keep], y[keep], torch.from_numpy(np.flatnonzero(keep))
     x = image_arrays(path, x)
-    refuse_gaps(path, y, gaps_in(y), WAY_OF_TARGET)
+    refuse_gaps(path, y, gaps_in(y), ", or leave such rows out: missing='drop' (--missing drop)")
     if of_target.get("order") is not None and y.shape[1] == 1 and y.iloc[:, 0].dtype.kind in "iuf":
         task, values, classes = numbered(path, y.iloc[:, 0], of_target["task"], of_target["order"])
         fields = dict(task=task, y=torch.from_numpy(values), classes=classes, target=y.columns[0])
@@ -114,7 +111,8 @@ def raw_arrays(
     from bnn_pyro.doubts import of_table
 
     looked_at = isinstance(x, Tensor) and x.ndim == 2
-    table = named(x[: LOOKED_AT // max(1, x.shape[1])].numpy()) if looked_at else pd.DataFrame()
+    most = 5_000_000 // max(1, x.shape[1])  # rows: so many numbers
+    table = named(x[:most].numpy()) if looked_at else pd.DataFrame()
     doubts = tuple(of_table(table if columns is None else table.iloc[:, columns], None, y.iloc[:, :0]))
     features = () if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
     about = dict(name=str(path), source=str(path), features=features, doubts=doubts)

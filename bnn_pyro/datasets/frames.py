@@ -18,12 +18,6 @@ from bnn_pyro.errors import UserError, check_known, refusing
 TEXT = ("O", "U", "S")
 #: The category of a missing text.
 MISSING_CATEGORY = "(missing)"
-#: What may be done about a missing value.
-WAY = ", or give missing='drop' or 'indicator' (--missing)"
-#: The same in a target.
-WAY_OF_TARGET = ", or leave such rows out: missing='drop' (--missing drop)"
-#: What may be done about dates.
-NUMBERS_OF_DATES = "--dates parts or elapsed (dates=) makes numbers of dates among the inputs"
 #: How pandas calls dates, and other values that are times.
 DATES, TIMES = ("datetime64", "datetime", "date", "period"), ("timedelta64", "timedelta", "time")
 
@@ -123,7 +117,8 @@ def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
         return cells.astype(str).where(~gaps, "")
     place = f"{where}: column '{cells.name}'"
     if kind in DATES + TIMES:
-        way = NUMBERS_OF_DATES if kind in DATES else "make numbers of them, as by .dt.total_seconds()"
+        way = "--dates parts or elapsed (dates=) makes numbers of dates among the inputs"
+        way = way if kind in DATES else "make numbers of them, as by .dt.total_seconds()"
         raise UserError(f"{place} holds dates or times; {way}, or leave the column out")
     types = cells[~gaps].map(lambda cell: type(cell).__name__)
     first, others = types.iloc[0], types.index[types.ne(types.iloc[0])]

@@ -21,7 +21,7 @@ from bnn_pyro.datasets.dataset import Column, Raw, Schema
 from bnn_pyro.datasets.prepare import check_choice, check_positive, select_features
 from bnn_pyro.datasets.rows import OnDisk, is_large, rows_file
 from bnn_pyro.dates import find_dates
-from bnn_pyro.errors import UserError, check_known
+from bnn_pyro.errors import UserError, check_known, refusing
 from bnn_pyro.files import cache_root, existing, telling
 
 
@@ -80,12 +80,9 @@ def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str], dates: 
         from bnn_pyro.csv_files import read_cells  # data that come with the package need none
 
         return read_cells(path, text)
-    try:
+    needs = f'{path}: Parquet files need pyarrow; install it: pip install "bnn_pyro[parquet]"'
+    with refusing(f"{path}: is no Parquet file, or damaged: {{error}}"), refusing(needs, ImportError):
         frame = pd.read_parquet(path)
-    except ImportError:
-        raise UserError(f'{path}: Parquet files need pyarrow; install it: pip install "bnn_pyro[parquet]"') from None
-    except Exception as error:  # pyarrow has errors of its own
-        raise UserError(f"{path}: is no Parquet file, or damaged: {' '.join(str(error).split()):.120}") from None
     frame = frames.as_cells(frames.as_table(str(path), frame), str(path), dates)
     if frame.empty:
         raise UserError(f"{path}: has no rows")
@@ -131,7 +128,7 @@ def raw_table(
 
     gaps, read = gaps_in(frame, words), ()
     if missing == "refuse":
-        frames.refuse_gaps(where, frame, gaps, frames.WAY)
+        frames.refuse_gaps(where, frame, gaps, ", or give missing='drop' or 'indicator' (--missing)")
     if dates != "refuse":
         found = (find_dates(where, cells[~gaps[name]], dates) for name, cells in frame.drop(columns=target).items())
         for date in (read := tuple(filter(None, found))):

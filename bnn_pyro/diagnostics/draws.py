@@ -30,8 +30,6 @@ BLOCK, WORK = 2**24, 5e10
 #: A chain is in a poor mode where its mean log joint density lies so far below that of the others that among all chains
 #: one that never mixed would do so with this probability, and this many Monte-Carlo standard errors.
 CHANCE, CERTAIN = 1e-3, 5.0
-#: Draws of a chain from which on it has a BFMI of its own.
-LONG = 100
 
 
 def kind(posterior: Posterior) -> str:
@@ -155,7 +153,7 @@ def sampler_statistics(
         with np.errstate(divide="ignore", invalid="ignore"):
             # Of short chains together: one by one they would tell mostly noise, and too little.
             pooled = np.square(np.diff(energy, axis=1)).mean() / energy.var()
-        lowest = float(np.fmin.reduce(bfmi(energy))) if energy.shape[1] >= LONG else float(pooled)
+        lowest = float(np.fmin.reduce(bfmi(energy))) if energy.shape[1] >= 100 else float(pooled)
         statistics |= {"bfmi_min": lowest} if np.isfinite(lowest) else {}
     depth, limit = settings.get("max_tree_depth"), settings.get("max_steps")
     if depth is not None and "tree_depth" in series:

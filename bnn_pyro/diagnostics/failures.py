@@ -32,8 +32,6 @@ MARGINS, ALPHA, CUTS = {"nll": 0.1, "square": 0.1, "error": 0.02}, 1e-4, (1.0, 1
 MIN_DRAWS = 10
 
 REMEDY = "try a smaller step size (--lr) or a narrower prior"
-#: What validation rows are, by how the rows were divided.
-APART = {"time": "later", "groups": "of other groups"}
 #: The way out where other rows are predicted so.
 UNLIKE = ("unless the run's own report says so too, they are unlike the rows that trained: look for inputs in other "
           "units, or that mean something else")  # fmt: skip
@@ -102,7 +100,7 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
 
     by: "nll", or "errors".   certain: whether what is predicted is better, so that it is its uncertainty that is wrong.
     """
-    if which := APART.get(data.split.get("kind", "")):
+    if which := {"time": "later", "groups": "of other groups"}.get(data.split.get("kind", "")):
         return (f"they are {which} than the rows that trained, and may be unlike them, which longer training "
                 "does not mend: look for inputs that mean the same in both")  # fmt: skip
     rows = torch.from_numpy(even(len(data.y_train), MAX_ROWS)).to(data.y_train.device)

@@ -24,8 +24,6 @@ from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
 from bnn_pyro.progress import Figures, report_progress
 
-#: Seconds between two updates of the figures that a progress bar shows.
-UPDATE = 0.1
 #: What is shown of how well a sampler does, the first that it tells: the mean since its warm-up.
 SHOWN = {"accept": "acceptance_rate", "energy error": "energy_error"}
 #: How the stats of thinned transitions become one; the last one's, where it isn't said.
@@ -187,7 +185,7 @@ class Chain:
             name, stat = next((name, stat) for name, stat in SHOWN.items() if stat in figures)
             mean += (np.mean([one[stat] for one in made]) - mean) * len(made) / since
             gradients += int(np.max(figures["n_steps"])) * len(made)
-            if now - last > UPDATE or self.record.finished:
+            if now - last > 0.1 or self.record.finished:  # seconds between two updates of a progress bar
                 last = now
                 latest = {name: float(mean), "step size": float(np.mean(figures["step_size"]))}
                 latest |= {"gradients": int(np.max(figures["n_steps"])), "ms/gradient": 1e3 * (now - start) / gradients}

@@ -25,11 +25,6 @@ from bnn_pyro.inference.svi import restarted
 from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.progress import Figures
 
-#: AdamW's decay besides the prior's own.
-DECAY = 1e-3
-#: By rule.
-STEPS = 2_500
-
 
 def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **settings: Any) -> dict[str, Tensor]:
     """{site: (members, *shape)}, by :class:`Members`. Raises UserError without a finite NLL, or enough time."""
@@ -52,7 +47,7 @@ def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
     """Settings of :class:`Members` by the rules of ``inference.optimise`` and ``early_stopping``."""
     apart = hold_out(data, seed)
     rule = schedule(num := len(apart.x_train), sum(value.numel() for value in model.initial.values()))
-    epochs = max(MIN_EPOCHS, STEPS // math.ceil(num / (size := rule["batch_size"] or num)))
+    epochs = max(MIN_EPOCHS, 2_500 // math.ceil(num / (size := rule["batch_size"] or num)))
     return dict(epochs=epochs, patience=default_patience(apart, size), lr=rule["lr"], batch_size=size)
 
 
@@ -75,7 +70,7 @@ class Members:
                 starts.append(self.log_joint.flat(sites).double())
         u = torch.cat(starts)
         self.u, self.best = u.clone().requires_grad_(True), u
-        self.optimiser = torch.optim.AdamW([self.u], lr, weight_decay=DECAY)
+        self.optimiser = torch.optim.AdamW([self.u], lr, weight_decay=1e-3)  # besides the prior's own
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, epochs)
         self.batches = Batches(x, y, batch_size, members, seed)
         self.least, self.since = u.new_full((members,), math.inf), u.new_zeros(members)

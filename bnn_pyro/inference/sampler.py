@@ -38,10 +38,6 @@ STARTS = ("jitter", "prior", "map", "members")
 #: Units of a hidden layer above which ``auto`` takes members: from random weights of a wide network a chain needs
 #: thousands of gradients to where it predicts at all, and the step size is found on the way there.
 WIDE = 20
-#: How far apart chains of a linear model start, where its coordinates make the posterior about 1 wide.
-SPREAD = 2.0
-#: How often a chain may draw a start of finite density before it gives up (as in Stan).
-ATTEMPTS = 100
 #: Steps of Adam to a mode, the first of its learning rates, which fall to 0 by a cosine, and starts in one call.
 STEPS, LR, TOGETHER = 500, 0.05, 64
 #: Draws from which on a chain that never moves, or always diverges, is reported (fewer may be bad luck); chains named.
@@ -210,12 +206,12 @@ def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.
 def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int) -> Tensor:
     """One start of finite density, (P,); the last one tried where there is none."""
     with isolated(chain_seed(seed, chain)):
-        for _ in range(ATTEMPTS):
+        for _ in range(100):  # attempts, as in Stan
             if how == "prior":
                 z = potential.prior_draws(1)
             else:
-                if potential.space.whitened and potential.centred >= 2:
-                    apart = SPREAD * torch.randn_like(potential.initial)
+                if potential.space.whitened and potential.centred >= 2:  # the posterior of a linear model, about 1 wide
+                    apart = 2.0 * torch.randn_like(potential.initial)
                 else:
                     a, b = potential.prior_draws(2)  # their difference has mean 0 and twice the variance
                     apart = (a - b) / math.sqrt(2)

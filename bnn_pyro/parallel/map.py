@@ -18,8 +18,6 @@ from bnn_pyro.progress import Channel, Figures, Report
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-#: Seconds between two looks at what the tasks have done.
-LOOK = 0.1
 #: Deaths of its process after which a task is tried once more, alone, after the others.
 SUSPECT = 2
 DIED = ("its process died each time, the last time with no other task beside it (killed, or out of memory?); run it in "
@@ -147,7 +145,7 @@ class _Run:
                     at_work[future] = waiting.popleft()
                     future.add_done_callback(ended.put)
                 with contextlib.suppress(queue.Empty):
-                    number = at_work.pop(future := ended.get(timeout=LOOK))
+                    number = at_work.pop(future := ended.get(timeout=0.1))  # seconds between two looks
                     if not self._take(pool, number, future):
                         deaths[number] += 1
                         (waiting if deaths[number] <= SUSPECT else given_up).append(number)

@@ -21,8 +21,6 @@ ABSTAIN = -1
 BLOCK = 2**20
 #: Points at which a cdf is integrated: of a continuous one (for a CRPS, half of them on either side of y); of counts.
 GRID, COUNTS = 512, 4096
-#: Parts of a step at each of which a loss is taken.
-PARTS = 4
 
 
 class Interval(NamedTuple):
@@ -143,7 +141,7 @@ class Decisions(Introduced):
             values, shape = values.mT[:, None] if right else values, f"(actions, {len(weights)})"
         else:
             self._need("regression", "risk")
-            at, weights = self.cells(PARTS)
+            at, weights = self.cells(parts=4)
             values, shape = torch.as_tensor(loss(at)).double(), f"{tuple(at.shape)} or {(*at.shape, 'actions')}"
             right = values.dim() in (2, 3) and values.shape[:2] == at.shape
             weights = weights if values.dim() == 2 else weights[..., None]

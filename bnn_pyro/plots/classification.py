@@ -17,8 +17,6 @@ from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel, panel
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, MARKERS, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-#: A bin of fewer points is drawn in grey: its accuracy says next to nothing.
-FEW = 10
 #: A confidence that few would question: how many points lie above it, and how many of them are wrong, is said.
 SURE = 0.99
 
@@ -88,7 +86,7 @@ def reliability(
     filled, width = table.count > 0, 1 / BINS
     count, accuracy, confidence = (v[filled] for v in (table.count, table.accuracy, table.confidence))
     left = table.edges[:-1][filled]
-    colours = [tint(BAYES, 0.5) if num >= FEW else "0.88" for num in count]
+    colours = [tint(BAYES, 0.5) if num >= 10 else "0.88" for num in count]  # grey: of few points it says little
     axes = panels(2, 1, (4.4, 2.4), sharex=True, height_ratios=(3, 1)) if axes is None else axes
     axes[0].plot([0, 1], [0, 1], **DASHED, label="perfectly calibrated")
     interval = dict(color=DATA, linewidth=1, zorder=3, label="95% interval")

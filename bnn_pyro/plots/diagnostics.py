@@ -29,8 +29,6 @@ MAX_REPLICATED, MAX_CLASSES = 40, 20
 PLACES = 100
 #: Chains that are drawn as lines; of more, so many, evenly chosen by their means.
 MOST_CHAINS = 8
-#: Rows of a rank plot at most: with more chains, neighbours share a row.
-MOST_ROWS = 64
 
 
 @drawn
@@ -237,7 +235,7 @@ def _lines(ax: Axes, values: np.ndarray) -> None:
 def _ranks(ax: Axes, values: np.ndarray) -> None:
     chains = len(values)
     share = (rankdata(values, axis=None).reshape(values.shape) - 0.5) / values.size
-    rows = np.array_split(share, min(chains, MOST_ROWS))
+    rows = np.array_split(share, min(chains, 64))  # of more chains neighbours share a row
     bins = int(np.clip(min(r.size for r in rows) // 8, 2, 20))  # 8 draws are expected in one, or more
     edges = np.linspace(0, 1, bins + 1)
     counts = [np.histogram(r, edges)[0] / (r.size / bins) for r in rows]

@@ -26,10 +26,6 @@ HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "
 SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
 #: Ends of the names of paired differences in metrics.json: to the baseline, and to knowing nothing.
 AGAINST, NOTHING = "_minus_baseline", "_minus_nothing"
-#: Share of the most frequent class above which accuracy says little.
-UNBALANCED = 0.8
-#: Nats a row by which the mean weights must predict better than the draws before it is said.
-MARGIN = 0.01
 #: The column that says what the number of a row is.
 MEANING = "what it is"
 BOOSTING = "gradient boosting"
@@ -109,9 +105,9 @@ class RunFacts:
 
     @property
     def is_unbalanced(self) -> bool:
-        """Whether nearly all test rows are of one class."""
+        """Whether nearly all test rows are of one class, and accuracy says little."""
         rows = self.metrics.get("class_rows", {}).values()
-        return max(rows, default=0) > UNBALANCED * sum(rows)
+        return max(rows, default=0) > 0.8 * sum(rows)
 
     #: Whether `diagnose` has more to say of the chains; it takes one target.
     can_be_diagnosed = property(lambda self: bool(self.convergence) and self.task not in ("targets", "labels"))
@@ -151,7 +147,7 @@ class RunFacts:
             if self.metrics.get(f"{key[0]}_high", 1.0) < 0.5:
                 sentence = said["familiar"].format(name=key[1], auroc=self.metrics[key[0]])
                 failed.append({"level": "caution", "about": "out-of-distribution inputs", "sentence": sentence})
-        if self.metrics.get("nll_over_mean_weights_low", 0.0) > MARGIN:
+        if self.metrics.get("nll_over_mean_weights_low", 0.0) > 0.01:  # nats a row before it is said
             sites, known = self.metrics.get("signal_to_noise_of_sites", {}), dict(self.metrics)
             if len(sites) > 1:
                 known["lowest"] = ", ".join(f"{site} {sites[site]:.2g}" for site in sorted(sites, key=sites.get)[:3])

@@ -27,8 +27,6 @@ PREFIX = "diagnose-"
 WHOLE = "{:,.0f}"
 #: Counts that alone make no table.
 COUNTS = ("points", "loo_rows", "weights_shown", "chains", "draws")
-#: Weights that are shown one by one, at most.
-MAX_WEIGHTS = 20
 
 
 def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, place: RunFolder) -> str:
@@ -73,7 +71,7 @@ def diagnosis_tables(diagnosis: diagnostics.Diagnosis) -> list[Section]:
             }
             tables.append(Section(words["title"], words["sentence"], pd.DataFrame.from_dict(rows, orient="index")))
     if diagnosis.weights:
-        lines = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / MAX_WEIGHTS)]
+        lines = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / 20)]  # so many at most
         sentence = f"{len(lines)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
         table = pd.DataFrame(lines).set_index("name").map(lambda value: _number(value, "{:.4g}"))
         tables.append(Section("Some weights one by one", sentence, table.rename_axis(None)))

@@ -31,14 +31,8 @@ from bnn_pyro.runs.folder import RunFolder
 
 #: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
 ROWS_SHOWN = 5
-#: How far the zoomed-out band reaches on both sides, in ranges of the training inputs (±100 for toy-curve).
-FAR = 25
 #: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
 GROWING_ROWS = 10_000
-#: Draws of the maps of images: many windows are covered.
-MAP_DRAWS = 20
-#: Targets at most that have figures of their own.
-MAX_TARGETS = 6
 
 
 @dataclass(frozen=True)
@@ -79,13 +73,13 @@ def figures_of(
         figures |= _of_targets(prediction, y, schema)
         prediction = None  # what follows is of one target
     if not (schema.has_classes or schema.targets) and schema.input_shape == (1,):
-        figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _band(run, FAR)}
+        figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _band(run, far=25)}
     if schema.has_classes and schema.input_shape == (2,):
         figures["decision-boundary"] = lambda: _map(run, plots.decision_boundary)
         figures["epistemic-map"] = lambda: _map(run, plots.epistemic_map)
     if prediction is not None and schema.has_classes:
         if schema.is_image:
-            maps = cache(lambda: explain(posterior, data, num_draws=min(run.num_draws, MAP_DRAWS)))
+            maps = cache(lambda: explain(posterior, data, num_draws=min(run.num_draws, 20)))  # many windows are covered
             figures["pixel-maps"] = lambda: plots.pixel_maps(maps(), schema)
             figures["uncertain-images"] = lambda: plots.uncertain_images(prediction, data.x_test, y, schema)
         figures["reliability"] = lambda: plots.reliability(prediction, y, schema)
@@ -210,11 +204,11 @@ def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str]
 
 
 def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, Callable[[], object]]:
-    """The figures of each target by itself, side by side, of the first ``MAX_TARGETS``."""
+    """The figures of each target by itself, side by side, of the first six."""
     from bnn_pyro.plots.layout import figure
     from bnn_pyro.plots.style import drawn
 
-    names = schema.targets[:MAX_TARGETS]
+    names = schema.targets[:6]
     each = [(prediction.target(k), y[:, k], schema.of_target(name)) for k, name in enumerate(names)]
 
     @drawn
@@ -235,7 +229,7 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
 
 def _band(run: Scored, far: float | None = None) -> object:
     x, truth = plots.line(run.data), curve if run.data.name == "toy-curve" else None
-    if far is not None:
+    if far is not None:  # zoomed out by so many ranges of the training inputs on both sides (±100 of toy-curve)
         low, high = run.data.schema.unstandardise(run.data.x_train).aminmax()
         middle, reach = (low.item() + high.item()) / 2, far * (high.item() - low.item())
         x, truth = plots.line(run.data, middle - reach, middle + reach), None
