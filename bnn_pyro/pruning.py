@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal
+from torch.distributions import Distribution, Normal
 
 from bnn_pyro import metrics
 from bnn_pyro.errors import UserError
@@ -21,7 +21,7 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.metrics.metric import Estimate, Targets
 from bnn_pyro.parts.correlated_normal import Part
 from bnn_pyro.parts.guides import PrunedGuide, PrunedWeights, weight_sites
-from bnn_pyro.parts.weights import NormalWeights, cut
+from bnn_pyro.parts.weights import NormalWeights, base_of, cut
 from bnn_pyro.posterior import Posterior, drawn_sites
 from bnn_pyro.predictive import predict
 
@@ -150,6 +150,5 @@ def _moments(q: Distribution) -> tuple[Tensor, Tensor] | None:
     if isinstance(q, PrunedWeights):
         whole = _moments(q.whole)
         return whole and (q.mean, whole[1])
-    while isinstance(q, Independent):
-        q = q.base_dist
+    q = base_of(q)
     return (q.mean, q.scale) if isinstance(q, Normal | NormalWeights) else None

@@ -36,8 +36,6 @@ from bnn_pyro.progress import Report
 STEP, SMOOTH, SINGLE, ROUNDING = 1e-5, 1e-5, 1e-3, 1e-4
 #: Points and numbers of each where a gradient is looked at; its projections; particles whose invariance is looked at.
 PLACES, COORDINATES, PROJECTIONS, PARTICLES = 4, 12, 6, 4
-#: A learning rate at which no weight moves.
-STILL = 1e-30
 #: What is right of samplers, and of optimisers.
 OF_DENSITY = """\
 The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches have it for \
@@ -162,7 +160,7 @@ def _of_elbo(
     parts = torch.randperm(num, generator=torch.Generator().manual_seed(seed)).chunk(min(check.batches, num))
     weights, _ = in_weights = weight_space(model), weight_space(q)
     same_noise = []
-    for rows in (None, *parts):
+    for rows in (slice(None), *parts):
         with isolated(11):
             same_noise.append(trained.estimate(*in_weights, rows))
     shares = [len(rows) / num for rows in parts]
@@ -193,7 +191,7 @@ def _of_elbo(
         level = "caution" if approximate and name == "weight draws" else "bad"
         findings += _alike(names, values[name], values[whole], tolerance, level)
     # As training computes it, mean over an epoch: a KL up to a constant, and masks, have no definition to go by.
-    trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=STILL, batch_size=size))
+    trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=1e-30, batch_size=size))  # no weight moves
     if "dropout" in facts or facts.get("batch_norm") == "batch":  # training mode is another function
         return findings
     if subject.improper or (point and any(getattr(getattr(weights, "net", None), "rates", ()))):
@@ -218,10 +216,9 @@ class _Trained:
         how = {"run": Run(self.seed), "latent": self.latent, "num_particles": 1}
         return np.array(Optimisation.minimise(loop, self.model, self.q, self.data, **how)[0].trace["elbo"])[:, None]
 
-    def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | None = None, particles: int = 1) -> Values:
+    def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | slice = slice(None), particles: int = 1) -> Values:
         """The ELBO (1,) of all rows, or as these rows stand for them, and its gradient (1, P)."""
-        x, y, num = self.data.x_train, self.data.y_train, len(self.data.x_train)
-        x, y = (x, y) if rows is None else (x[rows], y[rows])
+        x, y, num = self.data.x_train[rows], self.data.y_train[rows], len(self.data.x_train)
         with in_mode(m, training=False):
             elbo, _ = Objective(m, g, particles)(x, y, num / len(x), self.latent)
         gradients = torch.autograd.grad(elbo, list(g.parameters()), allow_unused=True, materialize_grads=True)

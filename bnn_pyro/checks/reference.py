@@ -48,8 +48,6 @@ PLACES, SAME = 5, 2e-5
 DEFAULT, STOCHASTIC, ON_FEATURES = "toy-curve", "breast-cancer", "digits-last-layer"
 #: A shift of the mean, in posterior standard deviations, that has to be visible; d E tanh(z + δ) / dδ at δ = 0.
 BLIND, SLOPE = 0.5, 0.606
-#: How many times the epochs of a tiny problem an optimiser takes.
-EPOCHS = 5.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +96,7 @@ class ReferencePosterior:
         if not self.backbone:
             return entry
         weight, bias = (torch.from_numpy(self.backbone[k].copy()) for k in ("weight", "bias"))
-        with isolated(0):
-            layer = nn.Linear(weight.shape[1], weight.shape[0])
+        layer = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0])
         layer.load_state_dict({"weight": weight, "bias": bias})
         return entry | {"backbone": nn.Sequential(nn.Flatten(), layer, nn.ReLU()), "inputs": "raw"}
 
@@ -196,7 +193,7 @@ class Reference(Check):
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         reference, entry, data = self.pose(subject)
         tiny, known = subject.kind.tiny, reference.about.get("settings", {}).get(subject.inference, {})
-        suffices = {"chains": 4, "max_draws": self.draws} if subject.exact else lengthened(tiny, epochs=EPOCHS)
+        suffices = {"chains": 4, "max_draws": self.draws} if subject.exact else lengthened(tiny, epochs=5.0)
         suffices = {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))} if "warmup" in tiny else suffices
         method = subject.method({**suffices, **known})
         report(0, 1, {"fitting": reference.name})

@@ -18,7 +18,7 @@ from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import unpack
+from bnn_pyro.parts.backbone import called
 from bnn_pyro.parts.nets import with_weights
 from bnn_pyro.parts.own_module import norm_layers
 from bnn_pyro.parts.weights import CentredNormal
@@ -50,12 +50,10 @@ def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, d
     for layer in norm_layers(own).values() if model.statistics is not None else ():
         layer.train()
     x = schema.unstandardise(data.x_train) if subject.entry.inputs == "raw" else data.x_train
-    args, named = unpack(schema.input_parts, own, (x,), {}) if schema.input_parts else ((x,), {})
     with torch.no_grad():
         for s in range(len(next(iter(w.values())))):
-            for name in w.keys() & dict(own.named_parameters()):
-                own.get_parameter(name).copy_(w[name][s])
-            outputs.append(schema.y_shift + schema.y_scale * own(*args, **named))
+            own.load_state_dict({site: draws[s] for site, draws in w.items()}, strict=False)
+            outputs.append(schema.y_shift + schema.y_scale * called(own, schema, x))
     return torch.stack(outputs)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pyro
 import pyro.poutine as poutine
 import torch
-from pyro.distributions import Delta, Independent
+from pyro.distributions import Delta
 from scipy.special import logsumexp
 from scipy.stats import kstest
 from torch import Tensor
@@ -31,6 +31,7 @@ from bnn_pyro.inference.log_joint import log_joints
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.guides import DroppedColumns
 from bnn_pyro.parts.nets import in_mode
+from bnn_pyro.parts.weights import base_of
 from bnn_pyro.posterior import Posterior, split_frozen
 
 #: Above it, sums of importance weights cannot be trusted.
@@ -161,11 +162,8 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
 
 def _density(node: dict) -> Tensor:
     """log q of one site, (S,)."""
-    q = node["fn"]
-    while isinstance(q, Independent):
-        q = q.base_dist
     try:
-        if isinstance(q, Delta | DroppedColumns):  # their log_prob is that of a mass
+        if isinstance(base_of(node["fn"]), Delta | DroppedColumns):  # their log_prob is that of a mass
             raise NotImplementedError
         term = node["fn"].log_prob(node["value"])
     except NotImplementedError:

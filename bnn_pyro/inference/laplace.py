@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Independent, Normal
+from torch.distributions import Normal
 
 from bnn_pyro.checkpoint import Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
@@ -23,7 +23,7 @@ from bnn_pyro.errors import FitFailed, UserError
 from bnn_pyro.inference.linear import ROWS, Curvature, Information, factored, linear_layer, summed
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.correlated_normal import FullNormal
-from bnn_pyro.parts.weights import CentredNormal
+from bnn_pyro.parts.weights import CentredNormal, base_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, setting
 
@@ -132,12 +132,9 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
                         f"{size:,}; take --inference svi with a low-rank guide, or fewer features")  # fmt: skip
     y = data.y_train.double() if data.y_train.is_floating_point() else data.y_train
     log_joint = LogJoint(copy.deepcopy(model).double(), data.x_train.double(), y, temperature)
-    for prior in log_joint.priors.values():
-        while isinstance(prior, Independent):
-            prior = prior.base_dist
-        if not isinstance(prior, CentredNormal | Normal):
-            raise UserError("the Laplace approximation needs a Normal prior (another may have several modes, or none "
-                            "whose curvature is a width); take --set prior=normal:SCALE or fan-in:SCALE")  # fmt: skip
+    if not all(isinstance(base_of(prior), CentredNormal | Normal) for prior in log_joint.priors.values()):
+        raise UserError("the Laplace approximation needs a Normal prior (another may have several modes, or none "
+                        "whose curvature is a width); take --set prior=normal:SCALE or fan-in:SCALE")  # fmt: skip
     return log_joint
 
 

@@ -13,17 +13,15 @@ from collections.abc import Callable
 import torch
 from pyro.distributions import TorchDistribution
 from torch import Tensor, nn
-from torch.distributions import Independent, Normal
+from torch.distributions import Normal
 
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
-from bnn_pyro.parts.weights import CentredNormal
+from bnn_pyro.parts.weights import CentredNormal, base_of
 
 #: Rows whose weighted features are held at once: they stay in the processor's cache.
 ROWS = 1024
-#: Draws that the scale of a prior is estimated with where it has no name for it.
-PRIOR_DRAWS = 20
 #: φ (B, D) -> I (B, K, K).
 Information = Callable[[Tensor], Tensor]
 
@@ -87,11 +85,10 @@ class Curvature:
 
 def _scale(prior: TorchDistribution) -> Tensor:
     """The standard deviation of a weight, from draws where the prior does not say it."""
-    while isinstance(prior, Independent):
-        prior = prior.base_dist
+    prior = base_of(prior)
     if isinstance(prior, CentredNormal | Normal):
         return prior.scale.double()
-    return torch.stack([prior.sample() for _ in range(PRIOR_DRAWS)]).double().square().mean().sqrt()
+    return torch.stack([prior.sample() for _ in range(20)]).double().square().mean().sqrt()
 
 
 def summed(features: Tensor, information: Information) -> Tensor:

@@ -113,7 +113,7 @@ class Backbone(nn.Module):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)
-            features = _call(self.net, schema, x)
+            features = called(self.net, schema, x)
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
             got, rows = shape or type(features).__name__, len(x)
@@ -153,7 +153,8 @@ def in_words(description: Mapping[str, Any]) -> str:
     return " ".join(str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description)
 
 
-def _call(net: nn.Module, schema: Schema, x: Tensor) -> Tensor:
+def called(net: nn.Module, schema: Schema, x: Tensor) -> Tensor:
+    """What a user's module gives for rows x (B, *input_shape), which may hold several inputs of it."""
     x = x.clone()  # which it may change
     args, named = unpack(schema.input_parts, net, (x,), {}) if schema.input_parts else ((x,), {})
     return net(*args, **named)
@@ -170,7 +171,7 @@ def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: s
     x = data.x_train[:COMPARED]
     raw = data.schema.unstandardise(x)
     kinds = {"standardised": x, "raw": raw, "raw / 255": raw / 255, "raw × 255": raw * 255}
-    call = partial(_call, net, data.schema) if variant == "LastLayer" else net  # else a hook unpacks several inputs
+    call = partial(called, net, data.schema) if variant == "LastLayer" else net  # else a hook unpacks several inputs
     off = {kind: _off(net, call, data.schema.standardise(own) if hooked else own) for kind, own in kinds.items()}
     best = min(off, key=off.__getitem__)
     if off[given] > OFF and off[best] < 0.1 * off[given]:

@@ -23,11 +23,8 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal, register_kl
 
 from bnn_pyro.parts.guides import MeanFieldNormal, NormalGuide, inverse_softplus
-from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal
+from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, base_of
 from bnn_pyro.settings import parse_named
-
-#: The auxiliary site that holds the whole vector.
-ALL_WEIGHTS = "_all_weights"
 
 
 class FullCovariance(dist.MultivariateNormal):
@@ -73,7 +70,7 @@ class Part(ArrayDistribution):
 @register_kl(Part, Independent)
 def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
     """−E_q[log Normal(w; loc, scale)] in nats, of q's batch shape; loc and scale: (), or (*batch, *event)."""
-    p, shape = p.base_dist if isinstance(p, Independent) else p, p.event_shape
+    p, shape = base_of(p), p.event_shape
     if not isinstance(p, CentredNormal | Normal) or q.event_shape != shape or not _is_fixed(p):
         raise NotImplementedError
     gap, constant = q.mean - p.mean, 0.5 * math.log(2 * math.pi)
@@ -95,7 +92,7 @@ class _CorrelatedGuide(NormalGuide):
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
         whole, start = self.distribution, 0
-        flat = pyro.sample(ALL_WEIGHTS, whole, infer={"is_auxiliary": True})
+        flat = pyro.sample("_all_weights", whole, infer={"is_auxiliary": True})
         for name, shape in self.shapes.items():
             part = slice(start, start := start + shape.numel())
             yield name, Part(whole, part, shape, flat[..., part].view(flat.shape[:-1] + shape))

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from pyro.distributions import TorchDistribution, constraints
 from torch import Tensor
-from torch.distributions import Independent, Normal, kl_divergence, register_kl
+from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
 
 from bnn_pyro.parts import gradients
 
@@ -229,6 +229,13 @@ def cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     return {name: p.reshape(flat.shape[:-1] + shape) for (name, shape), p in zip(shapes.items(), pieces, strict=True)}
 
 
+def base_of(d: Distribution) -> Distribution:
+    """The distribution of single numbers, where d is that of some of them as one event; else d."""
+    while isinstance(d, Independent):
+        d = d.base_dist
+    return d
+
+
 def log_alpha(q: _NormalArray) -> Tensor:
     """log α = log σ²/μ² of every weight; a mean of 0 counts as 10⁻⁸."""
     return q.log_variance - (q.loc.square() + 1e-16).log()
@@ -242,7 +249,7 @@ def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal | Independent |
     if q.event_shape != p.event_shape:
         raise ValueError(f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
                          f"{tuple(p.event_shape)}")  # fmt: skip
-    p = p.base_dist if isinstance(p, Independent) else p
+    p = base_of(p)
     if not isinstance(p, _NormalArray | CentredNormal | Normal):
         raise NotImplementedError
     pair, dims = (Normal(one.mean, one.scale, validate_args=False) for one in (q, p)), len(q.event_shape)

@@ -157,8 +157,8 @@ def check_table(results: Mapping[str, Any]) -> str:
     """Verdicts of every subject, and the overview where there are several, for a terminal."""
     parts, subjects = [], results["subjects"]
     for subject in subjects if len(subjects) == 1 else [s for s in subjects if level_of(s) == "bad"]:
-        parts.append(f"\n{subject['label']}: claims {subject['claim']}\n")
-        parts.append(verdict_lines(_verdicts(subject), named=True))
+        title = f"\n{subject['label']}: claims {subject['claim']}\n"
+        parts += [title, verdict_lines(_verdicts(subject), named=True)]
         parts += [f"\nNot checked: {name}: {reason}" for name, reason in subject["refused"].items()]
     if len(subjects) > 1:
         parts.append("\n" + as_text(overview(subjects)))

@@ -22,7 +22,7 @@ from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
 from bnn_pyro.diagnostics import failure
 from bnn_pyro.doubts import FAR
-from bnn_pyro.errors import FitFailed, UserError, unknown
+from bnn_pyro.errors import FitFailed, UserError, check_known
 from bnn_pyro.files import TABLES
 from bnn_pyro.parts.decisions import check_level, columns_of, intervals_of
 from bnn_pyro.posterior import Posterior
@@ -111,8 +111,7 @@ def predict_file(
     if path.suffix.lower() in TABLES:
         frame = read_table(path, schema)
         names = next(csv.reader([args.keep], skipinitialspace=True), [])
-        if wrong := [name for name in names if name not in (*frame.columns, "all")]:
-            raise unknown(f"column of {path} (--keep)", wrong[0], [*frame.columns, "all"])
+        check_known(f"column of {path} (--keep)", [*frame.columns, "all"], *names)
         beside = frame if "all" in names else frame[names]
         problems = pd.Series("", frame.index) if how == "refuse" else row_problems(frame, schema)
         if not (problems == "").any():
