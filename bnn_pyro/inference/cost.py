@@ -39,8 +39,6 @@ COMPILATION, PROCESS = 2.5, 5.0
 TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
 #: Steps that a trajectory of ChEES or of the adjusted microcanonical sampler may be expected to take.
 TYPICAL = 20
-#: Chains where settings leave them out.
-CHAINS = 8
 #: Seconds besides their arithmetic of a transition of chains that move as one, alone and with others in compiled code,
 #: and of a step of several networks.
 TRANSITION, TOGETHER, STEP = 3e-4, 4e-5, 6e-3
@@ -104,7 +102,7 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
 
 def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
     """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
-    chains, batch = s["chains"] or CHAINS, s["batch_size"] or rows
+    chains, batch = s["chains"] or 8, s["batch_size"] or rows  # 8 where settings leave them out
     members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
     processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
     steps, besides = (TYPICAL, TRANSITION) if s.get("adjusted") else (1, TOGETHER)

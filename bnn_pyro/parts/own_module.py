@@ -30,9 +30,6 @@ from torch.utils._pytree import tree_leaves
 from bnn_pyro.errors import UserError, first_line, refusing, unknown
 from bnn_pyro.parts.nets import on_copy, tensors_of, users_code, with_weights
 
-#: Rows from which on many draws of convolutions are slower by ``vmap`` than one after the other, on a CPU.
-MANY_ROWS = 16
-
 
 def own_copy(module: nn.Module) -> nn.Module:
     """A copy of the user's module, on the CPU.
@@ -201,8 +198,8 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
         one_for_all = not any(value.stride()[: len(leads[name])])  # a point of q, expanded to the draws
         flat[name] = value[(0,) * len(leads[name])] if one_for_all else value.expand(*lead, *own).reshape(-1, *own)
     mapped = {name: 0 if flat[name].dim() > dims[name] else None for name in flat}
-    many, problem = x.shape[int(rows_of_each)] >= MANY_ROWS and x.device.type == "cpu", net.__dict__.get("_not_mapped")
-    slow = many and any(isinstance(p, _ConvNd) for p in net.modules())
+    many, problem = x.shape[int(rows_of_each)] >= 16 and x.device.type == "cpu", net.__dict__.get("_not_mapped")
+    slow = many and any(isinstance(p, _ConvNd) for p in net.modules())  # by vmap, of convolutions on a CPU
     if not (slow or problem):
         try:
             with _quiet_vmap(x):
