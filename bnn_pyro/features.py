@@ -93,7 +93,7 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
                             "statistics that stay on out of training mode; export it after .eval()")  # fmt: skip
     c = 1.0
     if unit:
-        squares = sum(part.square().sum(dtype=torch.float64) for part in features.split(4096))
+        squares = sum(part.square().sum(dtype=torch.float64) for part in features.split(4096))  # rows at once
         c = (squares / features.numel()).sqrt().to(features.dtype).item()
         if not c > 0:
             raise UserError(f"all features of {name} are 0")

@@ -224,7 +224,7 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
         if len(counts) > 2 and not np.isnan(parsed(present)).any():
             sentences.append("numbers are taken for classes; --task ordinal has them in order, --task regression takes "
                              "them for quantities, --task counts for counts")  # fmt: skip
-        if counts.iloc[0] > 0.9 * num:
+        if counts.iloc[0] > 0.9 * num:  # accuracy says little
             always = f"who always says {counts.index[0]} is right in {counts.iloc[0] / num:.1%} of the rows"
             sentences.append(f"{always}: do not judge by accuracy")
     elif task == "regression":

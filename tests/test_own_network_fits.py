@@ -144,7 +144,7 @@ def test_statistics_of_a_variant_of_ones_own_are_kept_with_the_posterior(tmp_pat
     assert (bp.load(tmp_path, Own()).model.net[2].running_mean == 0).all()
     fit(Own(normalised=False), METHODS[method], out=tmp_path / "plain")
     assert "buffers" not in read_archive(tmp_path / "plain")[0]
-    refuses("layer or group normalisation instead of batch", fit, Own(), bp.Ensemble(members=2, epochs=3))
+    refuses("layer or group normalisation, not batch", fit, Own(), bp.Ensemble(members=2, epochs=3))
 
 
 def test_an_interrupted_fit_goes_on_with_its_batch_statistics(tmp_path):

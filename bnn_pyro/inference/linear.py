@@ -88,7 +88,7 @@ def _scale(prior: TorchDistribution) -> Tensor:
     prior = base_of(prior)
     if isinstance(prior, CentredNormal | Normal):
         return prior.scale.double()
-    return torch.stack([prior.sample() for _ in range(20)]).double().square().mean().sqrt()
+    return torch.stack([prior.sample() for _ in range(20)]).double().square().mean().sqrt()  # roughly
 
 
 def summed(features: Tensor, information: Information) -> Tensor:

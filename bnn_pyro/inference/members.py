@@ -47,7 +47,7 @@ def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
     """Settings of :class:`Members` by the rules of ``inference.optimise`` and ``early_stopping``."""
     apart = hold_out(data, seed)
     rule = schedule(num := len(apart.x_train), sum(value.numel() for value in model.initial.values()))
-    epochs = max(MIN_EPOCHS, 2_500 // math.ceil(num / (size := rule["batch_size"] or num)))
+    epochs = max(MIN_EPOCHS, 2_500 // math.ceil(num / (size := rule["batch_size"] or num)))  # steps
     return dict(epochs=epochs, patience=default_patience(apart, size), lr=rule["lr"], batch_size=size)
 
 
