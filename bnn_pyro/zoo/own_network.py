@@ -7,6 +7,7 @@ module's weights. A parameter that is no part of ``where`` is a point: a site wi
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -199,6 +200,10 @@ class Bayesian(Settings):
         Raises UserError for a module whose outputs depend on more than x and the weights.
         """
         check_scale(model.net, data, self.inputs, type(model.net).__name__, "Bayesian", hooked=self.inputs == "raw")
+        stays = [name for name in norm_layers(model.net) if f"{name}.weight" in model.still]
+        if stays and model.statistics is not None and self.batch_norm is None:
+            warnings.warn(f"the weights of {stays[0]} stay as they are, but it normalises by the rows of this fit: "
+                          "batch_norm='frozen' (--set) keeps the averages of its training", stacklevel=2)  # fmt: skip
         facts = start_guide(model, guide, data.x_train, self.init_scale)
         used = sampling_of(model.net, data.x_train[:START_ROWS], training=True) if model.sampling else {}
         if drawn := [site for site, how in model.sampling.items() if used.get(site) != how]:  # by values, or training
