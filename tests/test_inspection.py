@@ -265,7 +265,8 @@ def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     assert setup.entry == replace(rule.entry, hidden=(5,)) and setup.method == replace(rule.method, lr=0.1)
     assert [choose(replace(TABLE, input_shape=(w,)), 900).entry.prior for w in (16, 17)] == ["normal:1", "fan-in:4"]
     classes = replace(TABLE, task="classification", classes=("a", "b"))
-    assert all(choose(replace(classes, input_shape=(w,)), 300).entry.prior == "gamma:1,1" for w in (9, 17))
+    of_classes = [choose(replace(classes, input_shape=(w,)), n).entry.prior for w, n in ((9, 359), (9, 360), (3, 50))]
+    assert of_classes == ["ard:0.5,0.01/gamma:1,1", "gamma:1,1", "gamma:1,1"]
     sizes = ((9, 359), (9, 360), (4, 50), (3, 50), (2, 29), (2, 30), (9, 29), (1, 29))
     priors = [choose(replace(TABLE, input_shape=(w,)), n).entry.prior for w, n in sizes]
     assert priors == ["ard:0.5,0.01/fan-in:2", "normal:1"] * 4

@@ -41,8 +41,7 @@ MIN_DRAWN = 0.2
 #: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
 #: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
 WIDE = 16
-#: Rows an input below which, and inputs from which on, the prior of numbers has a scale for each input, to find those
-#: that say nothing; rows below which it has so from two inputs on.
+#: Rows an input below which, and inputs from which on (below TINY rows two), each input has a scale in the prior.
 FEW, SEVERAL, TINY = 40, 4, 30
 #: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, and a Gaussian kernel no
 #: less than CURVED of that; of few rows, or with hardly any left, where the first leaves less than the rows allow.
@@ -64,7 +63,7 @@ class Rule:
     settings  of the variant, and ``method_settings``, over their defaults
     over      of the variant, over these: {"wide": where a row has more than ``WIDE`` inputs; "many": more than ``MANY``
               rows train; "few": targets are numbers, inputs ``SEVERAL`` or more, of fewer than ``TINY`` rows two or
-              more, rows fewer than ``FEW`` for each; "classes": targets are classes}
+              more, rows fewer than ``FEW`` for each; "classes": targets are classes; "few of classes": both}
     noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
               these or "normal"; what is said goes over them
     steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
@@ -99,7 +98,8 @@ RULES = (
          cost.sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.08,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
          over={"wide": {"prior": "fan-in:4"}, "many": {"hidden": (16, 16, 16)}, "classes": {"prior": "gamma:1,1"},
-               "few": {"prior": "ard:0.5,0.01/fan-in:2"}}, noise=BY_INPUT, longer=("thin",), most=20_000),
+               "few": {"prior": "ard:0.5,0.01/fan-in:2"}, "few of classes": {"prior": "ard:0.5,0.01/gamma:1,1"}},
+         noise=BY_INPUT, longer=("thin",), most=20_000),
     Rule("table", "mlp", "ensemble", "so many rows teach larger networks more than small ones that are sampled",
          cost.optimisation, {"members": 2, "epochs": 1}, 0.25, {"hidden": (100,) * 4, "prior": "normal:1"},
          {"members": 6, "batch_size": 256}, noise=BY_INPUT, steps=10_000),
@@ -266,8 +266,9 @@ def choose(
     by_input = settings.get("noise", "heteroscedastic") == "heteroscedastic"
     by_input = by_input and settings.get("likelihood", "normal") in ("normal", "student-t")
     are_numbers = schema.task in ("regression", "targets")
-    few = are_numbers and inputs >= (SEVERAL if rows >= TINY else 2) and rows < FEW * inputs
-    holds = {"wide": inputs > WIDE, "many": rows > MANY, "few": few, "classes": schema.task == "classification"}
+    few, classes = inputs >= (SEVERAL if rows >= TINY else 2) and rows < FEW * inputs, schema.task == "classification"
+    holds = dict(wide=inputs > WIDE, many=rows > MANY, few=few and are_numbers, classes=classes)
+    holds["few of classes"] = few and classes
     for rule in rules:
         own = dict(rule.settings)
         for condition, more in rule.over.items():
