@@ -30,6 +30,13 @@ def test_statistics_that_a_trunk_was_not_trained_with_are_said():
         fit(bp.Bayesian(net, **how), bp.MAP(epochs=1))
 
 
+def test_priors_of_layers_are_given_by_patterns():
+    refuses("of each layer, such as prior={'fc1.weight'", bp.Bayesian, nn.Linear(2, OUT), prior="ard:1,1/normal:1")
+    entry = bp.Bayesian(nn.Linear(24, OUT), prior={"weight": "ard:1,1", "*": "normal:2"})
+    priors = entry.model(bp.Schema("classification", (24,), classes=("a", "b", "c"))).prior()
+    assert priors["weight"].groups == 24 and priors["bias"].scale == 2
+
+
 def by_numpy(f, net):
     return torch.as_tensor(f.detach().numpy())
 

@@ -71,8 +71,9 @@ class Bayesian(Settings):
     frozen      points that stay as they are, likewise, or "*", all but where; others are trained with the rest. Those
                 that require no gradient are frozen
     prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE,
-                scale-mixture:WIDE,NARROW,WEIGHT, or pretrained:SCALE (around the module's own weights, SCALE/√fan-in
-                wide); in Python also {pattern: prior}, the first that matches
+                ard:SHAPE,RATE (a scale for each input of a layer), scale-mixture:WIDE,NARROW,WEIGHT, or
+                pretrained:SCALE (around the module's own weights, SCALE/√fan-in wide); in Python also {pattern: prior},
+                the first that matches
     start       initial: at the module's weights, as they are; pretrained: they are those of a trained network, whose
                 batch normalisation stays frozen, and where all members of an ensemble start
     noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
@@ -120,6 +121,9 @@ class Bayesian(Settings):
         for text in texts.values():
             if not isinstance(text, str):
                 raise UserError(f"a prior is a text, as 'normal:1', or {{pattern: text}}, not {type(text).__name__}")
+            if "/" in text:
+                raise UserError(f"the prior {text!r:.60} is of the package's networks; of a module give those of each "
+                                "layer, such as prior={'fc1.weight': 'ard:0.5,0.01', '*': 'fan-in:2'}")  # fmt: skip
             parse_prior(text)
         # Points that are trained have no prior to draw from; those that stay are no sites.
         proper = put["where"] == "*" or put["frozen"] == "*"
