@@ -83,8 +83,8 @@ def numbers(path: str | Path, cells: pd.Series, positive: str = "") -> np.ndarra
     why = "is not finite; correct or remove it" if np.isinf(value) else "is too large for 32-bit numbers; rescale it"
     if np.isnan(value):
         plain, point = cell.replace(",", ""), cell.replace(",", ".")
-        kinds = f"correct or remove it; if the values of an input are kinds, --categorical {cells.name}"
-        way = f"write {plain} or {point}, as it is meant" if DECIMAL_COMMA.fullmatch(cell) else kinds
+        other = f"correct or remove it; an input whose values are categories takes --categorical {cells.name}"
+        way = f"write {plain} or {point}, as it is meant" if DECIMAL_COMMA.fullmatch(cell) else other
         why = f"is not a number, and the column is numeric; {way}"
     elif positive and value <= 0:
         why = f"is no {positive}, which is positive; correct it, or leave such rows out"

@@ -12,7 +12,7 @@ from scipy.stats import f, gamma, kstest, norm
 
 import bnn_pyro as bp
 from bnn_pyro.inference.coordinates import NonCentred, Rounded, Whitened, centre_of, coordinates, mode_of
-from bnn_pyro.inference.linear import Curvature
+from bnn_pyro.inference.linear import Curvature, summed
 from bnn_pyro.inference.potential import Potential
 
 
@@ -132,6 +132,20 @@ def test_a_compiled_gradient_is_held_to_the_rounding_of_the_operators(monkeypatc
     monkeypatch.setattr("bnn_pyro.inference.potential.MOST_ROUNDING", 0.0)
     with pytest.warns(UserWarning, match="its result is off by 0.00"):
         assert not target.compile(1)
+
+
+def test_the_centre_has_a_scale_for_each_input():
+    """τ = (shape + γ/2) / (rate + Σ w²/2) of each input, γ = Σ (1 − τ var w), var w of Λ⁻¹: MacKay's fixed point."""
+    with bp.isolated(0):
+        x, schema = torch.randn(90, 3), bp.Schema("classification", (3,), classes=("a", "b", "c"))
+        y = torch.distributions.Categorical(logits=4 * torch.stack([x[:, 0], x[:, 1], 0 * x[:, 2]], 1)).sample()
+        target = Potential(bp.MeanField(hidden=(), prior="ard:0.5,0.01").model(schema), x, y)
+        u = centre_of(target, curvature := Curvature(target))
+    variances = torch.linalg.inv(curvature.precision(u, summed)).diagonal()
+    tau, w, variances = (v[:9].view(3, 3) for v in (curvature.prior_precision, u, variances))
+    fixed = (0.5 + (1 - tau * variances).sum(0) / 2) / (0.01 + w.square().sum(0) / 2)
+    assert (tau == tau[0]).all() and (tau[0] / fixed).log().abs().max() < 0.1
+    assert tau[0, 2] > 10 * tau[0, :2].max()  # of the input that says nothing
 
 
 SHAPE, RATE = 1.5, 0.7

@@ -102,12 +102,17 @@ def test_mixtures_of_counts_are_sums(prediction, reference, y):
     assert prediction.is_discrete and not prediction.has_classes
 
 
-def test_a_wide_draw_leaves_the_crps_of_other_counts_as_it_is():
+def test_a_wide_draw_leaves_the_crps_and_risk_of_other_counts_as_they_are():
     rates, y, k = np.array([[3.0, 20.0], [5.0, 60_000.0]]), torch.tensor([2.0, 30_000.0], dtype=torch.float64), 200_000
     found = Mixture(dist.Poisson(torch.from_numpy(rates))).crps(y)
     cdf = stats.poisson(rates).cdf(np.arange(k)[:, None, None]).mean(1)
     expected = ((cdf - (y.numpy() <= np.arange(k)[:, None])) ** 2).sum(0)
     assert found.tolist() == [pytest.approx(expected[0], rel=1e-5), pytest.approx(expected[1], rel=5e-3)]
+    # Nor the risk: E |Y − 4|, whose cells are single counts of the first point alone.
+    pmf = stats.poisson(rates).pmf(np.arange(k)[:, None, None]).mean(1)
+    expected = (pmf * np.abs(np.arange(k) - 4)[:, None]).sum(0)
+    risk = Mixture(dist.Poisson(torch.from_numpy(rates))).risk(lambda t: (t - 4).abs()).expected
+    assert risk.tolist() == [pytest.approx(expected[0], rel=1e-4), pytest.approx(expected[1], rel=5e-3)]
 
 
 class Blend:

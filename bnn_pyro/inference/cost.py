@@ -95,8 +95,9 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
         if isinstance(weight, Tensor) and isinstance(output, Tensor) and weight.dim() > 1:
             counts.append(output.numel() * weight[0].numel())
 
-    with isolated(0), outputs_seen(net, count), poutine.condition(data=getattr(net, "initial", {})):
-        net(x)  # points, and improper priors, have no draws
+    initial = getattr(net, "initial", {})  # points, and improper priors, have no draws
+    with isolated(0), outputs_seen(net, count), poutine.condition(data=initial):
+        net(x)
     return max(sum(counts), sum(value.numel() for value in net.parameters() if value.dim() > 1))
 
 

@@ -153,7 +153,8 @@ class Decisions(Introduced):
         return Risk((weights * values).sum(0), "predictive", note)
 
     def cells(self, parts: int = 1) -> tuple[Tensor, Tensor]:
-        """Values (G, B) and probabilities, float64: counts, or steps that grow from the median before the transform.
+        """Values (G, B) and probabilities, float64: every count, up to 4,096 a point; else steps that grow from the
+        median, of real numbers before the transform.
 
         They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the tails. A loss that grows as y² is
         too small where its mean rests on them: by 3 % of Student's t with 3 degrees of freedom, by 25 % with 2.3.
@@ -162,9 +163,11 @@ class Decisions(Introduced):
         """
         low, middle, high = self.quantile([1e-5, 0.5, 1 - 1e-5]).double()
         if self.is_discrete:
-            step = 1 + int((high - low).max()) // COUNTS
-            edges = low - 1 + step * torch.arange(2 + int((high - low).max()) // step)[:, None]
-            at = edges[1:] - (step - 1) / 2
+            spans = high - low + 1
+            num = int(spans.max().clamp_max(COUNTS)) + 1
+            every = torch.minimum(low - 1 + torch.arange(num)[:, None], high)
+            edges = torch.where(spans < num, every, growing(low - 1, middle, high, num).round())
+            at = (edges[:-1] + 1 + edges[1:]) / 2
         else:
             both = self.transform(growing(*map(self.transform.inv, (low, middle, high)), 2 * parts * GRID + 1))
             edges, at = both[:: 2 * parts], both[1::2]

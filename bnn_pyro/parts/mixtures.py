@@ -176,8 +176,9 @@ class Mixture(Decisions):
     def crps(self, y: Tensor) -> Tensor:
         """∫ (P(Y ≤ t) − 1{y ≤ t})² dt, (B,) float64, y (B,) float64.
 
-        Of counts a sum, over every one up to 1,024 from y, then linear between some; else by the trapezoid rule, in
-        steps that grow with the distance from y before the transform, so that draws much narrower than others are seen.
+        Of counts a sum: over all within 1,024 of y, and beyond along lines between counts that lie 1 % further each.
+        Else by the trapezoid rule, in steps that grow with the distance from y before the transform, so that draws much
+        narrower than others are seen.
         """
         modelled, at_y = self.untransformed.components, self.transform.inv(y)
         mean, margin = modelled.mean.double(), 8 * modelled.stddev.double()

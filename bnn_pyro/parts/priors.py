@@ -169,7 +169,8 @@ class BayesianNet(nn.Module):
         at them. Its buffers are, and are kept with the posterior. A net that takes weights with leading draw dimensions
         says so by ``takes_draws = True``; any other is mapped over the draws.
     likelihood: a callable (f, y) from ``parts.likelihoods``.
-    prior: as for :func:`parse_prior`, or {site: text}.   points: sites without a prior, p(w) ∝ 1.
+    prior: as for :func:`parse_prior`; FIRST/OTHERS, the first for the first layer's weights, the second for all other
+        parameters; or {site: text}.   points: sites without a prior, p(w) ∝ 1.
     statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
         averages.   frozen: whether these stay as they are in training.
     sampling: of ``row_noise.sampling_of``: {site: how it is sampled in training, where that is by row}.

@@ -146,7 +146,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         elif data.schema.task in ("regression", "counts"):
             low, high = prediction.quantile((0.025, 0.975))
             if data.schema.task == "counts":  # of which most may be 0, and their mean no less what it should be
-                high = torch.maximum(high, prediction.locs.quantile(0.975, 0))
+                high = torch.maximum(high, torch.from_numpy(np.quantile(prediction.locs, 0.975, 0)))
             elif posterior.provenance.get("entry_settings", {}).get("noise") not in (None, "heteroscedastic"):
                 scores |= uneven_errors(prediction, data)
             scores["means_outside"] = int(((prediction.mean < low) | (prediction.mean > high)).sum())

@@ -57,7 +57,6 @@ def fit_run(
             weights = sum(value.numel() for value in recipe.entry.model(data.schema).initial.values())
         rows = min(getattr(recipe.method, "batch_size", 0) or len(data.x_train), len(data.x_train))
         # In a small step threads would only wait for one another (on a busy machine it takes 25 times as long).
-        # In a smaller step a second thread costs more than it brings.
         with one_thread() if weights * rows < 20_000_000 else nullcontext():
             place = dict(out=folder.path, resume=resume, device=recipe.device)
             posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)

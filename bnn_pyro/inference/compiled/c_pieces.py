@@ -31,7 +31,7 @@ POINTWISE = {
     aten.sigmoid: "(1 / (1 + exp{f}(-{0})))",
     aten.round: "rint{f}({0})",
     aten.atan2: "atan2{f}({0}, {1})",
-    aten.remainder: "({0} - {1} * floor{f}({0} / {1}))",
+    aten.remainder: "({0} - {1} * floor{f}(({0} + 0.0{f}) / {1}))",
     aten.relu: "larger{f}({0}, 0)",
     **dict.fromkeys([aten.maximum, aten.clamp_min], "larger{f}({0}, {1})"),
     **dict.fromkeys([aten.minimum, aten.clamp_max], "smaller{f}({0}, {1})"),

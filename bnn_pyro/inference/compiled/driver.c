@@ -121,7 +121,8 @@ static int turns(const double *first, const double *last, const double *momentum
   double a = 0, b = 0;
   for (long i = 0; i < n; i++) {
     double between = momentum[i] - 0.5 * (first[i] + last[i]);
-    a += first[i] * between; b += last[i] * between;
+    a += first[i] * between;
+    b += last[i] * between;
   }
   return a <= 0 || b <= 0;
 }
@@ -130,18 +131,23 @@ static void build(Tree *t, long depth, Node *out) {
   if (!depth) {
     for (long i = 0; i < n; i++) {
       double e = t->step * t->scale[i];
-      t->u[i] += 0.5 * e * t->g[i]; t->z[i] += e * t->u[i];
+      t->u[i] += 0.5 * e * t->g[i];
+      t->z[i] += e * t->u[i];
     }
     out->density = gradient(t->z, t->g, t->work);
     for (long i = 0; i < n; i++) {
       t->u[i] += 0.5 * t->step * t->scale[i] * t->g[i];
-      out->first[i] = out->momentum[i] = t->u[i]; out->z[i] = t->z[i]; out->g[i] = t->g[i];
+      out->first[i] = out->momentum[i] = t->u[i];
+      out->z[i] = t->z[i];
+      out->g[i] = t->g[i];
     }
     double error = 0.5 * dot(t->u, t->u, n) - out->density - t->energy;
     if (!__builtin_isfinite(error)) error = INFINITY; /* compilers may cancel error - error, a sum */
     out->weight = -error;
     out->acceptance = error <= 0 ? 1 : exp(-error);
-    out->steps = 1; out->turning = 0; out->diverging = error > 1000;
+    out->steps = 1;
+    out->turning = 0;
+    out->diverging = error > 1000;
     return;
   }
   build(t, depth - 1, out);
@@ -156,7 +162,9 @@ static void build(Tree *t, long depth, Node *out) {
     out->density = two.density;
   }
   for (long i = 0; i < n; i++) out->momentum[i] += two.momentum[i];
-  out->weight = weight; out->acceptance += two.acceptance; out->steps += two.steps;
+  out->weight = weight;
+  out->acceptance += two.acceptance;
+  out->steps += two.steps;
   out->turning = two.turning || turns(out->first, t->u, out->momentum, n);
   out->diverging = two.diverging;
 }
