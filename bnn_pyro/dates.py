@@ -79,7 +79,10 @@ class Dates(NamedTuple):
         if bad.any():
             raise UserError(f"{where}: column '{self.name}', row {bad.idxmax()}: '{cells[bad.idxmax()]}' is no date "
                             f"with the {self.order} first, as others are; correct or remove it")  # fmt: skip
-        return made.join(frame.drop(columns=self.name))
+        others = frame.drop(columns=self.name)
+        if taken := [name for name in made if name in others]:
+            raise UserError(f"{where}: column '{taken[0]}' is called as a part of '{self.name}' is; rename one of them")
+        return made.join(others)
 
     #: The names of these columns.
     parts = property(lambda self: list(self.numbers(pd.Series(dtype=str))))

@@ -137,7 +137,7 @@ def of_numbers(
         yield Doubt(f"'{cell}' in row {rows[bad[0]]} is not finite, or too large for 32 bits", True)
         return
     zeros = "" if cells is None or not is_target else leading_zeros(cells)
-    if len(values) > 1 and values.min() == values.max():
+    if len(values) > 1 and np.isclose(values.min(), values.max(), 1e-12, 0):
         way = "categorical" if zeros else "" if is_target else "exclude"
         yield Doubt(f"is {values[0]:.7g} in every row, and tells nothing{zeros and f'; {zeros}'}", is_target, way)
         return
@@ -146,7 +146,7 @@ def of_numbers(
         yield from codes
         return
     if whole and zeros:
-        yield Doubt(zeros, way="categorical")
+        yield Doubt(zeros, way="categorical" * (2 * len(np.unique(values)) <= len(values)))
     at = int(np.abs(values - np.median(values)).argmax())
     same = values == values[at]
     stands_for_none = same.sum() < (0.5 if values[at] in CODES else 0.1) * len(values)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Column, Dataset
@@ -168,8 +169,8 @@ def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
     The values of a date are years, with their fraction, and its features those of training rows.
     """
     column, *others = columns
+    raw = raw if column.fill is None else raw[raw[:, 1] == 0]  # where it is known, as its second feature says
     if others:
-        raw = raw if column.fill is None else raw[raw[:, 1] == 0]
         starts = np.cumsum([len(one.features) for one in columns])[:-1]  # of sines and cosines: of the year, of the day
         turns = torch.atan2(raw[:, starts[::2]], raw[:, starts[1::2]]).double() / (2 * torch.pi)
         turns = (turns + 1e-4).remainder(1.0)  # 32 bits may put January 1, or midnight, before it
@@ -183,4 +184,4 @@ def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
         values = raw[:, 0].quantile(torch.linspace(*ENDS, PLACES // 2, dtype=raw.dtype))
         between = torch.linspace(values[0], values[-1], PLACES // 2 + 2, dtype=raw.dtype)[1:-1]
         values = torch.cat([values, between]).unique()
-    return values.tolist(), values[:, None]
+    return values.tolist(), F.pad(values[:, None], (0, raw.shape[1] - 1))

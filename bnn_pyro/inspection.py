@@ -56,12 +56,12 @@ class Inspection:
         leave = [finding for finding in self.findings if finding.way in ("exclude", "groups")]
         if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # something must be left
             leave = [finding for finding in leave if finding.refused]
-        group = next((finding.column for finding in leave if finding.way == "groups"), None)
+        gaps = {column for sentence, refused, _, column in self.findings if refused and "missing" in sentence}
+        group = next((f.column for f in leave if f.way == "groups" and f.column not in gaps), None)
         excluded = dict.fromkeys(finding.column for finding in leave if finding.column != group)
         options += [("exclude", as_item(name)) for name in excluded] + [("groups", group)] * (group is not None)
         options += [("categorical", as_item(one.column)) for one in self.findings if one.way == "categorical"]
         dates = [finding.column for finding in self.findings if finding.way in ("dates", "time")]
-        gaps = {column for sentence, refused, _, column in self.findings if refused and "missing" in sentence}
         time = [] if group else [f.column for f in self.findings if f.way == "time" and f.column not in gaps][:1]
         options += [("time", *time)] * len(time) + [("dates", "parts")] * (dates != time)
         options += [("missing", "indicator")] if gaps - {*excluded} else []

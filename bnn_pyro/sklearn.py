@@ -66,7 +66,8 @@ class _Bayesian(BaseEstimator):
         options |= dict(validation=self.validation, target_scale=getattr(self, "target_scale", "identity"))
         data = dataset(x, y, task=self._task, split=0.0, **options)
         if classes is not None:
-            data = replace(data, schema=replace(data.schema, classes=tuple(map(str, classes))))
+            self.classes_ = classes[[*map(int, data.schema.classes)]]  # rows with gaps may be all of a class
+            data = replace(data, schema=replace(data.schema, classes=tuple(map(str, self.classes_))))
         settings = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
         settings |= dict(self.settings or {})
         minutes = settings.pop("minutes", None) if self.variant == AUTO else None

@@ -208,6 +208,14 @@ def test_fits_remember_their_rows_and_exact_samplers_start_without_the_validatio
     assert all(torch.equal(a[site], b[site]) for site in a)
 
 
+def test_codes_of_seven_digits_are_groups_of_their_own():
+    codes = 1_000_001.0 + np.arange(80) % 2
+    data = bp.dataset(np.stack([codes, np.arange(80.0)], axis=1), codes % 7, split=0.5)
+    posterior = bp.fit("mlp", data, bp.MAP(epochs=1, patience=0), progress=False)
+    calibrated = bp.calibrate(posterior, data.x_test, data.y_test, groups=data.schema.features[0])
+    assert {*calibrated.conformal.groups} == {"1000001", "1000002"}
+
+
 def test_groups_are_columns_or_labels(tmp_path):
     posterior, x, y = untrained(rows=torch.zeros(1, dtype=torch.int64))
     calibrated = bp.calibrate(posterior, x[:100], y[:100], groups="town")

@@ -77,6 +77,13 @@ def mixture(num=4000, wrong=False):
     return bp.Prediction(dist.NegativeBinomial(torch.full_like(logits, r), logits=logits)), y
 
 
+@pytest.mark.parametrize(("y", "said"), [([1, 2.5, 3], "2.5 at row 1"), ([1, 2, -1], "-1 at row 2")])
+def test_what_is_no_count_is_not_scored(y, said):
+    data = bp.dataset(np.arange(60.0)[:, None], np.arange(60) % 3, task="counts", seed=0)
+    posterior = bp.fit("mean-field", data, bp.SVI(epochs=1), progress=False)
+    refuses(f"y is {said}, and counts are whole numbers", bp.metrics.nll, bp.predict(posterior, data.x_train[:3]), y)
+
+
 def test_counts_the_randomised_pit_is_uniform_and_the_rootogram_hangs_from_what_is_expected():
     prediction, y = mixture()
     pit = bp.metrics.pit(prediction, y, seed=0)  # also where the data were simulated from that seed

@@ -144,6 +144,15 @@ def test_mean_and_scale_are_exact_however_the_rows_come(parts):
     assert scale[2] == 1.0
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_values_that_differ_by_rounding_alone_are_on_the_scale_of_their_size(kind):
+    shares = NOISE.dirichlet(np.ones(3), 200).astype(kind)
+    sums = 4 * (shares[:, 0] + shares[:, 1] + shares[:, 2])
+    mean, scale = mean_and_scale([torch.from_numpy(np.stack([sums, sums + kind(1e-4) * shares[:, 0]], axis=1))])
+    assert 0 < np.ptp(sums) and scale[0].item() == pytest.approx(4.0, rel=1e-6)
+    assert scale[1].item() == pytest.approx(1e-4 * shares[:, 0].std(), rel=0.02)
+
+
 def test_a_bad_value_is_told_with_its_place_and_rows_with_nan_are_dropped(tmp_path):
     table, pictures, y = TABLE.copy(), PICTURES.copy(), np.linspace(0, 1, 90)
     table[88, 1], table[89, 0], pictures[70, 2, 5, 1] = np.inf, np.nan, np.nan

@@ -139,6 +139,8 @@ COMMANDS = {
                              "--target y", ("b", False, "follows the target 'y' on a line or curve")),
     "its curve": ("a,b,y", (lambda k: k % 7, lambda k: round(0.9**k, 6), lambda k: k * k + 0.5), "y",
                   "--target y", ("b", False, "follows the target 'y' on a line or curve")),
+    "numbers with zeros": ("a,y", (lambda k: k % 7, lambda k: f"{k * k:05}"), "y",
+                           "--target y", ("y", False, "has leading zeros, such as '00000'")),
     "classes with zeros": ("a,y", (lambda k: k % 7, lambda k: "0" * (k % 2) + "1"), "y",
                            "--categorical y", ("y", True, "has leading zeros, such as '01'")),
     "few of a class": ("a,y", (lambda k: k % 7, lambda k: "abc"[(k > 0) + (k > 9)]), "y",
@@ -191,6 +193,15 @@ def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target
     helps = {f"{f.column}: {f.sentence}" for f in report.findings if f.way and "'" not in f.sentence}
     assert refused or helps <= {*data.split.get("doubts", ())}
     refuses(r"unknown target column .* 'd'", inspect_table, path, "d")
+
+
+@pytest.mark.parametrize(("first", "way"), [("5000", "--groups customer_id"), ("", "--exclude customer_id")])
+def test_codes_with_gaps_are_no_groups(tmp_path, first, way):
+    codes = [first, *(str(5000 + 37 * (k % 30)) for k in range(1, 120))]
+    path = table(tmp_path, "customer_id,a,y\n" + "\n".join(f"{code},{k % 7},{k + 0.5}" for k, code in enumerate(codes)))
+    report = inspect_table(path)
+    assert f" {way}" in report.command
+    resolve(parse(shlex.split(report.command)[1:]), {})
 
 
 def test_the_command_has_columns_to_leave_out_as_a_list_with_quotes_around_a_comma(tmp_path, command):
@@ -266,10 +277,10 @@ def test_settings_go_over_the_rule_and_sizes_decide_the_prior_and_the_depth():
     assert [choose(replace(TABLE, input_shape=(w,)), 900).entry.prior for w in (16, 17)] == ["normal:1", "fan-in:4"]
     classes = replace(TABLE, task="classification", classes=("a", "b"))
     of_classes = [choose(replace(classes, input_shape=(w,)), n).entry.prior for w, n in ((9, 359), (9, 360), (3, 50))]
-    assert of_classes == ["ard:0.5,0.01/gamma:1,1", "gamma:1,1", "gamma:1,1"]
+    assert of_classes == ["ard:0.5/gamma:1,1", "gamma:1,1", "gamma:1,1"]
     sizes = ((9, 359), (9, 360), (4, 50), (3, 50), (2, 29), (2, 30), (9, 29), (1, 29))
     priors = [choose(replace(TABLE, input_shape=(w,)), n).entry.prior for w, n in sizes]
-    assert priors == ["ard:0.5,0.01/fan-in:2", "normal:1"] * 4
+    assert priors == ["ard:0.5/fan-in:2", "normal:1"] * 4
     assert [choose(TABLE, n).entry.hidden for n in (1000, 1001)] == [(16, 16), (16, 16, 16)]
     many = [choose(TABLE, n, minutes=m) for n, m in ((20_000, 60), (20_001, 60), (1_000_000, 1))]
     assert [(c.inference, c.entry.hidden[-1], c.entry.likelihood) for c in many] == [

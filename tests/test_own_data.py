@@ -6,6 +6,7 @@ import pytest
 import torch
 from refused import refuses
 from scipy.sparse import csr_matrix
+from scipy.stats import ks_2samp
 from test_images import save_pictures
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.datasets import ImageFolder
@@ -197,7 +198,16 @@ def test_groups_stay_together_and_time_goes_on():
     by_column = bp.dataset(FRAME.assign(day=dates), PRICE, time="day")
     assert "day" not in by_column.schema.features
     for form in ("%Y-%m-%d", "%d.%m.%Y"):
-        assert bp.dataset(FRAME, PRICE, time=dates.dt.strftime(form).tolist()).fingerprint == by_column.fingerprint
+        for texts in (dates.dt.strftime(form).tolist(), dates.dt.strftime(form).astype("category")):
+            assert bp.dataset(FRAME, PRICE, time=texts).fingerprint == by_column.fingerprint
+
+
+def test_either_half_of_the_rows_that_validate_is_of_random_groups():
+    x = np.arange(1000.0)
+    data = bp.dataset(x[:, None], x % 7, groups=np.arange(1000) // 5)
+    half = len(data.index_val) // 2
+    first, second = (set((rows // 5).tolist()) for rows in (data.index_val[:half], data.index_val[half:]))
+    assert len(first & second) <= 1 and ks_2samp(list(first), list(second)).pvalue > 1e-3
 
 
 def test_given_rows_are_the_test_part():
@@ -261,7 +271,7 @@ BAD = {
     "mask of rows": (dict(split=np.ones(5, bool)), r"split= is bool of shape \(5,\)"),
     "nothing to train": (dict(split=0.9), r"split=0.9 and validation=0.15 of the rows leave none to train"),
     "rows": (dict(split=[3, 99]), "split= names rows 3 to 99, but there are rows 0 to 59"),
-    "few groups": (dict(groups=np.arange(NUM) % 2), "2 different values are too few"),
+    "few groups": (dict(groups=np.arange(NUM) % 2), "2 different values, of which one has up to 30"),
     "group gap": (dict(groups=[None] + [1] * 59), r"groups: row 0 .*has no value"),
     "no date": (dict(time=["1.2.2020", *["soon"] * 59]), "time must be numbers, dates"),
     "day or month": (dict(time=["1/2/2020"] * NUM), "time must be numbers, dates"),

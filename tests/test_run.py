@@ -175,6 +175,11 @@ def test_bad_rows_and_those_whose_prediction_is_not_finite_are_refused_skipped_o
     np.testing.assert_allclose(predict(file=good)[0]["mean"], table["mean"])  # other rows change nothing
     good.write_text("area,town\n,north\n")
     assert "no row can be predicted; row 2: area is missing" in predict("--on-bad-row", "skip", code=2, file=good)
+    pd.read_csv(tmp_path / "good.csv").assign(area=60.0, town="north", id=10_000_000_001).to_parquet(
+        tmp_path / "p.parquet"
+    )
+    kept, _ = predict("--keep", "id", file=tmp_path / "p.parquet")
+    assert kept["id"].tolist() == [10_000_000_001]
     (tmp_path / "far.csv").write_text("area,town\n3e38,south\n60,north\n")
     said = predict(code=2, file=tmp_path / "far.csv")
     assert "row 2: its prediction is not finite: area is " in said and "--on-bad-row skip or flag" in said

@@ -45,6 +45,10 @@ def test_rows_without_a_label_are_dropped_where_that_is_said_and_dates_are_taken
     np.testing.assert_array_equal(same.predict_proba(frame), known.predict_proba(frame))
     with pytest.raises(ValueError, match="NaN"):
         BayesianClassifier("mlp", **QUICK).fit(X, np.where(np.arange(60) == 7, np.nan, LABELS == "yes"))
+    three, gaps = np.repeat(["a", "b", "c"], 20), X.astype(float)
+    gaps[three == "b", 0] = np.nan  # which leaves no row of b
+    two = BayesianClassifier("mlp", **how).fit(gaps, three)
+    assert [*two.classes_] == ["a", "c"] == [*two.posterior_.schema.classes] and {*two.predict(X)} <= {"a", "c"}
 
 
 @pytest.fixture(scope="module")

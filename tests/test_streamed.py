@@ -167,6 +167,11 @@ def test_a_parquet_file_is_the_frame_and_the_csv_and_what_is_wrong_with_it_names
         torch.testing.assert_close(data.y_train, other.y_train)
     torch.testing.assert_close(bp.load_inputs(path, data.schema), bp.load_inputs(path.with_suffix(".csv"), data.schema))
     refuses(r"column of .*did you mean 'price'", bp.load_data, path, target="prize")
+    frame.assign(when=pd.date_range("2020", periods=len(frame))).to_parquet(path)  # dates are text, as in CSV
+    refuses("column 'when' holds .* --dates parts or elapsed", bp.load_data, path, target="price", categorical=["zone"])
+    without = bp.load_data(path, target="price", categorical=["zone"], exclude=["when"])
+    assert without.fingerprint == data.fingerprint
+    assert torch.equal(bp.load_inputs(path, data.schema), bp.load_inputs(path.with_suffix(".csv"), data.schema))
     path.write_bytes(b"PAR1 nothing")
     refuses("is no Parquet file, or damaged", bp.load_data, path, target="price")
     for name in ("pyarrow", "fastparquet"):

@@ -194,7 +194,7 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
             return Column(name, fill=math.nan if gaps.any() else None)
         if share >= 0.5 or all(DECIMAL_COMMA.fullmatch(cell) for cell in present):
             numbers(where, present)
-    categories = tuple(sorted(set(present)))
+    categories = tuple(sorted({*present} - {MISSING_CATEGORY} if gaps.any() else {*present}))
     is_code, may_be = present.dtype == "category", 2 * len(categories) <= len(present)
     if len(categories) > max_categories(len(present)) and not (is_code and may_be):
         from bnn_pyro.doubts import as_meant  # as most tables have none

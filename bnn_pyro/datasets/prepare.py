@@ -20,6 +20,9 @@ from bnn_pyro.datasets.splits import divide
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.progress import announce
 
+#: Range of a column over its largest value, below which its values differ by rounding alone.
+ROUNDING = {torch.float32: 5e-7, torch.float64: 1e-12}
+
 #: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
 CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
            "target_scale": ("identity", "log"), "dates": ("refuse", "parts", "elapsed"),
@@ -100,12 +103,17 @@ def check_positive(like: Schema, y: Tensor, index: Any, where: str = "") -> None
 def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation over the first axis of rows that come in parts, float64.
 
-    The scale is 1 where all values are equal (rounding would leave 1e-17, not 0). Parts are put together as in Chan,
-    Golub & LeVeque 1983, "Algorithms for computing the sample variance".
+    The scale is 1 where all values are equal (rounding would leave 1e-17, not 0), and their size where they differ by
+    rounding alone, as sums of shares do. Parts are put together as in Chan, Golub & LeVeque 1983, "Algorithms for
+    computing the sample variance".
     """
-    figures = ((len(x), x.mean(0), x.std(0, correction=0), x.amin(0), x.amax(0)) for x in map(Tensor.double, parts))
+    rounding, figures = 0.0, []
+    for part in parts:
+        rounding, x = ROUNDING.get(part.dtype, 0.0), part.double()
+        figures.append((len(x), x.mean(0), x.std(0, correction=0), x.amin(0), x.amax(0)))
     _, mean, deviation, low, high = reduce(_pooled, figures)
-    return mean, torch.where(low == high, 1.0, deviation)
+    size = low.abs().maximum(high.abs())
+    return mean, torch.where(low == high, 1.0, torch.where(high - low < rounding * size, size, deviation))
 
 
 def _pooled(a: tuple, b: tuple) -> tuple:

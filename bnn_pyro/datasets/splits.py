@@ -172,8 +172,11 @@ def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], see
     borders[2] = max(borders[2], borders[1] + 1) if wanted[1] else borders[1]
     borders[2] = borders[2] if wanted[2] else len(ends)
     train, val, test = parts = [np.flatnonzero((codes >= a) & (codes < b)) for a, b in pairwise(borders)]
+    if kind == "groups":  # either half of these is then of whole groups at random, but for one group
+        val = val[codes[val].argsort(kind="stable")]
     if any(len(part) == 0 for part, due in zip(parts, wanted, strict=True) if due):
-        raise UserError(f"{kind}: {len(ends)} different values are too few for {shares}; bring more, or other shares")
+        raise UserError(f"{kind}: {len(ends)} different values, of which one has up to {np.bincount(codes).max():,} of "
+                        f"{len(codes):,} rows, cannot be parted in {shares}; give more, or other shares")  # fmt: skip
     record = {"kind": kind, "seed": seed, "fractions": list(fractions)}
     return _checked(raw, (generator.permutation(train), val, test), record)
 
@@ -181,6 +184,8 @@ def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], see
 def _codes(values: Any, num: int, what: str) -> np.ndarray:
     """(N,) int64: the rank of each row's value among the different ones, in their order."""
     series = pd.Series(values).reset_index(drop=True)
+    if series.dtype == "category" and not series.cat.ordered:
+        series = series.astype(series.cat.categories.dtype)
     if len(series) != num:
         raise UserError(f"{what} has {len(series)} values for {num} rows; give one for each")
     if series.isna().any():

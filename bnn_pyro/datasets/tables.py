@@ -37,7 +37,7 @@ def load_table(
     whole = bool(categorical or aside or exposure or event or classes) or missing != "refuse"
     if path.suffix.lower() == ".parquet" and not whole and (raw := _large_parquet(path, target or "y", task)):
         return select_features(raw, features, str(path), exclude), {}
-    frame = _cells(path, categorical, categorical, dates != "refuse")
+    frame = _cells(path, categorical, categorical)
     where = f"{path}{frame.attrs.get('unnamed', '')}"
     if target is None and "y" not in frame.columns:
         raise UserError(f"{where}: which column is the target? Give target= (--target) one of {', '.join(frame):.200}")
@@ -71,10 +71,10 @@ def load_table(
     return replace(raw, name=path.stem, source=str(path)), values
 
 
-def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str], dates: bool) -> pd.DataFrame:
+def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.DataFrame:
     """The cells of a table's file: of CSV and TSV see :func:`read_cells`; of Parquet, whose rows count from 0, by type.
 
-    codes: columns of Parquet whose numbers are names of categories.   dates: whether Parquet may have some, as text.
+    codes: columns of Parquet whose numbers are names of categories.
     """
     if path.suffix.lower() != ".parquet":
         from bnn_pyro.csv_files import read_cells  # data that come with the package need none
@@ -83,7 +83,7 @@ def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str], dates: 
     needs = f'{path}: Parquet files need pyarrow; install it: pip install "bnn_pyro[parquet]"'
     with refusing(f"{path}: is no Parquet file, or damaged: {{error}}"), refusing(needs, ImportError):
         frame = pd.read_parquet(path)
-    frame = frames.as_cells(frames.as_table(str(path), frame), str(path), dates)
+    frame = frames.as_cells(frames.as_table(str(path), frame), str(path), dates=True)
     if frame.empty:
         raise UserError(f"{path}: has no rows")
     return frame.assign(**{name: coded_cells(frame[name]) for name in codes if name in frame})
@@ -179,7 +179,7 @@ def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
         wanted = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
         raise UserError(f"{path}: this model takes {wanted}, not a table; give an .npz file (or PNG/JPG images)")
     coded = [column.name for column in schema.columns if column.categories is not None]
-    return _with_columns(path, _cells(path, None, coded, bool(schema.dates)), schema)
+    return _with_columns(path, _cells(path, None, coded), schema)
 
 
 def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSING) -> pd.Series:

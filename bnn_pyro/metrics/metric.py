@@ -113,6 +113,9 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
         raise UserError(f"y is {y[row]} at row {row}; leave such rows out of prediction and y")
     if prediction.task == "labels" and (other := ((y != 0) & (y != 1)).any(1)).any():
         raise UserError(f"y is {y[int(other.argmax())]} at row {int(other.argmax())}, and labels are 0 or 1")
+    discrete = prediction.is_discrete and not prediction.has_classes
+    if discrete and (other := (y < 0) | (y != np.floor(y))).any():
+        raise UserError(f"y is {y[other][0]:g} at row {int(other.argmax())}, and counts are whole numbers of 0 or more")
     if not prediction.has_classes:
         return y
     classes = prediction.mean.shape[1]

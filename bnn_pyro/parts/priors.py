@@ -119,9 +119,17 @@ def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
     return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
 
 
-def _ard(shape: float = 0.5, rate: float = 0.01) -> Maker:
-    """ard:SHAPE,RATE — gamma, but each input of a layer has a τ for its weights; both > 0 (Neal 1996, sec. 1.2.3)."""
-    return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape, by_input=w.dim() > 1)
+def _ard(shape: float = 0.5, rate: float | None = None) -> Maker:
+    """ard:SHAPE,RATE — gamma, but each input of a layer has a τ for its weights; both > 0 (Neal 1996, sec. 1.2.3).
+
+    RATE is SHAPE·(2/fan-in)² by default: with SHAPE 0.5 w is Cauchy of scale 2/fan-in, the sum of all of scale 2.
+    """
+
+    def maker(w: Tensor) -> dist.TorchDistribution:
+        by_default = shape * (2 / w[0].numel()) ** 2
+        return GammaNormal(w.new_tensor(shape), w.new_tensor(rate or by_default), w.shape, by_input=w.dim() > 1)
+
+    return maker
 
 
 def _flat(w: Tensor) -> dist.TorchDistribution:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnn_pyro.calibration import calibrate, monitor
 from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, fitted_rows, with_calibration
-from bnn_pyro.cells import MISSING
+from bnn_pyro.cells import MISSING, coded_cells
 from bnn_pyro.datasets import load_inputs
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Dataset
@@ -112,7 +112,7 @@ def predict_file(
         frame = read_table(path, schema)
         names = next(csv.reader([args.keep], skipinitialspace=True), [])
         check_known(f"column of {path} (--keep)", [*frame.columns, "all"], *names)
-        beside = frame if "all" in names else frame[names]
+        beside = (frame if "all" in names else frame[names]).apply(coded_cells)
         problems = pd.Series("", frame.index) if how == "refuse" else row_problems(frame, schema)
         if not (problems == "").any():
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")

@@ -98,7 +98,7 @@ RULES = (
          cost.sampling, {"warmup": 1, "thin": 1, "epochs": 20}, 0.08,
          {"hidden": (16, 16), "activation": "gelu", "prior": "normal:1"},
          over={"wide": {"prior": "fan-in:4"}, "many": {"hidden": (16, 16, 16)}, "classes": {"prior": "gamma:1,1"},
-               "few": {"prior": "ard:0.5,0.01/fan-in:2"}, "few of classes": {"prior": "ard:0.5,0.01/gamma:1,1"}},
+               "few": {"prior": "ard:0.5/fan-in:2"}, "few of classes": {"prior": "ard:0.5/gamma:1,1"}},
          noise=BY_INPUT, longer=("thin",), most=20_000),
     Rule("table", "mlp", "ensemble", "so many rows teach larger networks more than small ones that are sampled",
          cost.optimisation, {"members": 2, "epochs": 1}, 0.25, {"hidden": (100,) * 4, "prior": "normal:1"},

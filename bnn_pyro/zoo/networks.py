@@ -41,7 +41,7 @@ class Network(Settings):
     bias        in every layer, or in none
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE, ard:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; of a
                 point estimate the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers; narrower ones
-                predict too flat. ard:0.5,0.01/fan-in:2: the first layer's weights have the first one
+                predict too flat. ard:0.5/fan-in:2: the first layer's weights have the first one
     noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
     likelihood  of numbers: normal, student-t or laplace (with outliers); of counts: negative-binomial or poisson; of
                 ordered classes: ordinal; the first of the task where not given

@@ -123,7 +123,7 @@ class Bayesian(Settings):
                 raise UserError(f"a prior is a text, as 'normal:1', or {{pattern: text}}, not {type(text).__name__}")
             if "/" in text:
                 raise UserError(f"the prior {text!r:.60} is of the package's networks; of a module give those of each "
-                                "layer, such as prior={'fc1.weight': 'ard:0.5,0.01', '*': 'fan-in:2'}")  # fmt: skip
+                                "layer, such as prior={'fc1.weight': 'ard:0.5', '*': 'fan-in:2'}")  # fmt: skip
             parse_prior(text)
         # Points that are trained have no prior to draw from; those that stay are no sites.
         proper = put["where"] == "*" or put["frozen"] == "*"
