@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
 from bnn_pyro.datasets.dataset import Schema
@@ -186,14 +186,15 @@ class Start(NamedTuple):
         The points are stored draws, of a q its mean weights. Raises UserError for weights of other shapes.
         """
         posterior = self.posterior
-        weight_space(model).load_state_dict(model_buffers(posterior.model), strict=False)
+        if {k: v.shape for k, v in posterior.model.initial.items()} != {k: v.shape for k, v in model.initial.items()}:
+            raise UserError("start= takes weights of the same network; these have other shapes")
+        own = {"centre", "statistics.rows", *(f"net.{name}" for name in getattr(model, "still", ()))}
+        carried = {name: value for name, value in model_buffers(posterior.model).items() if name not in own}
+        weight_space(model).load_state_dict(carried, strict=False)
         if self.how == "guide":
             with refusing("start= takes a q of the same family and network; this has other parameters", RuntimeError):
                 weight_space(guide).load_state_dict(posterior.guide.state_dict())
             return {}
         chains = posterior.chains or posterior.at_mean_weights().chains
         device = next(iter(model.initial.values())).device
-        points: dict[str, Tensor] = {site: value.flatten(0, 1).to(device) for site, value in chains.items()}
-        if {site: value.shape[1:] for site, value in points.items()} != {k: v.shape for k, v in model.initial.items()}:
-            raise UserError("start= takes weights of the same network; these have other shapes")
-        return {"start": points}
+        return {"start": {site: value.flatten(0, 1).to(device) for site, value in chains.items()}}

@@ -148,8 +148,8 @@ def test_mean_and_scale_are_exact_however_the_rows_come(parts):
 def test_values_that_differ_by_rounding_alone_are_on_the_scale_of_their_size(kind):
     shares = NOISE.dirichlet(np.ones(3), 200).astype(kind)
     sums = 4 * (shares[:, 0] + shares[:, 1] + shares[:, 2])
-    mean, scale = mean_and_scale([torch.from_numpy(np.stack([sums, sums + kind(1e-4) * shares[:, 0]], axis=1))])
-    assert 0 < np.ptp(sums) and scale[0].item() == pytest.approx(4.0, rel=1e-6)
+    _, scale = mean_and_scale([torch.from_numpy(np.stack([sums, sums + kind(1e-4) * shares[:, 0]], axis=1))])
+    assert np.ptp(sums) > 0 and scale[0].item() == pytest.approx(4.0, rel=1e-6)
     assert scale[1].item() == pytest.approx(1e-4 * shares[:, 0].std(), rel=0.02)
 
 

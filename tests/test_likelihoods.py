@@ -224,7 +224,7 @@ LAWS = {
 
 
 #: Of the weight and the bias, too.
-GAMMA = dict.fromkeys(("layers.0.weight", "layers.0.bias"), parse_prior("gamma:2,1")(torch.zeros(1)))
+GAMMA = dict.fromkeys(("layers.0.weight", "layers.0.bias"), parse_prior("gamma:2,1")(torch.zeros(1), 1))
 
 
 @pytest.mark.parametrize("prior", ["normal:2", "gamma:2,1"])

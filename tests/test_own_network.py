@@ -148,7 +148,7 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
         centred = [prior["0.weight"].sample() for _ in range(200)]
     assert prior["0.weight"].mean.equal(net[0].weight)
     assert prior["4.weight"].scale == 2 and prior["1.weight"].scale == pytest.approx(3 / 6**0.5)
-    assert (prior["1.bias"].scale, parse_prior("fan-in:6")(torch.zeros(8, 4, 3, 3)).scale) == (3, 1)
+    assert (prior["1.bias"].scale, parse_prior("fan-in:6")(torch.zeros(8, 4, 3, 3), 36).scale) == (3, 1)
     assert torch.stack(centred).mean(0).sub(1).abs().max() < 6 * 0.1 / 200**0.5
     late = bp.Bayesian(net, prior={"*": "fan-in:3", "4": "normal:2"})
     refuses("prior: all that '4' matches, one before it has matched", late.model, rows().schema)

@@ -16,8 +16,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 import bnn_pyro as bp
 from bnn_pyro.checks.problems import Problem
 from bnn_pyro.inference.log_joint import Objective
+from bnn_pyro.inference.members import restarted
 from bnn_pyro.inference.potential import Potential
-from bnn_pyro.inference.svi import restarted
 from bnn_pyro.parts.guides import inverse_softplus
 from bnn_pyro.parts.row_noise import ROWS, sampling_of
 

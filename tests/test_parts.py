@@ -241,7 +241,7 @@ W = torch.tensor([[0.3, -1.2, 0.5], [0.9, 0.1, -0.4]])
 
 
 def test_the_density_is_an_integral_over_the_precision_and_draws_have_the_density():
-    prior, w = parse_prior(f"gamma:{SHAPE},{RATE}")(W), W.double().numpy()
+    prior, w = parse_prior(f"gamma:{SHAPE},{RATE}")(W, 1), W.double().numpy()
     joint = lambda t: gamma.pdf(t, SHAPE, scale=1 / RATE) * math.exp(norm.logpdf(w, scale=t**-0.5).sum())  # noqa: E731
     assert prior.log_prob(W).item() == pytest.approx(math.log(quad(joint, 0, 60)[0]), rel=1e-5)
     several = torch.stack([W, 2 * W, -W])
@@ -259,16 +259,16 @@ def test_the_density_is_an_integral_over_the_precision_and_draws_have_the_densit
 def test_each_input_has_a_scale_of_its_own(shape):
     w = W.view(2, 3, 1, 1).mul(torch.tensor([[1.0, 0.5], [2.0, -1.0]])) if len(shape) > 2 else W
     prior, one = (parse_prior(f"{name}:{SHAPE},{RATE}") for name in ("ard", "gamma"))
-    of_each = sum(one(column).log_prob(column) for column in w.unbind(1))
-    torch.testing.assert_close(prior(w).log_prob(w), of_each)
+    of_each = sum(one(column, 1).log_prob(column) for column in w.unbind(1))
+    torch.testing.assert_close(prior(w, 1).log_prob(w), of_each)
     with bp.isolated(0):
-        drawn = prior(w).sample((20_000,)).square().mul(SHAPE / RATE)
+        drawn = prior(w, 1).sample((20_000,)).square().mul(SHAPE / RATE)
     squares, size = drawn.movedim(2, 0).flatten(2).sum(-1), w[:, 0].numel()
     for found in squares / size:
         assert kstest(found.numpy(), "f", args=(size, 2 * SHAPE)).pvalue > 1e-3
     assert torch.corrcoef(squares.log())[0, 1:].tolist() == pytest.approx([0.0, 0.0], abs=4 / math.sqrt(20_000))
     bias = torch.ones(3)
-    assert prior(bias).log_prob(bias) == one(bias).log_prob(bias)
+    assert prior(bias, 1).log_prob(bias) == one(bias, 1).log_prob(bias)
 
 
 def test_the_first_layer_may_have_a_prior_of_its_own():

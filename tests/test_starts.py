@@ -175,7 +175,7 @@ def test_points_start_at_the_mean_of_a_q_and_who_may_not():
         ("svi starts at a q, and this posterior by map has none", lambda: fit("svi", start=point)),
         ("same variant, inputs, task and classes; this is of mean-field", lambda: fit("svi", other, start=q)),
         ("not a str", lambda: fit("map", start="runs/first")),
-        ("other parameters", lambda: fit("svi", entry=bp.MeanField(hidden=(5,)), start=q)),
+        ("other shapes", lambda: fit("svi", entry=bp.MeanField(hidden=(5,)), start=q)),
         ("other shapes", lambda: fit("map", entry=bp.MeanField(hidden=(5,)), start=point)),
     ):
         refuses(message, call)

@@ -6,6 +6,7 @@ The log joint of the training rows that are not held out, N/B-scaled (Loshchilov
 member has initial weights and mini-batches of its own, and ends at its epoch of the lowest held-out NLL.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,8 +22,8 @@ from bnn_pyro.inference.early_stopping import default_patience, hold_out
 from bnn_pyro.inference.log_joint import LogJoint
 from bnn_pyro.inference.mini_batches import Batches
 from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
-from bnn_pyro.inference.svi import restarted
 from bnn_pyro.isolation import chain_seed, isolated
+from bnn_pyro.parts.nets import users_code
 from bnn_pyro.progress import Figures
 
 
@@ -118,3 +119,25 @@ class Members:
         self.epoch = state["epoch"]
         self.optimiser.load_state_dict(state["optimiser"])
         self.schedule.load_state_dict(state["schedule"])
+
+
+@torch.no_grad()
+def restarted(model: nn.Module) -> nn.Module:
+    """A copy with initial weights drawn anew, but no buffers: weights that are frozen; call inside ``isolated``.
+
+    Weights that are those of a trained network, by ``start="pretrained"``, stay. Those that no ``reset_parameters``
+    draws, such as parameters of a module's own, get another order.
+    """
+    former, buffers, model = dict(model.named_parameters()), dict(model.named_buffers()), copy.deepcopy(model)
+    if getattr(model, "is_pretrained", False):
+        return model
+    for part in reversed([*model.modules()]):  # what a layer makes of its parts comes last
+        own = "_reset_parameters" if isinstance(part, nn.MultiheadAttention | nn.Transformer) else "reset_parameters"
+        with users_code(f"{own}() of {type(part).__name__}, which draws the weights of another start, fails"):
+            getattr(part, own, lambda: None)()
+    for name, value in model.named_buffers():
+        value.copy_(buffers[name])
+    for name, value in model.named_parameters():
+        if torch.equal(value, former[name]) and (value != value.flatten()[:1]).any():
+            value.copy_(value.flatten()[torch.randperm(value.numel())].view_as(value))
+    return model

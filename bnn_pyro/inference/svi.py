@@ -28,6 +28,7 @@ from bnn_pyro.distributed import here
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.cost import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
 from bnn_pyro.inference.early_stopping import GUIDE_STEPS, EarlyStopping, GuideStopping, fewest
+from bnn_pyro.inference.members import restarted
 from bnn_pyro.inference.optimise import Optimisation
 from bnn_pyro.inference.training_loop import LOG_SCALES, Trace
 from bnn_pyro.isolation import isolated
@@ -107,7 +108,11 @@ class SVI(Optimisation):
             schedule["scale_lr"] = training.settings.scale_lr
             about["schedule"] = {name: value for name, value in schedule.items() if value is not None}
         if patience:
-            about["early_stopping"] |= {"epoch": watch.state["best_epoch"], "sd_factor": watch.factor}
+            about["early_stopping"] |= {
+                "rows": len(watch.x),
+                "epoch": watch.state["best_epoch"],
+                "sd_factor": watch.factor,
+            }
         return Posterior(model, data.schema, guide=guide, trace=training.trace, provenance=about)
 
 
@@ -253,8 +258,7 @@ class Ensemble(MAP):
             map_tasks(train, todo, names=names, report=progress, done=keep, **where)
         members = [finished[m] for m in numbers]
         chains = {s: torch.stack([w[s].to(data.x_train.device) for w, *_ in members])[:, None] for s in members[0][0]}
-        alike = self.members > 1 and getattr(model, "is_pretrained", False)
-        if alike and all(torch.allclose(value, value[:1]) for value in chains.values()):
+        if self.members > 1 and all(torch.allclose(value, value[:1]) for value in chains.values()):
             warnings.warn("all members are equal, as each began with the same weights and saw the same rows in every "
                           f"step; take batch_size below {num}, or start='initial'", stacklevel=2)  # fmt: skip
         shared = min(len(trace["epoch"]) for _, trace, _ in members)
@@ -274,19 +278,3 @@ class Ensemble(MAP):
             over = over.replace("the limit of", "its share of the limit,")
             over = over and f"member {m + 1} of {self.members} {over}"
         return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
-
-
-def restarted(model: nn.Module) -> nn.Module:
-    """A copy with initial weights drawn anew, but no buffers: weights that are frozen; call inside ``isolated``.
-
-    Weights that are those of a trained network, by ``start="pretrained"``, stay.
-    """
-    buffers, model = dict(model.named_buffers()), copy.deepcopy(model)
-    if getattr(model, "is_pretrained", False):
-        return model
-    for part in reversed([*model.modules()]):  # what a layer makes of its parts comes last
-        own = "_reset_parameters" if isinstance(part, nn.MultiheadAttention | nn.Transformer) else "reset_parameters"
-        getattr(part, own, lambda: None)()
-    for name, value in model.named_buffers():
-        value.copy_(buffers[name])
-    return model

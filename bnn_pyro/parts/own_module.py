@@ -59,7 +59,8 @@ def own_copy(module: nn.Module) -> nn.Module:
     if next(module.parameters(), None) is None:
         raise UserError(f"{name} has no parameters, and nothing to infer")
     with users_code(f"{name} cannot be copied by copy.deepcopy (torch.nn.utils.parametrizations.weight_norm and "
-                    "spectral_norm are copied, torch.nn.utils' not; pruned layers after prune.remove)"):  # fmt: skip
+                    "spectral_norm are copied, torch.nn.utils' not; pruned layers after prune.remove; what a pass "
+                    "has left on a module, such as attention maps, is to be None)"):  # fmt: skip
         copied = copy.deepcopy(module).cpu()
     for part in copied.modules():  # compiled parts too: hooks and samplers must see what they call
         part._modules.update({key: own._orig_mod for key, own in part._modules.items() if hasattr(own, "_orig_mod")})
@@ -188,7 +189,11 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
 
     def call(one: Mapping[str, Tensor], x: Tensor) -> Tensor:
         with calling(net):
-            return with_weights(net, one, x)
+            f = with_weights(net, one, x)
+        for part in net.modules():  # what a pass leaves there, as attention maps, could not be copied or sent
+            for key in [key for key, value in vars(part).items() if isinstance(value, Tensor) and _is_of_pass(value)]:
+                delattr(part, key)
+        return f
 
     if not lead:
         return call(w, x)
@@ -227,6 +232,10 @@ def calling(net: nn.Module) -> Iterator[None]:
     primitive = f"this processor cannot run {name} ({{error}}); if its precision is bfloat16, leave that out"
     with refusing(index, IndexError), refusing(primitive, RuntimeError, saying="could not create a primitive"), flags:
         yield
+
+
+def _is_of_pass(value: Tensor) -> bool:
+    return value.grad_fn is not None or torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 @contextmanager

@@ -49,13 +49,13 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
     x: the training rows (N, *input_shape).
     Raises UserError for a network whose outputs depend on more than a row of x and the weights.
     """
-    rows = x[:START_ROWS]
+    rows = x[:START_ROWS].clone()  # which a pass may change before that is noticed
     norms, net = norm_layers(model.net), model.net
     if model.statistics is not None:
         model.statistics.take(x)
     with in_mode(net, training=False), calling(net):
         check_pure(net, rows[:8])
-        _check_passes(net, rows, model.likelihood.has_classes)
+        _check_passes(net, rows, model.likelihood)
         ignored = _without_gradient(net, rows)
     q, priors = getattr(guide, "random", guide), {site: getattr(p, "base_dist", p) for site, p in model.prior().items()}
     most = {site: p.scale.mean().item() for site, p in priors.items() if isinstance(p, CentredNormal | Normal)}
@@ -77,7 +77,7 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
     if norms:
         facts["batch_norm"] = "frozen" if model.frozen else "batch"
     if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in net.modules()):
-        facts["dropout"] = "masks in training, none in predictions"
+        facts["dropout"] = "masks in training of points, none in predictions"
     if ignored:
         facts["ignored"] = ignored
         warnings.warn(f"the outputs of {type(net).__name__} have no gradient along {', '.join(ignored)}: they do not "
@@ -86,9 +86,11 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 
 
 @torch.no_grad()
-def _check_passes(net: nn.Module, x: Tensor, has_classes: bool) -> None:
+def _check_passes(net: nn.Module, x: Tensor, likelihood: nn.Module) -> None:
     """Warn of probabilities as outputs. UserError: not finite, or training mode fails or changes values or shapes."""
-    name, f = type(net).__name__, net(x)
+    name = type(net).__name__
+    with on_copy(x, name) as own:
+        f = net(own)
     if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # a tanh is finite at infinity
         raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with, "
                         "or has such weights; give it finite ones")  # fmt: skip
@@ -99,8 +101,9 @@ def _check_passes(net: nn.Module, x: Tensor, has_classes: bool) -> None:
         both = torch.cat([f, with_weights(net, w, x)])
         with in_mode(net, training=True), on_copy(x, name) as own, users_code(f"{name} fails in training mode"):
             trained = with_weights(net, buffers | w, own)
-    sums_to_one = both.shape[1] == 1 or ((both.sum(1) - 1).abs() < 1e-4).all()
-    if has_classes and sums_to_one and (both >= 0).all() and (both <= 1).all() and both.var() > 0:
+    of_each = both.shape[1] == 1 or getattr(likelihood, "event_dim", 0)  # a label, or several
+    sums_to_one = of_each or ((both.sum(1) - 1).abs() < 1e-4).all()
+    if likelihood.has_classes and sums_to_one and (both >= 0).all() and (both <= 1).all() and both.var() > 0:
         warnings.warn(f"the outputs of {name} look like probabilities, and are taken for logits: leave its last "
                       "softmax or sigmoid out", stacklevel=2)  # fmt: skip
     if getattr(trained, "shape", None) != f.shape:

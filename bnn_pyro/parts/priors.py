@@ -91,32 +91,33 @@ class ScaleMixture(ArrayDistribution):
         return self._flat(wide - square * (0.5 / self.wide.square()) + F.softplus(gap - slope * square)).sum(-1)
 
 
-Maker = Callable[[Tensor], dist.TorchDistribution]  # a parameter of the net -> its prior, of the same event shape
+#: A parameter of the net and how many inputs a unit of its layer has, 1 of a vector -> its prior, of its event shape.
+Maker = Callable[[Tensor, int], dist.TorchDistribution]
 
 
 def _normal(scale: float = 1.0) -> Maker:
     """normal:SCALE — w ~ Normal(0, scale), the same for all parameters; SCALE > 0."""
-    return lambda w: CentredNormal(scale, w.shape, like=w)
+    return lambda w, _: CentredNormal(scale, w.shape, like=w)
 
 
 def _fan_in(scale: float = 1.0) -> Maker:
     """fan-in:SCALE — Normal(0, scale/√fan-in) for weights, Normal(0, scale) for biases; SCALE > 0 (Neal 1996)."""
-    return lambda w: _normal(scale / math.sqrt(w[0].numel()) if w.dim() > 1 else scale)(w)
+    return lambda w, inputs: CentredNormal(scale / math.sqrt(inputs), w.shape, like=w)
 
 
 def _pretrained(scale: float = 1.0) -> Maker:
     """pretrained:SCALE — Normal(w₀, SCALE/√fan-in), biases Normal(w₀, SCALE), w₀ the module's; SCALE > 0 (MOPED)."""
-    return lambda w: dist.Normal(w, _fan_in(scale)(w).scale.expand(w.shape), validate_args=False).to_event(w.dim())
+    return lambda w, inputs: dist.Normal(w, scale / math.sqrt(inputs), validate_args=False).to_event(w.dim())
 
 
 def _log_uniform() -> Maker:
     """log-uniform — p(w) ∝ 1/|w|, improper: for variational dropout (Kingma et al. 2015)."""
-    return lambda w: LogUniform(w.shape)
+    return lambda w, _: LogUniform(w.shape)
 
 
 def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
     """gamma:SHAPE,RATE — Normal(0, 1/√τ), each parameter with its own τ ~ Gamma(SHAPE, RATE); both > 0."""
-    return lambda w: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
+    return lambda w, _: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
 
 
 def _ard(shape: float = 0.5, rate: float | None = None) -> Maker:
@@ -124,15 +125,12 @@ def _ard(shape: float = 0.5, rate: float | None = None) -> Maker:
 
     RATE is SHAPE·(2/fan-in)² by default: with SHAPE 0.5 w is Cauchy of scale 2/fan-in, the sum of all of scale 2.
     """
-
-    def maker(w: Tensor) -> dist.TorchDistribution:
-        by_default = shape * (2 / w[0].numel()) ** 2
-        return GammaNormal(w.new_tensor(shape), w.new_tensor(rate or by_default), w.shape, by_input=w.dim() > 1)
-
-    return maker
+    return lambda w, inputs: GammaNormal(
+        w.new_tensor(shape), w.new_tensor(rate or shape * (2 / inputs) ** 2), w.shape, by_input=w.dim() > 1
+    )
 
 
-def _flat(w: Tensor) -> dist.TorchDistribution:
+def _flat(w: Tensor, _: int) -> dist.TorchDistribution:
     """p(w) ∝ 1: of weights that a fit only finds a value of."""
     return dist.ImproperUniform(dist.constraints.independent(dist.constraints.real, w.dim()), torch.Size(), w.shape)
 
@@ -141,7 +139,7 @@ def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: floa
     """scale-mixture:WIDE,NARROW,WEIGHT — Blundell et al. 2015, equation 7; positive, WEIGHT (of WIDE) < 1."""
     if not 0 < weight < 1:
         raise UserError(f"the weight of the wide component must lie between 0 and 1, got {weight}")
-    return lambda w: ScaleMixture(w.new_tensor(wide), w.new_tensor(narrow), weight, w.shape)
+    return lambda w, _: ScaleMixture(w.new_tensor(wide), w.new_tensor(narrow), weight, w.shape)
 
 
 #: Every prior by name; the numbers after the colon are its arguments.
@@ -199,6 +197,10 @@ class BayesianNet(nn.Module):
         self.likelihood = likelihood
         self.points, self.statistics, self.frozen = tuple(points), statistics, frozen
         names = dict(self.net.named_parameters())
+        self._inputs = {name: w[0].numel() if w.dim() > 1 else 1 for name, w in names.items()}
+        for path, layer in self.net.named_modules():
+            if isinstance(layer, nn.modules.conv._ConvTransposeNd):  # whose weights (inputs, outputs / groups, …) are
+                self._inputs[f"{path}.weight".lstrip(".")] = layer.weight[:, 0].numel() // layer.groups
         if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
                             "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip
@@ -225,7 +227,10 @@ class BayesianNet(nn.Module):
         if self._centred:
             own |= cut(self.centre, {name: own[name].shape for name in self._centred})
         classes, flat = getattr(self.likelihood, "has_classes", False), dict.fromkeys(self.points, _flat)
-        return {name: (flat.get(name) or parse_prior(self.texts[name], classes))(w) for name, w in own.items()}
+        return {
+            name: (flat.get(name) or parse_prior(self.texts[name], classes))(w, self._inputs[name])
+            for name, w in own.items()
+        }
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) or (B, T) observes it."""

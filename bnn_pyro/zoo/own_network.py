@@ -149,7 +149,8 @@ class Bayesian(Settings):
         if isinstance(self.module, str) and self.module.endswith(".pt2"):
             return from_text(self.module).description["sha256"]
         with isolated(0):
-            return layers_digest(self.own(schema))
+            net = self.own(schema)
+        return "".join([layers_digest(net), *(f" {n}" for n, p in net.named_parameters() if not p.requires_grad)])
 
     def model(self, schema: Schema) -> BayesianNet:
         """p(y, w | x), out of training mode; see ``Entry.model``.
