@@ -259,18 +259,11 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
     versions |= {package: version(package) for package in ("bnn-pyro", "pyro-ppl", "torch", "numpy")}
     return {
         "key": [setup.variant, entry_that_counts, setup.inference, settings_that_count, int(seed), fingerprint],
-        "entry": setup.variant,
-        "entry_settings": entry_settings,
-        "method": setup.inference,
-        "method_settings": method_settings,
-        "seed": int(seed),
-        "data": data.name,
-        "source": data.source,
-        "split": dict(data.split),
-        "fingerprint": fingerprint,
+        **dict(entry=setup.variant, entry_settings=entry_settings),
+        **dict(method=setup.inference, method_settings=method_settings, seed=int(seed)),
+        **dict(data=data.name, source=data.source, split=dict(data.split), fingerprint=fingerprint),
         "rows": {part: len(getattr(data, f"x_{part}")) for part in ("train", "val", "test")},
-        "versions": versions,
-        **more,
+        **dict(versions=versions, **more),
     }
 
 

@@ -76,10 +76,8 @@ class Diagnosis(Introduced):
         ways = "next: diagnosis.statistics; diagnosis.weights; bp.diagnostics.to_arviz(posterior, data)"
         return "\n".join([*map(repr, self.verdicts), ways])
 
-    @property
-    def level(self) -> str:
-        """That of the overall verdict."""
-        return self.verdicts[0].level
+    #: That of the overall verdict.
+    level = property(lambda self: self.verdicts[0].level)
 
     def to_dict(self) -> dict[str, Any]:
         """Without the series; JSON-able, a number that is not finite as None."""
@@ -141,10 +139,8 @@ class Findings:
         """The same as a verdict."""
         return Verdict(level, which.partition(",")[0], self.fill(which, **words))
 
-    @property
-    def diverged(self) -> float:
-        """The share of transitions: of ``thin`` a draw it is known whether one diverged, p = 1 − (1 − share)^thin."""
-        return 1 - (1 - self.get("divergences") / self.total) ** (1 / self.statistics.get("thin", 1))
+    #: The share of transitions: of ``thin`` a draw it is known whether one diverged, p = 1 − (1 − share)^thin.
+    diverged = property(lambda f: 1 - (1 - f.get("divergences") / f.total) ** (1 / f.statistics.get("thin", 1)))
 
     @property
     def causes(self) -> dict[str, tuple[str, str]]:

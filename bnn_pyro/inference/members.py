@@ -78,11 +78,8 @@ class Members:
 
     #: Epochs so far, of all members.
     step = property(lambda self: self.epoch * self.members)
-
-    @property
-    def finished(self) -> bool:
-        """Whether all epochs are done, or all members have stopped."""
-        return self.epoch == self.epochs or (self.patience > 0 and bool((self.since >= self.patience).all()))
+    #: Whether all epochs are done, or all members have stopped.
+    finished = property(lambda s: s.epoch == s.epochs or (s.patience > 0 and bool((s.since >= s.patience).all())))
 
     def steps(self) -> Iterator[Figures]:
         """The epochs that are left."""

@@ -39,10 +39,8 @@ class Mixture(Decisions):
         new.components = components
         return new
 
-    @property
-    def num_draws(self) -> int:
-        """S, the number of draws."""
-        return self.components.batch_shape[0]
+    #: S, the number of draws.
+    num_draws = property(lambda self: self.components.batch_shape[0])
 
     def __len__(self) -> int:
         return self.components.batch_shape[1]
@@ -103,11 +101,8 @@ class Mixture(Decisions):
         """The K numbers by which draws are compared, (S, B, K) float64: here the means, K = 1."""
         return self.components.mean.double()[..., None]
 
-    @property
-    def is_discrete(self) -> bool:
-        """Whether Y takes separate values only, such as counts."""
-        return self.components.support.is_discrete
-
+    #: Whether Y takes separate values only, such as counts.
+    is_discrete = property(lambda self: self.components.support.is_discrete)
     #: Whether the PIT of a target is drawn from a range of values; see ``metrics.pit``.
     randomised = property(lambda self: self.is_discrete)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.func import vmap
 from torch.fx import GraphModule
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -191,8 +192,9 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
         with calling(net):
             f = with_weights(net, one, x)
         for part in net.modules():  # what a pass leaves there, as attention maps, could not be copied or sent
-            for key in [key for key, value in vars(part).items() if isinstance(value, Tensor) and _is_of_pass(value)]:
-                delattr(part, key)
+            for key, value in [*vars(part).items()]:
+                if isinstance(value, Tensor) and (value.grad_fn is not None or is_functorch_wrapped_tensor(value)):
+                    vars(part)[key] = None
         return f
 
     if not lead:
@@ -232,10 +234,6 @@ def calling(net: nn.Module) -> Iterator[None]:
     primitive = f"this processor cannot run {name} ({{error}}); if its precision is bfloat16, leave that out"
     with refusing(index, IndexError), refusing(primitive, RuntimeError, saying="could not create a primitive"), flags:
         yield
-
-
-def _is_of_pass(value: Tensor) -> bool:
-    return value.grad_fn is not None or torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
 @contextmanager

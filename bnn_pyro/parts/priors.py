@@ -123,10 +123,11 @@ def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
 def _ard(shape: float = 0.5, rate: float | None = None) -> Maker:
     """ard:SHAPE,RATE — gamma, but each input of a layer has a τ for its weights; both > 0 (Neal 1996, sec. 1.2.3).
 
-    RATE is SHAPE·(2/fan-in)² by default: with SHAPE 0.5 w is Cauchy of scale 2/fan-in, the sum of all of scale 2.
+    RATE is by default 0.01, above 14 inputs 2/fan-in²: with SHAPE 0.5 w is Cauchy, and inputs that say nothing then add
+    up to no more where they are many.
     """
     return lambda w, inputs: GammaNormal(
-        w.new_tensor(shape), w.new_tensor(rate or shape * (2 / inputs) ** 2), w.shape, by_input=w.dim() > 1
+        w.new_tensor(shape), w.new_tensor(rate or min(0.01, 2 / inputs**2)), w.shape, by_input=w.dim() > 1
     )
 
 

@@ -87,10 +87,8 @@ class DatasetSummary:
     seconds: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
 
-    @property
-    def headline(self) -> dict[str, MetricSummary]:
-        """Those of the metrics that a summary speaks of."""
-        return {name: self.metrics[name] for name in HEADLINE.get(self.task, ()) if name in self.metrics}
+    #: Those of the metrics that a summary speaks of.
+    headline = property(lambda self: {n: self.metrics[n] for n in HEADLINE.get(self.task, ()) if n in self.metrics})
 
     @property
     def error_sources(self) -> str:

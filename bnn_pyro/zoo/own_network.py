@@ -207,11 +207,8 @@ class Bayesian(Settings):
         check_scale(model.net, data, self.inputs, type(model.net).__name__, "Bayesian", hooked=self.inputs == "raw")
         stays = [name for name in norm_layers(model.net) if f"{name}.weight" in model.still]
         if stays and model.statistics is not None and self.batch_norm is None:
-            warnings.warn(
-                f"the weights of {stays[0]} stay as they are, but it normalises by the rows of this fit: "
-                "batch_norm='frozen' (--set batch_norm=frozen) keeps those of its training",
-                stacklevel=2,
-            )
+            warnings.warn(f"the weights of {stays[0]} stay, but it normalises by the rows of this fit: batch_norm="
+                          "'frozen' (--set batch_norm=frozen) keeps those of its training", stacklevel=2)  # fmt: skip
         facts = start_guide(model, guide, data.x_train, self.init_scale)
         used = sampling_of(model.net, data.x_train[:START_ROWS], training=True) if model.sampling else {}
         if drawn := [site for site, how in model.sampling.items() if used.get(site) != how]:  # by values, or training
