@@ -154,6 +154,8 @@ def fit_setup(
     device: str = "auto", progress: bool = True, max_minutes: float | None = None, start: Start | None = None,
 ) -> Posterior:  # fmt: skip
     """The posterior of what :func:`check_setup` returned; see :func:`fit`.   start: a ``loading.Start``."""
+    if resume and out is None:
+        raise UserError("resume=True goes on with the fit in a folder: give out=, as it had")
     ranks, entry = here(), setup.entry
     show = progress and ranks.first
     if _takes_all_rows(setup, data):

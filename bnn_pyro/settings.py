@@ -131,6 +131,12 @@ def defaults(kind: Any) -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
+def meant_for(one: Any, other: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the settings that ``one`` has, but where ``other`` has it too and takes this word, as of ``start``."""
+    words = {field.name: field.metadata.get("choices", ()) for field in dataclasses.fields(other)}
+    return {k: v for k, v in settings.items() if k in defaults(one) and v not in words.get(k, ())}
+
+
 def parse_value(name: str, value: Any, default: Any) -> Any:
     """A setting's value, which may be text from the command line, as what its default is.
 

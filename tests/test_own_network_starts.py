@@ -10,6 +10,7 @@ from refused import refuses
 from torch import nn
 
 import bnn_pyro as bp
+from bnn_pyro.zoo.auto import set_up
 
 pytestmark = pytest.mark.usefixtures("seeded")
 SETTINGS = dict(seed=0, progress=False, device="cpu")
@@ -102,12 +103,24 @@ def test_a_start_is_of_the_same_network():
     )
 
 
+@pytest.mark.parametrize(("method", "word", "of_module", "of_chains"), [
+    ("nuts", "prior", "initial", "prior"), ("nuts", "pretrained", "pretrained", "auto"),
+    ("mile", "pretrained", "pretrained", "members"), ("sghmc", "members", "initial", "members"),
+    ("map", "pretrained", "pretrained", None),
+])  # fmt: skip
+def test_a_word_for_the_start_goes_to_the_one_that_knows_it(method, word, of_module, of_chains):
+    setup = set_up(bp.Bayesian(nn.Linear(2, 1)), method, data, settings={"start": word})
+    assert (setup.entry.start, getattr(setup.method, "start", None)) == (of_module, of_chains)
+    refuses("unknown start", set_up, bp.Bayesian(nn.Linear(2, 1)), method, data, settings={"start": "priro"})
+
+
 def test_a_fit_with_other_weights_frozen_is_another(tmp_path):
     net, rows = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)), data()
     how = dict(out=tmp_path / "run", resume=True, **SETTINGS)
     bp.fit(net, rows, bp.SVI(epochs=2), **how)
     bp.fit(net, rows, bp.SVI(epochs=2), **how)
     net[0].requires_grad_(False)
+    refuses("give out=", bp.fit, net, rows, bp.SVI(epochs=2), resume=True, **SETTINGS)
     refuses("or of another module", bp.fit, net, rows, bp.SVI(epochs=2), **how)
 
 

@@ -66,14 +66,10 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
         widest = variance_ratio(model, guide, rows)
         if init_scale is not None or widest <= FACTOR:
             break
-    facts = {
-        "class": type(net).__name__,
-        "layers": layers_digest(net),
-        "parameters": {name: list(p.shape) for name, p in net.named_parameters()},
-        "points": len(model.points),
-        "init_scale": init_scale if init_scale is not None else f"{share:g} of the weights, at most that of the prior",
-        "variance_ratio": round(widest, 4),
-    }
+    facts = {"class": type(net).__name__, "layers": layers_digest(net), "points": len(model.points),
+             "parameters": {name: list(p.shape) for name, p in net.named_parameters()},
+             "init_scale": f"{share:g} of the weights, at most that of the prior" if init_scale is None else init_scale,
+             "variance_ratio": round(widest, 4)}  # fmt: skip
     if norms:
         facts["batch_norm"] = "frozen" if model.frozen else "batch"
     if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in net.modules()):

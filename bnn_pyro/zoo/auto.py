@@ -25,7 +25,7 @@ from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import usable_cores
 from bnn_pyro.progress import announce, duration
-from bnn_pyro.settings import build, defaults, plain
+from bnn_pyro.settings import build, defaults, meant_for, plain
 from bnn_pyro.zoo import ZOO, Bayesian, Entry
 
 #: What stands for a variant's name where it is chosen by size.
@@ -138,9 +138,9 @@ class Setup:
         self, variant: Mapping[str, Any] = {}, method: Mapping[str, Any] = {}, settings: Mapping[str, Any] = {}
     ) -> Self:
         """With other settings of the variant and of the method; ``settings`` go over them, those that either has."""
-        more = lambda one: {k: v for k, v in settings.items() if k in defaults(one)}  # noqa: E731
-        entry = build(self.entry, {**variant, **more(self.entry)})
-        return replace(self, entry=entry, method=build(self.method, {**method, **more(self.method)}))
+        of_entry, of_method = meant_for(self.entry, self.method, settings), meant_for(self.method, self.entry, settings)
+        entry = build(self.entry, {**variant, **of_entry})
+        return replace(self, entry=entry, method=build(self.method, {**method, **of_method}))
 
 
 def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = None) -> Setup:
