@@ -129,6 +129,8 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         columns[name] = _kind(frame[name][~gaps[name]], int(gaps[name].sum()), commas.get(name, ""))
         columns[name] += f"  ← {beside[name]}" if name in beside else ""
         found = _column(cells, gaps.loc[cells.index, name], name in targets)
+        if name in targets and given.get("task") in ("classification", "ordinal"):  # numbers among names are names
+            found = (one for one in found if " and text in " not in one.sentence)
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
     if targets and len(labelled):
         task = given.get("task") or ("survival" if "event" in given else "counts" if "exposure" in given else None)
@@ -181,7 +183,8 @@ def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doub
     elif bad.any():
         first, few = int(bad.argmax()), not is_target and distinct <= min(MAX_CATEGORIES, len(cells) // 2)
         yield Doubt(f"is a number in {np.sum(~bad):,} rows and text in {np.sum(bad):,}, the first "
-                    f"'{cells.iloc[first]}' in row {cells.index[first]}: correct it{', or --categorical' * few}",
+                    f"'{cells.iloc[first]}' in row {cells.index[first]}: correct it"
+                    f"{', or --categorical' * few}{', or --task classification' * is_target}",
                     True, "categorical" * few)  # fmt: skip
     else:
         yield from of_numbers(values, str(cells.name), cells.index, cells, is_target)

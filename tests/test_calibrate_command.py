@@ -80,6 +80,10 @@ def test_predictions_have_intervals_and_rows_are_monitored(houses, command):
         table = pd.read_csv(out)
         assert {"mean", "low", "high", "share_as_uncertain"} <= {*table} and (table.low < table.high).all()
         assert (table.share_as_uncertain.median() < 0.1) == (name == "other")
+        blank = houses / f"{name}-blank.csv"  # the first price is to be predicted
+        frame.assign(area=frame.area + shift, price=frame.price.where(frame.index > 0)).to_csv(blank, index=False)
+        command("predict", houses / "run", "--input", blank, "--output", blank.with_suffix(".out"), "--monitor")
+        assert pd.read_csv(blank.with_suffix(".out"))["mean"].equals(table["mean"])
         said = command("evaluate", houses / "run", "--data", houses / f"{name}.csv")
         both = json.loads((houses / "run" / f"metrics-{name}.json").read_text())["calibrated"]["table"]
         assert "conformal: normalised" in said and both[0]["size"] != both[1]["size"]

@@ -147,6 +147,8 @@ COMMANDS = {
                        "--target y", ("y", True, "1 with fewer than 5 rows: 'a'")),
     "counts": ("a,y", (lambda k: k % 7, lambda k: k % 23), "y", "--target y", ("y", False, "--task counts")),
     "nothing else": ("y", (lambda k: k + 0.5,), "y", "--target y", ("target", True, "only column")),
+    "numbers and text": ("a,y", (lambda k: k % 7, lambda k: ("0", "1", "2-10")[k % 3 * (k % 2)]), "y",
+                         "--target y", ("y", True, "correct it, or --task classification")),
     "several targets": ("a,b,c", (lambda k: k % 7, lambda k: k % 2, lambda k: "x" if k == 4 else k + 0.5), "b,c",
                         "--target b,c", ("c", True, "text in 1, the first 'x' in row 6")),
     "labels": ("a,b,c", (lambda k: k % 7, lambda k: k % 2, lambda k: k % 3 // 2), "b,c", "--target b,c", None),
@@ -193,6 +195,13 @@ def test_findings_and_the_command_to_train_with(tmp_path, names, columns, target
     helps = {f"{f.column}: {f.sentence}" for f in report.findings if f.way and "'" not in f.sentence}
     assert refused or helps <= {*data.split.get("doubts", ())}
     refuses(r"unknown target column .* 'd'", inspect_table, path, "d")
+
+
+def test_numbers_among_the_names_of_classes_are_names(tmp_path):
+    path = table(tmp_path, "a,y\n" + rows(lambda k: k % 7, lambda k: ("0", "1", "2-10")[k % 3 * (k % 2)]))
+    report = inspect_table(path, "y", {"task": "classification"})
+    assert not [finding for finding in report.findings if finding.refused]
+    resolve(parse(shlex.split(report.command)[1:]), {})
 
 
 @pytest.mark.parametrize(("first", "way"), [("5000", "--groups customer_id"), ("", "--exclude customer_id")])

@@ -174,7 +174,7 @@ def _raw(
         how.pop("exposure")
         return select_features(raw_arrays("X, y", x, target, missing == "drop", looked_at, **how), None, "X")
     if both := [name for name in target.columns if name in table.columns]:
-        raise UserError(f"X has a column '{both[0]}', as y is called: the target among its own inputs? Leave it out")
+        raise UserError(f"X has a column '{both[0]}', as y is called: leave it out, or rename y if it is another")
     cells = as_cells(table, dates=dates != "refuse").join(target)
     return raw_table(where, cells, list(target.columns), missing=missing, dates=dates, **how)
 

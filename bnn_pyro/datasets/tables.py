@@ -228,7 +228,7 @@ def encode_rows(
 
 def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema, words: Sequence[str] = ("",)) -> Tensor:
     """Targets (N,) or (N, T) float32, or labels by the names of the classes; of the columns of the targets."""
-    frames.refuse_gaps(where, frame, gaps_in(frame, words, _texts_of(like)))
+    frames.refuse_gaps(where, frame, gaps_in(frame, words, _texts_of(like)), ", or leave such rows out")
     if like.targets or like.event:
         return frames.target_fields(where, frame, like.task, event=like.event)["y"].to(torch.float32)
     cells = frame.iloc[:, 0]

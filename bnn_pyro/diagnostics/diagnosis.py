@@ -139,14 +139,11 @@ class _Work:
         affordable = int(draws.WORK / (posterior.num_weights * min(most, len(self.x))))
         self.shape = draws.sized(posterior, max(50, min(GUIDE_DRAWS, affordable)))
         self.findings = Findings(
-            kind=draws.kind(posterior),
-            statistics={"chains": float(self.shape[0]), "draws": float(self.shape[1])},
-            tested=len(data.x_test) > 0,
-            temperature=importance.temperature_of(posterior),
+            kind=draws.kind(posterior), statistics={"chains": float(self.shape[0]), "draws": float(self.shape[1])},
+            tested=len(data.x_test) > 0, rows=len(data.x_train), temperature=importance.temperature_of(posterior),
             stochastic="kinetic_temperature" in posterior.trace,
-            rows=len(data.x_train),
             unit="a nat of log-odds" if posterior.schema.has_classes else "the targets' own spread",
-        )
+        )  # fmt: skip
         self.statistics, self.series = self.findings.statistics, {}
         self.table: list[dict[str, Any]] = []
         self.is_chain = self.findings.kind == "chains"
@@ -242,15 +239,11 @@ class _Work:
         if self.findings.broken or few or not close:
             return
         loo = importance.leave_one_out(self.own, self.data, self.log_weights)
-        self.statistics |= {
-            "elpd_loo": float(loo.elpd.sum()),
-            "elpd_loo_se": loo.standard_error,
-            "p_loo": float(loo.p_loo.sum()),
-            "loo_rows": float(len(loo.rows)),
-            "pareto_k_max": float(np.fmax.reduce(loo.pareto_k)),
-            "pareto_k_bad": float((~(loo.pareto_k <= importance.GOOD_K)).sum()),
-            "pit_p": importance.uniformity(loo.pit),
-        }
+        self.statistics |= dict(
+            elpd_loo=float(loo.elpd.sum()), elpd_loo_se=loo.standard_error, p_loo=float(loo.p_loo.sum()),
+            loo_rows=float(len(loo.rows)), pareto_k_max=float(np.fmax.reduce(loo.pareto_k)),
+            pareto_k_bad=float((~(loo.pareto_k <= importance.GOOD_K)).sum()), pit_p=importance.uniformity(loo.pit),
+        )  # fmt: skip
         self.findings.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
         known = self.data.index_train
         numbers = loo.rows if known is None or len(known) != len(self.data.x_train) else known.numpy()[loo.rows]

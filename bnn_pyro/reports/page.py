@@ -90,12 +90,9 @@ def _has_number(values: object) -> bool:
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("bnn_pyro.reports", "templates"),
-        autoescape=lambda name: name is not None and ".html" in name,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+        loader=PackageLoader("bnn_pyro.reports", "templates"), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, autoescape=lambda name: name is not None and ".html" in name,
+    )  # fmt: skip
     environment.globals |= {"version": __version__, "level_words": tables.WORDS, "spoken": spoken}
     environment.filters |= {"table": html_table, "unbroken": unbroken, "base64": lambda png: b64encode(png).decode()}
     environment.filters["markdown"] = functools.partial(tables.as_text, form="markdown")

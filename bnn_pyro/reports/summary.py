@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from bnn_pyro.errors import counted
 from bnn_pyro.metrics import interval_verdict
 from bnn_pyro.reports import read_texts, tables
 
@@ -72,11 +73,8 @@ def summary(run: tables.RunFacts) -> list[str]:
         sides = {"over": sure > run.metrics["accuracy_high"], "under": sure < run.metrics["accuracy_low"]}
         how = "".join(f", {side}confident on average" for side, holds in sides.items() if holds and above)
         sentences.append(said["probabilities"].format(verdict=verdict, place=place, how=how, **run.metrics))
-    if outside := run.metrics.get("means_outside"):
-        infinite = ", which are infinite" * ("rmse" not in run.metrics)
-        sentences.append(said["outside"].format(outside=outside, infinite=infinite))
     if dropped := run.provenance["split"].get("dropped"):
-        sentences.append(f"{dropped:,} rows of the file have a missing value and were left out.")
+        sentences.append(f"Left out for a missing value: {counted(dropped, 'row')} of the file.")
     sentences = [*data, *sentences] if any(LEAK in doubt for doubt in doubts) else [*sentences, *data]
     return sentences + [f"Next: {'; '.join(steps)}." for steps in [list(_next_steps(run))] if steps]
 
@@ -158,7 +156,8 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     elif any(cell.verdict != "better" for cell in nothing):
         settings = run.recipe["inference_settings"]  # with draws, epochs are of where they start
         more = next((f"more_{name}" for name in ("draws", "epochs") if settings.get(name)), "")
-        first = said[more].format(**settings) if more else ""
+        cut = "limit" in run.provenance.get("stopped", "")
+        first = "more --minutes or --max-minutes; else " if cut else said[more].format(**settings) if more else ""
         yield said["named" if run.provenance["split"].get("doubts") else "little"].format(first=first)
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))

@@ -143,6 +143,10 @@ class RunFacts:
         cut = f" It was cut short: {why}." if "limit" in (why := self.provenance.get("stopped", "")) else ""
         chains = [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
         failed += [{**one, "sentence": one["sentence"] + cut} for one in chains[:1]] + chains[1:]
+        if outside := self.metrics.get("means_outside"):
+            infinite = ", which are infinite" * ("rmse" not in self.metrics)
+            sentence = said["outside"].format(outside=outside, infinite=infinite)
+            failed.append({"level": "caution", "about": "predicted means", "sentence": sentence})
         for key in filter(None, (re.fullmatch("ood_(.+)_total_entropy", name) for name in self.metrics)):
             if self.metrics.get(f"{key[0]}_high", 1.0) < 0.5:
                 sentence = said["familiar"].format(name=key[1], auroc=self.metrics[key[0]])

@@ -107,6 +107,7 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
 
     x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
     how = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0)
+    how |= dict(max_features=500 / x.shape[1]) if x.shape[1] > 500 else {}  # of each split: minutes otherwise
     classes, counts, few = schema.has_classes, schema.task == "counts", len(x) <= MAX_STAGED
     y = np.log(y) if schema.target_scale == "log" else y
     loss = {} if classes else {"loss": "poisson" if counts else "squared_error"}

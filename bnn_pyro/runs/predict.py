@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnn_pyro.calibration import calibrate, monitor
 from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, fitted_rows, with_calibration
-from bnn_pyro.cells import MISSING, coded_cells
+from bnn_pyro.cells import MISSING, coded_cells, gaps_in
 from bnn_pyro.datasets import load_inputs
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
 from bnn_pyro.datasets.dataset import Dataset
@@ -116,7 +116,9 @@ def predict_file(
         problems = pd.Series("", frame.index) if how == "refuse" else row_problems(frame, schema)
         if not (problems == "").any():
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
-        frame = frame[problems == ""].drop(columns=[] if args.monitor else [*schema.target_names], errors="ignore")
+        known = [name for name in schema.target_names if name in frame]
+        labelled = args.monitor and not gaps_in(frame[known], MISSING).any(axis=None)
+        frame = frame[problems == ""].drop(columns=[] if labelled else known)
         try:
             x, y = encode_rows(path, frame, schema, MISSING)
         except UserError as error:
