@@ -131,6 +131,17 @@ def test_divergences_and_the_other_warnings():
     assert sentence.startswith("Not converged") and order == sorted(order)
 
 
+@pytest.mark.parametrize(("apart", "adjusted", "modes"), [(1.0, False, True), (0.3, False, False), (1.0, True, False)])
+def test_chains_of_mile_that_are_far_apart_are_called_an_ensemble(apart, adjusted, modes):
+    quiet = {"diverging": torch.zeros(CHAINS, DRAWS)} | (
+        {"acceptance_rate": torch.ones(CHAINS, DRAWS)} if adjusted else {}
+    )
+    found = diagnose_briefly(exact(lambda u: u + apart * torch.arange(4.0)[:, None, None], stats=quiet), DATA)
+    sentence, rhat = found.verdicts[0].sentence, found.statistics["rhat_max"]
+    assert found.level == "bad" and (rhat > 1.3) == (apart == 1.0) and rhat > 1.05
+    assert ("they are an ensemble" in sentence) == modes and ("a smaller network" in sentence) != modes
+
+
 def test_superchains():
     """Many short chains: judged by nested R-hat, near 1 where the plain one would not be."""
     groups = torch.arange(128).div(32, rounding_mode="floor")[:, None].expand(128, 10)

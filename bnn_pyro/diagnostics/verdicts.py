@@ -21,6 +21,8 @@ from bnn_pyro.errors import Introduced, counted
 LEVELS = ("good", "caution", "bad")
 #: R-hat: what is usually demanded, and what no longer passes for nearly converged. Effective draws likewise.
 RHAT, RHAT_BAD = 1.01, 1.05
+#: R-hat of chains that longer ones were not seen to bring together (docs/which-method.md, the chains).
+FAR_APART = 1.3
 ESS, ESS_BAD = 400, 100
 #: p-value from which on an R-hat above that is what the largest of so many comes to by chance, or a check is passed.
 CHANCE = 0.01
@@ -212,7 +214,9 @@ def _chains(f: Findings) -> Verdict:
             reasons.append(SENTENCES["disagree" if rhat > RHAT_BAD and f.apart() else "few draws"])
         remedies = "; ".join(remedy for _, remedy in known.values()) + "; then " * bool(known)
         remedies += SENTENCES["longer, noisy" if f.stochastic else "longer"]
-        return f.say("bad", "overall, bad", because=" and ".join(reasons), measured=measured, remedies=remedies)
+        of_mile = f.has("divergences") and not (known or f.stochastic or f.has("acceptance_mean"))
+        which = "overall, modes" if of_mile and rhat > FAR_APART else "overall, bad"
+        return f.say("bad", which, because=" and ".join(reasons), measured=measured, remedies=remedies)
     hampered = known.get("divergences")
     if not (f.apart() or low < ESS or stuck or hampered):
         return f.say("good", "overall, good", measured=measured)

@@ -83,12 +83,9 @@ class SweepFolder(OutputFolder):
         if facts.baseline is not None and not recipe.baseline:  # the backbone of a last layer
             seconds += facts.baseline.provenance["seconds"]
         return outcome | {
-            "task": facts.task,
-            "problem": facts.problem.get("sentence", ""),
-            "seconds": round(seconds, 3),
-            "rows": provenance["rows"],
+            **dict(task=facts.task, problem=facts.problem.get("sentence", ""), seconds=round(seconds, 3)),
+            **{key: provenance[key] for key in ("rows", "fingerprint")},
             "split_kind": provenance["split"].get("kind", ""),
-            "fingerprint": provenance["fingerprint"],
             "metrics": {k: v for k, v in facts.metrics.items() if not isinstance(v, Mapping)},
         }
 
