@@ -24,7 +24,7 @@ def test_a_single_row_is_no_batch_to_normalise_by(method):
 
 def test_statistics_that_a_trunk_was_not_trained_with_are_said():
     net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5).requires_grad_(False), nn.Linear(5, OUT))
-    with pytest.warns(UserWarning, match="the weights of 2 stay as they are, .* batch_norm='frozen'"):
+    with pytest.warns(UserWarning, match="the weights of 2 stay, .* batch_norm='frozen'"):
         fit(net, bp.MAP(epochs=1))
     for how in ({"start": "pretrained"}, {"batch_norm": "frozen"}, {"batch_norm": "batch"}):
         fit(bp.Bayesian(net, **how), bp.MAP(epochs=1))
