@@ -188,7 +188,9 @@ class Start(NamedTuple):
         posterior = self.posterior
         if {k: v.shape for k, v in posterior.model.initial.items()} != {k: v.shape for k, v in model.initial.items()}:
             raise UserError("start= takes weights of the same network; these have other shapes")
-        own = {"centre", "statistics.rows", *(f"net.{name}" for name in getattr(model, "still", ()))}
+        frozen = {model.net.get_buffer(name).data_ptr() for name in getattr(model, "still", ())}  # by all their names
+        own = {name for name, value in model.named_buffers(remove_duplicate=False) if value.data_ptr() in frozen}
+        own |= {"centre", "statistics.rows"}
         carried = {name: value for name, value in model_buffers(posterior.model).items() if name not in own}
         weight_space(model).load_state_dict(carried, strict=False)
         if self.how == "guide":

@@ -108,6 +108,10 @@ def test_a_wide_draw_leaves_the_crps_and_risk_of_other_counts_as_they_are():
     cdf = stats.poisson(rates).cdf(np.arange(k)[:, None, None]).mean(1)
     expected = ((cdf - (y.numpy() <= np.arange(k)[:, None])) ** 2).sum(0)
     assert found.tolist() == [pytest.approx(expected[0], rel=1e-5), pytest.approx(expected[1], rel=5e-3)]
+    # The metric takes the narrow rows first, and has each row's own in its place.
+    many = Mixture(dist.Poisson(torch.from_numpy(np.tile(rates, 4000))))
+    rows = bp.metrics.METRICS["counts"]["crps"].points(many, y.repeat(4000).numpy())
+    np.testing.assert_allclose(rows, np.tile(found.numpy(), 4000), rtol=1e-6)
     # Nor the risk: E |Y − 4|, whose cells are single counts of the first point alone.
     pmf = stats.poisson(rates).pmf(np.arange(k)[:, None, None]).mean(1)
     expected = (pmf * np.abs(np.arange(k) - 4)[:, None]).sum(0)

@@ -196,6 +196,14 @@ def test_inputs_of_another_kind_that_look_familiar_are_said_first():
     assert not replace(run, metrics=run.metrics | {"ood_noise_total_entropy_high": 0.51}).worries
 
 
+@pytest.mark.parametrize(("more", "words"), [({"means_outside": 2}, "of 2 test rows"), ({}, None)])
+def test_means_that_few_draws_carry_are_a_caution_above_the_scores(more, words):
+    run = replace(RUN, metrics=RUN.metrics | more)
+    html = run_html(run, [])
+    assert [(w["level"], w["about"]) for w in run.worries] == [("caution", "predicted means")] * bool(words)
+    assert words is None or html.index(words) < html.index("On 300 test rows")
+
+
 BAD = {"level": "bad", "about": "overall", "sentence": "Not converged: R-hat is 1.2 <at most>. Try more draws."}
 FINE = {"level": "good", "about": "divergences", "sentence": "No transition diverged."}
 

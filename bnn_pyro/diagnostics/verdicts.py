@@ -21,9 +21,9 @@ from bnn_pyro.errors import Introduced, counted
 LEVELS = ("good", "caution", "bad")
 #: R-hat: what is usually demanded, and what no longer passes for nearly converged. Effective draws likewise.
 RHAT, RHAT_BAD = 1.01, 1.05
-#: R-hat of chains that longer ones were not seen to bring together (docs/which-method.md, the chains).
-FAR_APART = 1.3
 ESS, ESS_BAD = 400, 100
+#: R-hat above which longer chains were not seen to come together (docs/which-method.md, the chains).
+FAR_APART = 1.3
 #: p-value from which on an R-hat above that is what the largest of so many comes to by chance, or a check is passed.
 CHANCE = 0.01
 #: Shares that matter: of stuck chains, divergent transitions (from RARE on in the overall verdict), trajectories cut.

@@ -108,11 +108,8 @@ class SVI(Optimisation):
             schedule["scale_lr"] = training.settings.scale_lr
             about["schedule"] = {name: value for name, value in schedule.items() if value is not None}
         if patience:
-            about["early_stopping"] |= {
-                "rows": len(watch.x),
-                "epoch": watch.state["best_epoch"],
-                "sd_factor": watch.factor,
-            }
+            state = dict(rows=len(watch.x), epoch=watch.state["best_epoch"], sd_factor=watch.factor)
+            about["early_stopping"] |= state
         return Posterior(model, data.schema, guide=guide, trace=training.trace, provenance=about)
 
 
