@@ -65,10 +65,26 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
     train, c = _features(backbone, data.x_train, what, progress, unit=True)
     backbone.scale *= c
     model.head.net.layers[0].weight *= c  # so that the head starts as the same function of the inputs
-    val, _ = _features(backbone, data.x_val, what, progress)
+    return model.head, _with_inputs(data, train, _features(backbone, data.x_val, what, progress)[0])
+
+
+def of_frozen_layers(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:
+    """The same for the frozen layers of a network of one's own: computed once, and not kept on disk."""
+    from bnn_pyro.parts.frozen_layers import without_frozen_layers
+
+    if (split := without_frozen_layers(model, data.x_train, training=True)) is None:
+        return model, data
+    made = []
+    for x in (data.x_train, data.x_val):
+        with progress_bar(f"frozen layers · {data.name}", progress, unit="row") as report:
+            made.append(split[1](x, report))
+    return split[0], _with_inputs(data, *made)
+
+
+def _with_inputs(data: Dataset, train: Tensor, val: Tensor) -> Dataset:
     as_they_are = dict(features=(), x_shift=(0.0,), x_scale=(1.0,), x_tails=())
     schema = replace(data.schema, input_shape=(train.shape[1],), **as_they_are)
-    return model.head, replace(data, schema=schema, x_train=train, x_val=val, x_test=train[:0], y_test=data.y_test[:0])
+    return replace(data, schema=schema, x_train=train, x_val=val, x_test=train[:0], y_test=data.y_test[:0])
 
 
 def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bool = False) -> tuple[Tensor, float]:

@@ -18,7 +18,7 @@ from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.rows import is_large, row_digests
 from bnn_pyro.distributed import Agreed, choose_device, here, joined
 from bnn_pyro.errors import UserError, refusing
-from bnn_pyro.features import check_split, on_features
+from bnn_pyro.features import check_split, of_frozen_layers, on_features
 from bnn_pyro.files import lock_folder
 from bnn_pyro.inference import METHODS, Method
 from bnn_pyro.inference.cost import LARGE
@@ -213,6 +213,8 @@ def fit_setup(
             options |= {} if start is None else start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
+            if getattr(inferred, "still", ()) and getattr(setup.method, "augment", None) is None:
+                inferred, seen = of_frozen_layers(inferred, seen, show)
             posterior = setup.method.run(inferred, guide, seen, **options)
         provenance = {**posterior.provenance, **provenance, "device": str(where)} | ({"module": facts} if facts else {})
         provenance["seconds"] = round(time.perf_counter() - began, 3)

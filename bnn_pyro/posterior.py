@@ -62,6 +62,11 @@ def moved_buffers(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
 
 def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
     """(the part of the model that draws change, its inputs): what no draw changes has been computed."""
+    if getattr(model, "still", ()):
+        from bnn_pyro.parts.frozen_layers import without_frozen_layers  # of networks of one's own alone
+
+        head, features = without_frozen_layers(model, x) or (model, lambda x: x)
+        return head, features(x)
     return (model.head, model.backbone(x)) if isinstance(model, OnFeatures) else (model, x)
 
 

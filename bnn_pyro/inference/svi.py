@@ -14,6 +14,7 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -34,7 +35,7 @@ from bnn_pyro.inference.training_loop import LOG_SCALES, Trace
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import map_tasks
-from bnn_pyro.parts.guides import DroppedInputs, PointMass
+from bnn_pyro.parts.guides import DroppedInputs, PointMass, in_one_memory
 from bnn_pyro.parts.priors import BY_TARGET
 from bnn_pyro.posterior import Posterior, moved_buffers
 from bnn_pyro.progress import Figures, report_progress
@@ -102,7 +103,8 @@ class SVI(Optimisation):
             how["watch"] = watch = GuideStopping(model, guide, apart, patience)
             if getattr(model, "is_pretrained", False):  # which no epoch may improve
                 watch.evaluate(0.0, here())
-        training, over = self.minimise(model, guide, apart, run, **how)
+        with in_one_memory(guide, model.net) if self.stops_early(model) else nullcontext():
+            training, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, training.trace, over)
         if "scale_lr" in (schedule := about.get("schedule", {})):  # that of the version which began the fit, or none
             schedule["scale_lr"] = training.settings.scale_lr

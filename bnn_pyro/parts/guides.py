@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 import pyro
 import pyro.distributions as dist
@@ -48,6 +49,18 @@ class _Flat(nn.Module):
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
         return ((name, self._site(name, loc)) for name, loc in self.sites().items())
+
+
+@contextmanager
+def in_one_memory(guide: nn.Module, net: nn.Module) -> Iterator[None]:
+    """The net's own weights are the locations of a guide's sites, not a copy of them, until the end of the block."""
+    parts = [part.sites() for part in guide.modules() if isinstance(part, _Flat)]
+    sites, own = {name: value for sites in parts for name, value in sites.items()}, dict(net.named_parameters())
+    for name in own.keys() & sites.keys():
+        own[name].data = sites[name].detach()
+    yield
+    for weight in own.values():  # each of its own: a view would be pickled with all others
+        weight.data = weight.data.clone()
 
 
 def inverse_softplus(scale: Tensor) -> Tensor:

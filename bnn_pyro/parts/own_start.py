@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import pyro.poutine as poutine
 import torch
@@ -225,7 +226,8 @@ class BatchStatistics(nn.Module):
         for path, layer in norm_layers(probe).items():
             layer.register_forward_pre_hook(partial(self._record, path))
         self._probe = (probe,)  # no submodule: it has no tensors of its own
-        self._last: tuple[tuple[Tensor, ...], list[int], dict[str, Tensor]] | None = None
+        #: The last draws, their versions and what they gave: no draw is kept in memory by it.
+        self._last: tuple[list[ref[Tensor]], list[int], dict[str, Tensor]] | None = None
 
     def _record(self, path: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         values = inputs[0].reshape(*inputs[0].shape[:2], -1)  # (R, channels, places)
@@ -249,7 +251,7 @@ class BatchStatistics(nn.Module):
         """
         if not len(self.rows):
             raise UserError("batch statistics need training rows: call model.statistics.take(x_train) before")
-        key, versions = tuple(w.values()), [value._version for value in w.values()]
+        key, versions = [*map(ref, w.values())], [value._version for value in w.values()]
         if self._last is not None and all(map(operator.is_, self._last[0], key)) and self._last[1] == versions:
             return self._last[2]
         shapes = {name: p.shape for name, p in net.named_parameters()}
