@@ -54,7 +54,7 @@ def train(args: Namespace) -> int:
 def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     """What to run, and where, with nothing written yet."""
     config = read_config(args.config) if args.config else {}
-    begun = args.resume and RunFolder(Path(args.out or "")).is_begun
+    begun = args.resume and args.out and RunFolder(Path(args.out)).is_begun
     stored = read_config(Path(args.out) / "config.json") if begun else {}
     recipe = resolve(args, {**({} if args.data or config else {"data": EXAMPLE}), **stored, **config})
     out = args.out or RunFolder.default_path(f"{recipe.variant}-{recipe.data_name}-{recipe.seed}", resume=args.resume)

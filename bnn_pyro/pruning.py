@@ -101,7 +101,7 @@ def pruning_curve(
         report = progress and (lambda done, of, at=number * num_draws: progress(at + done, len(shares) * num_draws))
         scores = metrics.evaluate(predict(pruned, x, num_draws=num_draws, seed=seed, progress=report), y)
         left = sum(int(mask.sum()) for mask in pruned.guide.kept.values())
-        measure = next(name for name in ("error", "rmse", "nrmse", "label_error") if name in scores)
+        measure = next(name for name in ("error", "rmse", "nrmse", "label_error", "concordance") if name in scores)
         curve.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
     return curve
 

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from pyro.distributions import Normal, Poisson
+from pyro.distributions import Categorical, Normal, Poisson
 from refused import refuses
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize
 from scipy.stats import beta, binom, kstest
 from sklearn.isotonic import isotonic_regression
 from sklearn.linear_model import LogisticRegression
@@ -50,8 +50,9 @@ def test_temperature_is_the_exact_optimum_of_mean_probabilities():
     mean = prediction.components.logits.softmax(-1).mean(0)
     np.testing.assert_allclose(log_mean_probs(prediction), mean.log(), atol=1e-9)
 
-    def slope(beta, logs):  # of the log score, in 1/T
-        return ((beta * logs).softmax(-1) * logs).sum().item() - logs.gather(1, y[:, None]).sum().item()
+    def slope(beta, logs):  # of the log score less the prior, in 1/T
+        fit = ((beta * logs).softmax(-1) * logs).sum().item() - logs.gather(1, y[:, None]).sum().item()
+        return fit + np.log(beta) / beta
 
     exact = brentq(slope, 0.01, 10, args=(mean.log(),))
     assert LogitMap.temperature(prediction, y).weight[0, 0].item() == pytest.approx(exact, rel=1e-6)
@@ -79,17 +80,30 @@ def test_two_classes_have_the_optima_of_scikit_learn(bent):
     logs = log_mean_probs(prediction)
     inputs, maps = np.stack([logs[:, 1], -logs[:, 0]], 1), {name: RECALIBRATIONS[name][1] for name in TWO}
     free = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(inputs, y)
-    inputs[:, free.coef_[0] < 0] = 0  # Kull et al. 2017: a negative slope is 0, and the other is fitted again
-    exact = LogisticRegression(C=np.inf, tol=1e-10, max_iter=1000).fit(inputs, y).decision_function(inputs)
     assert (free.coef_ < 0).any() == bent
+
+    def loss(w):  # of two slopes and an intercept, a difference of two biases; the prior of each
+        logit = inputs @ w[:2] + w[2]
+        score = np.logaddexp(0, -logit * (2 * y.numpy() - 1)).sum()
+        return score + 0.5 * np.square(w[:2] - 1).sum() + w[2] ** 2 / 4
+
+    best = minimize(loss, [1.0, 1.0, 0.0], bounds=[(0, None), (0, None), (None, None)], options={"ftol": 1e-14}).x
     after = maps["beta"](prediction, y)(logs)
-    np.testing.assert_allclose(after[:, 1] - after[:, 0], exact, atol=1e-3)
+    np.testing.assert_allclose(after[:, 1] - after[:, 0], inputs @ best[:2] + best[2], atol=5e-3)
     steps, p = maps["isotonic-classes"](prediction, y), logs[:, 1].exp().numpy()
     best = isotonic_regression(y.double().numpy()[np.argsort(p)])
     found = (steps(logs)[:, 1].exp().numpy() - steps.share * p) / (1 - steps.share)
     np.testing.assert_allclose(found[np.argsort(p)], best, atol=1e-9)
     num = len(np.unique(best.round(9)))
     assert steps.share == num / (800 + num)
+
+
+@pytest.mark.parametrize("method", ["temperature", "vector", "dirichlet", "beta"])
+def test_labels_that_all_are_right_do_not_make_probabilities_0_and_1(method):
+    logits = torch.tensor([[2.0, 0.0], [0.0, 2.0]]).repeat(10, 1)
+    prediction = bp.Prediction(Categorical(logits=logits[None]))
+    after = RECALIBRATIONS[method][1](prediction, logits.argmax(1)).apply(prediction).mean.max(1).values
+    assert (prediction.mean.max() < after).all() and (after < 0.999).all()
 
 
 def test_variance_scaling_has_a_closed_form_and_counts_stay_counts():

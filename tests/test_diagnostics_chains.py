@@ -101,16 +101,15 @@ def test_sampler_statistics():
     diverging = np.zeros((3, 4))
     diverging[1, :2] = diverging[2, 0] = 1
     steps = np.array([[7.0, 7, 3, 1]] * 3)
-    stats = dict(diverging=diverging, n_steps=steps, acceptance_rate=np.full((3, 4), 0.75), energy=steps)
+    stats = dict(diverging=diverging, cut=steps > 6, acceptance_rate=np.full((3, 4), 0.75), energy=steps)
     assert sampler_statistics(stats, {"max_tree_depth": 3}) == pytest.approx({
         "divergences": 3, "divergent_chains": 2, "acceptance_mean": 0.75, "max_tree_share": 0.5,
         "bfmi_min": (20 / 3) / 6.75,  # differences 0, −4, −2; variance of 7, 7, 3, 1
     })  # fmt: skip
-    assert sampler_statistics(stats, {"max_steps": 8})["max_tree_share"] == 0
-    double = {"n_steps": steps * 2, "energy": steps}
-    assert sampler_statistics(double, {"max_steps": 7, "thin": 2}) == {"max_tree_share": 0.5}
-    double |= {"trajectory_length": steps * 0.1, "step_size": steps * 0 + 0.1}  # two gradients a step
-    assert sampler_statistics(double, {"max_steps": 7})["max_tree_share"] == 0.5
+    before = {"tree_depth": np.log2(steps + 1)}  # of an earlier version: the deepest of thinned ones
+    assert sampler_statistics(before, {"max_tree_depth": 3}) == {"max_tree_share": 0.5}
+    thinned = sampler_statistics(before, {"max_tree_depth": 3, "thin": 3})["max_tree_share"]
+    assert thinned == pytest.approx(1 - 0.5 ** (1 / 3))
     short = np.random.default_rng(0).standard_normal((256, 10))
     assert sampler_statistics({"energy": short}, {})["bfmi_min"] == pytest.approx(2, rel=0.1)  # pooled
 

@@ -170,7 +170,8 @@ def test_a_report_says_where_the_mean_weights_predict_better_than_the_draws(tmp_
     assert wide["nll_over_mean_weights_low"] > 0.01 and 0 < wide["signal_to_noise"] < scores["signal_to_noise"]
     assert 0 < wide["kl_share"] < 1 and not against_mean_weights(posterior.at_mean_weights(), None, data)
     (run / "metrics.json").write_text(json.dumps({**json.loads((run / "metrics.json").read_text()), **wide}))
-    (worry,) = RunFolder(run).facts().worries
+    unfinished, worry = RunFolder(run).facts().worries
     assert worry["level"] == "caution" and "q is too wide" in worry["sentence"]
+    assert "came to rest as the learning rate fell" in unfinished["sentence"]
     sites = {site: ratio.median().item() for site, ratio in pruning.signal_to_noise(posterior).items()}
     assert f"lowest in {min(sites, key=sites.get)} {min(sites.values()):.2g}" in worry["sentence"]

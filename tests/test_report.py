@@ -124,7 +124,7 @@ def test_intervals_that_do_not_hold_are_said_in_the_first_box_with_what_to_do(co
     page = run_html(replace(RUN, task="regression", metrics=numbers, baseline=None), [])
     assert words in page and ("<code>calibrate runs/a</code>" in page) == bool(words)
     copies = (run_html(replace(RUN, metrics=RUN.metrics | {"rows_that_trained": num}), []) for num in (15, 16))
-    assert ["if they are copies, the scores below are too good; keep" in page for page in copies] == [False, True]
+    assert ["If they are copies, the scores below are too good; keep" in page for page in copies] == [False, True]
     grouped = replace(RUN, provenance=RUN.provenance | {"split": {"kind": "groups"}})
     again = replace(grouped, metrics=RUN.metrics | {"rows_that_trained": 16})
     assert "too good; leave them out" in run_html(again, [])
@@ -166,8 +166,8 @@ def test_the_side_of_a_confidence_is_said_and_a_step_names_what_it_corrects(sure
 def test_equal_rows_are_said_to_be_likely_where_inputs_have_few_patterns():
     same = RUN.metrics | {"rows_that_trained": 140}
     few, many = (run_html(replace(RUN, metrics=same | {"different_inputs": num}), []) for num in (128, 1200))
-    assert "target and all, as is likely of 1,300 rows with 128 different inputs: if they are copies" in few
-    assert "target and all: if they are copies" in many
+    assert "target and all: 140, as is likely of 1,300 rows with 128 different inputs. If they are copies" in few
+    assert "target and all: 140. If they are copies" in many
 
 
 @pytest.mark.parametrize(("ends", "said"), [((-0.4, 0.1), True), ((-0.4, -0.1), False)], ids=["not clear", "better"])

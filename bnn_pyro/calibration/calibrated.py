@@ -175,6 +175,7 @@ class Calibrated:
         categories, place = places[self.column]
         raw = self.schema.unstandardise(x[:].cpu().double())[:, place]
         if categories is None:
+            raw = torch.where(raw.abs() < 1e-6 * self.schema.x_scale[place.start], 0.0, raw)  # what 32 bits leave of 0
             return [f"{value:{'.0f' if abs(value) >= 1e6 else '.6g'}}" for value in raw[:, 0].tolist()]
         known = raw.amax(1) > 0.5  # others have a category that training did not have
         return [categories[k] if is_known else "(unknown)" for is_known, k in zip(known, raw.argmax(1), strict=True)]

@@ -5,6 +5,7 @@ nothing is among its values. Probabilities are averaged over the draws first; wh
 mean. What the draws disagree on, the epistemic part, is that of the draws before.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar, Self
@@ -46,8 +47,9 @@ class LogitMap(Map):
     """p ∝ exp(W log p̄ + b).
 
     Temperature scaling: W = I / T (Guo et al. 2017, arXiv:1706.04599, of the mixture). ``vector``: a diagonal W and b,
-    ``dirichlet``: any W and b (Kull et al. 2019, arXiv:1910.12656); both have a Normal(0, 1) prior on W − I and on b.
-    ``beta``, of two classes: a diagonal W ≥ 0 and b without a prior (Kull, Silva Filho & Flach 2017).
+    ``dirichlet``: any W and b (Kull et al. 2019, arXiv:1910.12656); ``beta``, of two classes: a diagonal W ≥ 0 and b
+    (Kull, Silva Filho & Flach 2017). All with a Normal(0, 1) prior, on log T, or W − I and b: labels that p̄ separates
+    have no finite optimum, and p would become 0 or 1.
     """
 
     def __init__(self, weight: list[list[float]], bias: list[float]) -> None:
@@ -61,12 +63,13 @@ class LogitMap(Map):
     def temperature(cls, prediction: Mixture, y: Tensor) -> Self:
         """One temperature by the log score of labels y (B,)."""
         logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
-        inverse = _best_factor(lambda beta: -(beta * logs).log_softmax(-1).gather(1, y[:, None]).mean().item())
+        loss = lambda beta: -(beta * logs).log_softmax(-1).gather(1, y[:, None]).sum().item()  # noqa: E731
+        inverse = _best_factor(lambda beta: loss(beta) + 0.5 * math.log(beta) ** 2)
         return cls((inverse * torch.eye(classes)).double().tolist(), [0.0] * classes)
 
     @classmethod
-    def linear(cls, prediction: Mixture, y: Tensor, *, full: bool = False, prior: bool = True) -> Self:
-        """A diagonal or full W, and b, by the log score of y (B,) and the prior, or else with W ≥ 0."""
+    def linear(cls, prediction: Mixture, y: Tensor, *, full: bool = False, positive: bool = False) -> Self:
+        """A diagonal or full W (``positive``: ≥ 0), and b, by the log score of y (B,) and the prior."""
         logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
         eye = torch.eye(classes, dtype=torch.float64)
         mask = torch.ones_like(eye) if full else eye
@@ -75,11 +78,10 @@ class LogitMap(Map):
             theta = torch.from_numpy(values).reshape(classes + 1, classes).requires_grad_()  # W − I above b
             shift, bias = theta[:-1] * mask, theta[-1]
             loss = cross_entropy(logs @ (eye + shift).mT + bias, y, reduction="sum")
-            loss = loss + prior * 0.5 * (shift.square().sum() + bias.square().sum())
+            loss = loss + 0.5 * (shift.square().sum() + bias.square().sum())
             return loss.item(), torch.autograd.grad(loss, theta)[0].numpy().ravel()
 
-        most = np.exp(LOG_BOUNDS[1])  # labels that p̄ separates have no finite optimum
-        bounds = None if prior else [(-1, most)] * classes**2 + [(-most, most)] * classes
+        bounds = [(-1, None)] * classes**2 + [(None, None)] * classes if positive else None
         best = minimize(objective, np.zeros(classes * (classes + 1)), jac=True, method="L-BFGS-B", bounds=bounds).x
         best = torch.from_numpy(best).view(classes + 1, classes)
         return cls((eye + best[:-1] * mask).tolist(), best[-1].tolist())
@@ -285,7 +287,7 @@ RECALIBRATIONS: Mapping[str, tuple[type, Callable[[Mixture, Tensor], Any], str]]
     "temperature": (LogitMap, LogitMap.temperature, "classification"),
     "vector": (LogitMap, LogitMap.linear, "classification"),
     "dirichlet": (LogitMap, partial(LogitMap.linear, full=True), "classification"),
-    "beta": (LogitMap, partial(LogitMap.linear, prior=False), "two classes"),
+    "beta": (LogitMap, partial(LogitMap.linear, positive=True), "two classes"),
     "isotonic-classes": (StepMap, StepMap.fit, "two classes"),
     "isotonic": (CdfMap, CdfMap.fit, "regression"),
     "distribution": (ConformalCdf, ConformalCdf.fit, "regression"),

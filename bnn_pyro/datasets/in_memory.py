@@ -96,7 +96,9 @@ def dataset(
         raise UserError("X is a tuple or dict, inputs of a module, which take no exposure= and no missing='indicator'; "
                         "leave it out, or fill gaps in and give a mask as another input")  # fmt: skip
     table = as_table("X", x)
-    of_event: tuple[str, ...] = () if event is None else (str(getattr(event, "name", None) or "event"),)
+    own_name = getattr(event, "name", None)  # a comparison of the times has theirs
+    own_name = "event" if own_name in (None, "", getattr(y, "name", y if isinstance(y, str) else None)) else own_name
+    of_event: tuple[str, ...] = () if event is None else (str(own_name),)
     if isinstance(event, str):
         event, *_ = of_event = event_column("X", event, [] if table is None else list(table.columns))
     coded, taken = names_in(table, "categorical", categorical), names_in(table, "exclude", exclude)
@@ -117,6 +119,8 @@ def dataset(
             raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one for each")
         exposure = exposure if isinstance(exposure, str) else "exposure"
         table = named(as_array("X", x)) if table is None else table
+        if exposure in table:
+            raise UserError(f"X has a column '{exposure}', as exposure= is called: leave it out, or rename it")
         table = table.assign(**{exposure: as_array("exposure", values, text=True)})
     # Series and masks are no columns of a table.
     looked_at = [len(p.shape) < 2 and not p.is_bool for p in parts for _ in range(math.prod(p.shape))]

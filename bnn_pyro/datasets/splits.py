@@ -138,7 +138,7 @@ def _rows_of_file(path: Path, split: int, raw: Raw) -> np.ndarray:
         content = f"{have[0]} to {have[-1]}" if have else ", ".join(arrays) or "nothing"
         raise UserError(f"{path}: no array {name}; it has {content}")
     kept = np.arange(len(raw.y)) if raw.rows is None else raw.rows.numpy()
-    chosen = _numbers(f"{path}: {name}", arrays[name], int(kept[-1]) + 1)
+    chosen = _numbers(f"{path}: {name}", arrays[name], len(kept) + (0 if raw.rows is None else raw.dropped))
     if len(np.unique(chosen)) < len(chosen):
         raise UserError(f"{path}: {name} names a row twice; every test row may appear once")
     test = chosen if raw.rows is None else np.flatnonzero(np.isin(kept, chosen))

@@ -99,9 +99,10 @@ def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) ->
         return None
     columns, num = file.schema_arrow, file.metadata.num_rows
     numeric = all(types.is_floating(kind) or types.is_integer(kind) for kind in columns.types)
-    if target not in columns.names or not numeric or not is_large((num, len(columns.names))):
+    index = [name for name in (columns.pandas_metadata or {}).get("index_columns", ()) if isinstance(name, str)]
+    names = [name for name in columns.names if name not in (target, *index)]  # row labels of pandas are no inputs
+    if len(names) + 1 + len(index) != len(columns.names) or not numeric or not is_large((num, len(columns.names))):
         return None
-    names = [name for name in columns.names if name != target]
     kind = np.float32 if all(columns.field(name).type == "float" for name in names) else np.float64
     y, rows = [], rows_file()
     with telling(cache_root()):

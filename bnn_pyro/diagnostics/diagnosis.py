@@ -116,15 +116,18 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
 def diagnose_briefly(posterior: Posterior, data: Dataset) -> Diagnosis | None:
     """By the rules of :func:`diagnose`, at fewer points: whether chains have converged.
 
-    Without chains, that the objective of a training which no held-out rows ended rose by more than √N nats in the last
-    tenth of its 20 or more lines: one standard error of the log density of N rows. None where it did not.
+    Without chains, that the objective of a training which no held-out rows ended rose by more than √N nats, one
+    standard error of the log density of N rows, in the last tenth of its 20 or more lines, or in that before half of
+    them, when the learning rate was still high. None where it did not.
     """
     work = _Work(posterior, data, *QUICK)
     if not work.is_chain:
         work.training()
-        found = work.findings
-        rising = not found.has("stopping_rows") and found.get("elbo_rise") > math.sqrt(found.rows)
-        return Diagnosis(work.statistics, (found.say("caution", "training, rising"),)) if rising else None
+        found, said = work.findings, {"elbo_rise": "training, rising", "elbo_rise_halfway": "training, unfinished"}
+        if found.has("stopping_rows") or not any(rose := [found.get(name) > math.sqrt(found.rows) for name in said]):
+            return None
+        about = next(text for text, risen in zip(said.values(), rose, strict=True) if risen)
+        return Diagnosis(work.statistics, (found.say("caution", about),))
     for step in (work.functions, work.weights, work.sampler):
         step()
     return Diagnosis(work.statistics, tuple(v for v in verdicts(work.findings) if v.about in CHAINS_ALONE))

@@ -37,7 +37,7 @@ def kind(posterior: Posterior) -> str:
     if posterior.chains is None:
         return "approximation"
     chains, draws = sized(posterior)
-    if draws > 1 or "acceptance_rate" in posterior.stats:
+    if draws > 1 or posterior.stats:
         return "chains"
     return "point" if chains == 1 else "members"
 
@@ -155,14 +155,11 @@ def sampler_statistics(
             pooled = np.square(np.diff(energy, axis=1)).mean() / energy.var()
         lowest = float(np.fmin.reduce(bfmi(energy))) if energy.shape[1] >= 100 else float(pooled)
         statistics |= {"bfmi_min": lowest} if np.isfinite(lowest) else {}
-    depth, limit = settings.get("max_tree_depth"), settings.get("max_steps")
-    if depth is not None and "tree_depth" in series:
-        statistics["max_tree_share"] = float((series["tree_depth"] >= depth).mean())
-    elif (depth is not None or limit is not None) and "n_steps" in series:
-        limit, steps = 2 ** int(depth) - 1 if depth is not None else int(limit), series["n_steps"] / each
-        if "trajectory_length" in series:  # steps of several gradients count once
-            steps = series["trajectory_length"] / series["step_size"]
-        statistics["max_tree_share"] = float((steps >= limit * (1 - 1e-5)).mean())
+    if "cut" in series:
+        statistics["max_tree_share"] = float(series["cut"].mean())
+    elif "tree_depth" in series and "max_tree_depth" in settings:  # of an earlier version: the deepest of thinned ones
+        shorter = (series["tree_depth"] < settings["max_tree_depth"]).mean()
+        statistics["max_tree_share"] = float(1 - shorter ** (1 / each))
     return statistics
 
 

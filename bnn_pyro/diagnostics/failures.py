@@ -168,7 +168,10 @@ def _not_finite(posterior: Posterior) -> str:
 def _diverging(posterior: Posterior) -> str:
     """Which chains diverged in every transition; "" where none did."""
     flags = posterior.stats.get("diverging")
-    lost = [] if flags is None or flags.shape[1] < MIN_DRAWS else flags.bool().all(1).nonzero()[:, 0].tolist()
+    thin = posterior.provenance.get("method_settings", {}).get("thin", 1)  # a thinned draw tells if any one did
+    if flags is None or flags.shape[1] < MIN_DRAWS or thin > 1:
+        return ""
+    lost = flags.bool().all(1).nonzero()[:, 0].tolist()
     if not lost:
         return ""
     words = f"chain {', '.join(str(chain + 1) for chain in lost[:5])} of {len(flags)} diverged in every transition, so "

@@ -213,7 +213,7 @@ def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.nd
     rows = even(len(data.x_train), min(CHECK_ROWS, len(rows_within(posterior, len(data.x_train), num, 1e7))))
     y, repeats = data.y_train[rows].cpu(), max(1, -(-MIN_SETS // num))
     seen, made, samples = torch.zeros(num), torch.zeros(repeats, num), []
-    with isolated(seed):
+    with isolated(seed + 1):  # not the numbers that the weights are drawn by
         for part, prediction in walk(posterior, data.x_train[rows], num, seed):
             seen = prediction.discrepancy(y[part], seen)
             new = [prediction.components.sample() for _ in range(repeats)]

@@ -262,8 +262,8 @@ def _details(f: Findings) -> Iterator[Verdict]:
     if f.has("elbo_rise"):
         rising = "training, stopped" if f.has("stopping_rows") else "training, rising"
         other = f.get("elbo_rise") > 0 or f.get("sd_factor") < 1
-        unfinished = not f.has("stopping_rows") and f.get("elbo_rise_halfway") > math.sqrt(f.rows)
-        about = rising if other else "training, unfinished" if unfinished else "training"
+        unfinished = not f.has("stopping_rows") and f.get("elbo_rise_halfway") > math.sqrt(f.rows) >= f.get("elbo_rise")
+        about = "training, unfinished" if unfinished else rising if other else "training"
         narrowed = f", {f.get('sd_factor'):.2g} times as wide as it was trained" if f.get("sd_factor") < 1 else ""
         near = "" if f.has("stopping_rows") else ", where the learning rate is near 0"
         yield f.say("good" if about == "training" else "caution", about, narrowed=narrowed, near=near)

@@ -28,7 +28,7 @@ from bnn_pyro.progress import Figures, report_progress
 SHOWN = {"accept": "acceptance_rate", "energy error": "energy_error"}
 #: How the stats of thinned transitions become one; the last one's, where it isn't said.
 COMBINED: dict[str, Callable[[Sequence], Any]] = {
-    **dict.fromkeys(("acceptance_rate", "trajectory_length"), lambda values: sum(values) / len(values)),
+    **dict.fromkeys(("acceptance_rate", "trajectory_length", "cut"), lambda values: sum(values) / len(values)),
     **dict.fromkeys(("diverging", "tree_depth"), lambda values: np.max(values, axis=0)),
     "energy_error": lambda values: np.sqrt(np.mean(np.square(values), axis=0)),
     "n_steps": sum,

@@ -129,7 +129,8 @@ class Kernel:
     def _figures(self, moved: "Transition", steps: int, step: Tensor) -> dict[str, np.ndarray]:
         moving = dict(acceptance_rate=moved.acceptance, diverging=moved.diverging, energy=moved.energy)
         figures = dict(moving, lp=self.chains.density, n_steps=torch.full_like(step, steps), step_size=step)
-        figures |= {"trajectory_length": steps * step, "superchain": self.superchain}
+        cut = torch.full_like(step, steps == self.settings.max_steps)
+        figures |= {"trajectory_length": steps * step, "superchain": self.superchain, "cut": cut}
         return {name: value.cpu().numpy() for name, value in figures.items()}
 
     def state(self) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class NUTS(SeparateChains):
 
     def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict]:
         done = nuts(rng, point, dynamics, step, self.max_tree_depth)
-        return done, {"tree_depth": float(done.depth)}
+        return done, {"tree_depth": float(done.depth), "cut": float(done.depth >= self.max_tree_depth)}
 
     def typical(self, whitened: bool) -> int:
         """See ``SeparateChains``."""
@@ -159,7 +159,8 @@ class HMC(SeparateChains):
 
     def _move(self, dynamics: Dynamics, rng: np.random.Generator, point: Point, step: float) -> tuple[Transition, dict]:
         steps = min(self.max_steps, max(1, int(self.length * (0.5 + rng.random()) / step)))
-        return hmc(rng, point, dynamics, step, steps), {"trajectory_length": steps * step}
+        figures = {"trajectory_length": steps * step, "cut": float(steps == self.max_steps)}
+        return hmc(rng, point, dynamics, step, steps), figures
 
     def typical(self, whitened: bool) -> int:
         """See ``SeparateChains``."""

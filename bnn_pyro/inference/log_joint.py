@@ -223,7 +223,8 @@ class _Terms(Recorder):
         term = scale_and_mask(msg["fn"].log_prob(msg["value"]), msg["scale"], msg["mask"])
         if term.dim() > 1:
             term = term.flatten(1).sum(1, dtype=torch.float64)  # thousands of rows: float32 would be noise
-        self.totals[msg["is_observed"]] = self.totals[msg["is_observed"]] + term
+        is_y = msg["name"] == OBSERVED  # what else is observed is of no row
+        self.totals[is_y] = self.totals[is_y] + term
 
 
 def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1) -> tuple[Tensor, Tensor]:

@@ -57,9 +57,10 @@ LENGTH = {False: 0.4, True: 0.3}
 REACH = 3.0
 #: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
 POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
-#: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR; how often a chain's step
-#: may be halved after the warm-up, because it diverged twice, before the chain is lost; the first step, in units of √d.
-WIDE, HALVINGS, FIRST_STEP = 30.0, 10, 1e-3
+#: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR; and is taken back above
+#: so many times the usual one. How often a chain's step may be halved after the warm-up, because it diverged twice,
+#: before the chain is lost; the first step, in units of √d.
+WIDE, FAR, HALVINGS, FIRST_STEP = 30.0, 50.0, 10, 1e-3
 #: Members of a network whose weights are at most so many; four of a larger one. What else a kernel's state has.
 MEMBERS, SMALL, OWN = 8, 10_000, ("step_size", "length", "lost", "turned", "halved", "ends")
 
@@ -117,6 +118,8 @@ class MILE(SeparateChains):
 
         A step whose energy error exceeds 1,000 nats and 30 √d, or is not finite, is taken back and u reversed; where
         the next is too the step is halved. After ten halvings a chain is left out with a warning; UserError if all are.
+        Once ε is found, a step is taken back too if its error exceeds 50 √(d · ``energy_variance``): it would lead to
+        where the density is far lower than errors of the usual size allow. As a rejection, that is no divergence.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())
@@ -195,17 +198,19 @@ class Kernel:
         """Steps of every chain; one that diverges is taken back and its u reversed, as a Metropolis step would."""
         settings, before, step = self.settings, self.point, self.step_size
         state, errors = langevin_steps(self.potential, before, step, self.length, noise)
-        within = np.abs(errors) < max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size))
-        good = within.all(1) & np.isfinite(state.gradient).all(1)
+        largest = np.where(np.isfinite(state.gradient).all(1), np.abs(errors).max(1), math.inf)
+        diverged = ~(largest < max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size)))
+        usual = math.sqrt(settings.energy_variance * self.size) if self.done >= self.ends[2] else math.inf
+        good = ~diverged & (largest < FAR * usual)
         if noise.shape[1] > 1 and not good.all():  # which of them did is found one by one
             return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]
         error, drawing = errors[:, -1], self.done >= settings.warmup
-        again, self.turned = (self.done >= self.ends[2]) & ~good & self.turned, ~good
+        again, self.turned = (self.done >= self.ends[2]) & diverged & self.turned, diverged
         if again.any():  # the way back diverges too
             self.step_size, self.halved = np.where(again, self.step_size / 2, self.step_size), self.halved + again
             self.lost |= self.halved > HALVINGS
             if self.lost.all():
-                chain = int(np.argmin(good))
+                chain = int(np.argmax(diverged))
                 who = f"chain {chain + 1}" if len(error) > 1 else "a chain"
                 what = f"{error[chain]:,.0f} nats" if np.isfinite(error[chain]) else "not finite"
                 raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {what} in a step "
@@ -220,7 +225,7 @@ class Kernel:
             check_steps(self.step_size, self.done)
         self.point = state
         figures = dict(lp=state.density, n_steps=np.full_like(step, GRADIENTS), step_size=step)
-        figures |= dict(decoherence_length=self.length, diverging=np.where(self.lost, 2.0, drawing & ~good))  # 2: lost
+        figures |= dict(decoherence_length=self.length, diverging=np.where(self.lost, 2.0, drawing & diverged))  # 2: lost
         self._learn_length(noise.shape[1])
         return [{"energy_error": own, **figures} for own in np.abs(errors).T]
 
@@ -245,8 +250,8 @@ class Kernel:
             check_steps(self.step_size, self.done)
         self._learn_length(1)
         figures = dict(trajectory_length=steps * step, n_steps=steps * GRADIENTS, lp=self.point.density, step_size=step)
-        diverging = ~finite | (lost > MAX_ENERGY_ERROR)
-        return {**figures, "acceptance_rate": acceptance, "diverging": diverging.astype(float)}
+        bad = dict(diverging=~finite | (lost > MAX_ENERGY_ERROR), cut=steps == settings.max_steps)
+        return {**figures, "acceptance_rate": acceptance, **{name: one.astype(float) for name, one in bad.items()}}
 
     def _learn_length(self, transitions: int) -> None:
         """After so many: scales from the moments of a window, L from those of the next, and from effective draws."""

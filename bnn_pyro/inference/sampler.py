@@ -152,7 +152,7 @@ class Sampler(Settings):
         stats = {name: torch.from_numpy(np.stack([column[name][:draws] for column in columns])) for name in columns[0]}
         z = stats.pop("z")
         stats["lp"] = stats["lp"] - torch.as_tensor(potential.space.extra(z.to(potential.initial.device))).cpu()
-        warn_of_idle_chains(z, stats["diverging"], chosen, self.chains)
+        warn_of_idle_chains(z, stats["diverging"] * (self.thin == 1), chosen, self.chains)  # of thinned ones: any
         drawn = [potential.weights(one) for one in z.to(potential.initial.device)]
         chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
         about = {"stopped": stopped} if stopped else {}

@@ -197,6 +197,7 @@ def distances(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int 
     """
     if a.task != b.task:
         raise UserError(f"cannot compare a {a.task} with a {b.task} prediction")
+    check_known("task with distances", DISTANCES, a.task)
     if len(a) != len(b):
         raise UserError(f"the predictions are for {len(a)} and {len(b)} points; predict the same points with both")
     if len(a) == 0:

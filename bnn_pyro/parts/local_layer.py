@@ -139,7 +139,7 @@ class Conv2dLayer(LocalLayer):
         return sampled.unflatten(len(sample_shape), self.batch_shape)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)  # its keys hold networks
 def _event_shape(image: torch.Size, geometry: tuple, non_linearity: Callable[[Tensor], Tensor] | None) -> torch.Size:
     """The shape of one row's activations, without computing any."""
     kernel, stride, padding = geometry

@@ -201,7 +201,10 @@ class BayesianNet(nn.Module):
         self._inputs = {name: w[0].numel() if w.dim() > 1 else 1 for name, w in names.items()}
         for path, layer in self.net.named_modules():
             if isinstance(layer, nn.modules.conv._ConvTransposeNd):  # whose weights (inputs, outputs / groups, …) are
-                self._inputs[f"{path}.weight".lstrip(".")] = layer.weight[:, 0].numel() // layer.groups
+                self._inputs[name := f"{path}.weight".lstrip(".")] = layer.weight[:, 0].numel() // layer.groups
+                if str(prior if isinstance(prior, str) else prior.get(name)).startswith("ard"):
+                    raise UserError(f"ard has a scale for each input of a layer, but not for '{name}' of a transposed "
+                                    "convolution: give it another prior, such as fan-in:2")  # fmt: skip
         if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
                             "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip

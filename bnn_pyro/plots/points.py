@@ -102,7 +102,7 @@ def ood_bars(
 
 
 def _need_images(prediction: Prediction, x: Tensor) -> None:
-    if x.dim() != 4 or len(x) != len(prediction):
+    if len(x.shape) != 4 or len(x) != len(prediction):
         raise UserError(f"x must be {len(prediction)} images (B, channels, height, width), got shape {tuple(x.shape)}")
 
 

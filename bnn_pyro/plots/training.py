@@ -31,7 +31,9 @@ _SAMPLER = {
     "log_joint": ("nats, all training rows", "log joint density"),
 }
 #: What a pruned network gets wrong.
-_LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units"}
+_LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units",
+           "nrmse": "RMSE, standard deviations of each target", "label_error": "wrong labels, share",
+           "concordance": "concordance"}  # fmt: skip
 
 
 @drawn

@@ -172,7 +172,8 @@ class RunFacts:
     title = property(lambda self: f"{self.recipe['variant']} on {self.provenance['data']}")
 
     #: Of every prediction.
-    num_draws = property(lambda self: min(n := self.recipe["num_draws"], self.provenance.get("stored_draws", n)))
+    num_draws = property(lambda self: self.metrics.get("num_draws") or self._stored_draws)
+    _stored_draws = property(lambda self: min(n := self.recipe["num_draws"], self.provenance.get("stored_draws", n)))
 
     @property
     def subtitle(self) -> str:

@@ -58,6 +58,7 @@ def uneven_errors(prediction: Prediction, data: Dataset) -> dict[str, dict[str, 
     errors = (inverse(data.y_test.double()) - mean).abs().numpy()
     sizes, by = errors / sd.numpy(), {f"the predicted {data.schema.target}": mean.numpy()}
     columns = [(c.name, place) for c, place in data.schema.column_places if c.categories is None]
+    columns = columns if isinstance(data.x_test, Tensor) else []  # of rows in a file, the prediction alone
     by |= {name: data.x_test[:, place.start].numpy() for name, place in columns[:MAX_COLUMNS]}
     by = {name: values for name, values in by.items() if values.min() < values.max()}
     if len(errors) < MIN_ERRORS or not by or not np.isfinite(sizes).all():
@@ -188,9 +189,9 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     good = (values >= 0).all(1) & (abs(values.sum(1) - 1) < SUM) if schema.has_classes else values[:, 1] > 0
     if len(bad := np.flatnonzero(~(good & np.isfinite(values).all(1)))):
         row, cells = frame.index[bad[0]], values[bad[0]]
-        what = "probabilities from 0 on that add up to 1" if schema.has_classes else "a mean and an sd above 0"
-        what = what if np.isfinite(cells).all() else f"a number for each of {', '.join(names)}"
-        raise UserError(f"{path}: row {row} has not {what}: {cells.tolist()}")
+        what = "probabilities must be at least 0 and add up to 1" if schema.has_classes else "sd must be above 0"
+        what = what if np.isfinite(cells).all() else f"{', '.join(names)} must be numbers"
+        raise UserError(f"{path}: row {row}: {what}, not {cells.tolist()}")
     made = torch.tensor(values, dtype=torch.float32)[None]
     if schema.has_classes:
         return of_classes(schema.task, made.clamp_min(torch.finfo(made.dtype).eps))  # the floor that torch has

@@ -86,7 +86,7 @@ def evaluate_run(
     scored = _score(posterior, data, inputs, num)
     beside = None if baseline is None else _score(baseline, data, inputs, num)
     (folder.path / CONVERGENCE).unlink(missing_ok=True)
-    asked = posterior.chains is not None or settled(posterior.trace) > 0  # most fits need not load a diagnosis
+    asked = posterior.chains is not None or any(settled(posterior.trace, part) > 0 for part in (0.5, 1.0))
     if asked and (found := diagnostics.diagnose_briefly(posterior, data)) is not None:
         folder.write(CONVERGENCE, found.to_dict())
     if beside is not None:

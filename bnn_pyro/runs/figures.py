@@ -72,9 +72,10 @@ def figures_of(
     if schema.targets and prediction is not None:
         figures |= _of_targets(prediction, y, schema)
         prediction = None  # what follows is of one target
-    if not (schema.has_classes or schema.targets) and schema.input_shape == (1,):
+    in_memory = isinstance(data.x_train, Tensor)
+    if in_memory and not (schema.has_classes or schema.targets) and schema.input_shape == (1,):
         figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _band(run, far=25)}
-    if schema.has_classes and schema.input_shape == (2,):
+    if in_memory and schema.has_classes and schema.input_shape == (2,):
         figures["decision-boundary"] = lambda: _map(run, plots.decision_boundary)
         figures["epistemic-map"] = lambda: _map(run, plots.epistemic_map)
     if prediction is not None and schema.has_classes:

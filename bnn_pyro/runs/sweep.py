@@ -61,7 +61,11 @@ class SweepFolder(OutputFolder):
             state = CHANGED if run.is_trained else MISSING
             return state, f"was fitted with {what} {setting_text(then)}, not {setting_text(now)}"
         scored = run.is_trained and all((run.path / name).is_file() for name in ("metrics.json", REPLICATES))
-        same = former.num_draws == task.recipe.num_draws and former.baseline >= task.recipe.baseline
+        names, num = ("baseline", "boosting"), task.recipe.num_draws
+        same = former.num_draws == num and all(getattr(former, k) >= getattr(task.recipe, k) for k in names)
+        if scored and same:  # `evaluate --num-draws` may have scored it otherwise
+            facts = run.facts()
+            same = facts.metrics.get("num_draws", num) == min(num, facts.provenance.get("stored_draws", num))
         return FINISHED if scored and same else BEGUN, ""
 
     def outcome(self, task: RunTask, error: str = "") -> dict[str, Any]:

@@ -295,6 +295,6 @@ def choose(
         if (share >= rule.least and rows <= rule.most) or rule is rules[-1]:
             break
     span = f"{minutes:g} minute{'s' * (minutes != 1)}"
-    what = f"{rows:,} rows × {inputs - schema.exposure:,} inputs in {span}, {rule.reason}"
+    what = f"{rows:,} rows × {(num := inputs - schema.exposure):,} input{'s' * (num != 1)} in {span}, {rule.reason}"
     about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)

@@ -73,6 +73,8 @@ class _Writer:
         if not isinstance(val, Tensor):
             raise NotCompiled(f"the operator {packet} gives several tensors, and has no C form")
         like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
+        if values[1].get("alpha", 1) != 1 or values[1].get("rounding_mode"):
+            raise NotCompiled(f"the operator {packet} with {values[1]} has no C form")
         if packet in POINTWISE or packet in (aten.pow, aten.clamp, aten.gather):
             made = Array(like, at=self._expression(packet, like, values[0]))
             # Where it is wanted twice, it is kept: an expression would be worked out twice.
