@@ -231,3 +231,17 @@ def test_a_process_that_dies_is_said_and_a_bad_function_is_named():
     refuses("augment: .* makes .1, 3, 6. of .1, 6, 6.", loc, replace(METHOD, augment=lambda x: x[:, :3]))
     refuses("augment: .* failed: .*division", loc, replace(METHOD, augment=lambda x: x / (1 // 0)))
     refuses("there is no nowhere:flip", loc, replace(METHOD, augment="nowhere:flip"))
+
+
+@pytest.mark.parametrize("kind", ["images", "numbers", "one column", "two columns"])
+def test_a_run_of_rows_in_a_file_is_evaluated_and_has_its_report(kind, tmp_path, command, monkeypatch):
+    generator = np.random.default_rng(0)
+    shape = {"images": (80, 6, 6), "one column": (80, 1), "two columns": (80, 2)}.get(kind, (80, 3))
+    np.save(tmp_path / "x.npy", x := generator.random(shape).astype(np.float32))
+    y = x.reshape(80, -1)[:, 0]
+    np.save(tmp_path / "y.npy", (y > 0.5).astype(np.int64) if kind in ("images", "two columns") else y)
+    monkeypatch.setenv("BNN_PYRO_MEMORY", "1e-9")
+    out = tmp_path / "run"
+    command("train", "mean-field", "--data", tmp_path / "x.npy", "--out", out, "--hidden", 4, "--epochs", 2,
+            "--batch-size", 20, "--no-baseline")  # fmt: skip
+    assert (out / "report.html").is_file() and (out / "metrics.json").is_file()

@@ -142,6 +142,7 @@ class EnergyTuning:
     step             ε of the next step
     average, weight  the sums of that mean
     logs, count      Σ ln ε and its terms so far: ``step`` is what suits the place where a chain is, ``mean`` the chain
+    excess, seen     Σ ξ and its terms (G,) of steps of one ε, which may meet stiffer places than before
     """
 
     step: np.ndarray
@@ -149,6 +150,8 @@ class EnergyTuning:
     weight: np.ndarray | float = 0.0
     logs: np.ndarray | float = 0.0
     count: int = 0
+    excess: np.ndarray | float = 0.0
+    seen: np.ndarray | float = 0.0
 
     #: How many of the last steps count, the width of ln ξ within which a step counts, and the share of itself to which
     #: one that diverges falls.
@@ -165,6 +168,16 @@ class EnergyTuning:
         learned = (self.average / self.weight) ** (-1 / 6)
         self.step = np.where(self.weight > 0, learned, fall * self.step)
         self.logs, self.count = self.logs + np.log(self.step), self.count + 1
+
+    def observe(self, errors: np.ndarray, good: np.ndarray, size: int, target: float) -> None:
+        """Steps of one ε, of which those of a chain that is ``good`` count.   errors: ΔE (G, S)."""
+        xi = np.where(good[:, None], np.square(errors) / (size * target), 0.0)
+        before = np.broadcast_to(self.excess, good.shape)
+        self.excess = np.cumsum(np.column_stack([before, xi]), 1)[:, -1]  # one by one, however many come at once
+        self.seen = self.seen + good * errors.shape[1]
+
+    #: What ε is to be multiplied by for these to have had a ξ of at most 1.
+    factor = property(lambda self: np.maximum(self.excess / np.maximum(self.seen, 1), 1.0) ** (-1 / 6))
 
     def anew(self) -> "EnergyTuning":
         """For other coordinates: the step counts as a tenth of one at its target, lest one error make the next."""

@@ -6,9 +6,8 @@ Sommer et al. 2025, arXiv:2502.06335, on the dynamics of ``microcanonical`` (Rob
 member is found by AdamW with early stopping on held-out rows, the chain samples the posterior given all training rows.
 No proposal is rejected: draws have a bias that falls with the step, which the warm-up finds from the energy error,
 E[ΔE²]/d = ``energy_variance``. With h = ε/√d the leapfrog has E[ΔE²] = h⁶λ³/16 in a direction of variance 1/λ, which
-is off by at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 of itself; the minimal-norm integrator here is better. Few directions of a
-network are as narrow as the data make them, and the error is theirs: of a tenth of d each has ten times E[ΔE²]/d, which
-is why ``energy_variance`` is 0.001 where the paper has 0.1.
+is off by at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 of itself; the minimal-norm integrator here is better. The error is that
+of the few directions that data make narrow, so that ``energy_variance`` is 0.001, not 0.1 as in the paper.
 
 With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503.01707): u is drawn anew, a trajectory
 of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
@@ -16,9 +15,9 @@ of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)),
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
 warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. Then zᵢ is
 divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew; from 0.5 T on it is
-the geometric mean of those since then, as the last of them suits one place. L, first √d, is from 0.5 T on √Σ Var zᵢ,
-at the end 0.4 · way / n_eff by effective draws. The adjusted sampler does so in 0.6 T, then dual averaging learns ε.
-Each chain has scales, ε and L of its own; its stats are of these coordinates.
+the geometric mean of those since then, as the last of them suits one place, and at the end less, if E[ΔE²] was larger
+since 0.75 T. L, first √d, is from 0.5 T on √Σ Var zᵢ, at the end 0.4 · way / n_eff by effective draws. The adjusted
+sampler does so in 0.6 T, then dual averaging learns ε. All is of each chain; its stats are of these coordinates.
 """
 
 import json
@@ -57,9 +56,8 @@ LENGTH = {False: 0.4, True: 0.3}
 REACH = 3.0
 #: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
 POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
-#: A step diverges whose energy error exceeds so many nats in units of √d, or MAX_ENERGY_ERROR; and is taken back above
-#: so many times the usual one. How often a chain's step may be halved after the warm-up, because it diverged twice,
-#: before the chain is lost; the first step, in units of √d.
+#: A step diverges at so many √d nats, or MAX_ENERGY_ERROR, and is taken back at so many times the usual error; halvings
+#: of a chain's step after the warm-up, as it diverged twice, before the chain is lost; the first step, in units of √d.
 WIDE, FAR, HALVINGS, FIRST_STEP = 30.0, 50.0, 10, 1e-3
 #: Members of a network whose weights are at most so many; four of a larger one. What else a kernel's state has.
 MEMBERS, SMALL, OWN = 8, 10_000, ("step_size", "length", "lost", "turned", "halved", "ends")
@@ -118,8 +116,7 @@ class MILE(SeparateChains):
 
         A step whose energy error exceeds 1,000 nats and 30 √d, or is not finite, is taken back and u reversed; where
         the next is too the step is halved. After ten halvings a chain is left out with a warning; UserError if all are.
-        Once ε is found, a step is taken back too if its error exceeds 50 √(d · ``energy_variance``): it would lead to
-        where the density is far lower than errors of the usual size allow. As a rejection, that is no divergence.
+        Once ε is found, one whose error exceeds 50 √(d · ``energy_variance``) is taken back too, but has not diverged.
         """
         if not self.chains:
             size = sum(value.numel() for value in weight_space(model).initial.values())
@@ -217,15 +214,16 @@ class Kernel:
                                 f"of {self.step_size[chain]:.3g}; take a smaller energy_variance than "
                                 f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
         u = direction(before.u + microcanonical.refreshment(step, self.length, self.size)[:, None] * noise[:, 0])
-        state = state.where(good & ~self.lost, before._replace(u=np.where(good[:, None], before.u, -u)))
-        if self.done < self.ends[2] and self.done < settings.warmup:
+        self.point = state.where(good & ~self.lost, before._replace(u=np.where(good[:, None], before.u, -u)))
+        if self.done < min(self.ends[2], settings.warmup):
             targets = settings.first_energy_variance, settings.energy_variance
             self.tuning.learn(error, good, self.size, np.interp(self.done, (0, max(1, self.ends[1])), targets))
             self.step_size = self.tuning.step
             check_steps(self.step_size, self.done)
-        self.point = state
-        figures = dict(lp=state.density, n_steps=np.full_like(step, GRADIENTS), step_size=step)
-        figures |= dict(decoherence_length=self.length, diverging=np.where(self.lost, 2.0, drawing & diverged))  # 2: lost
+        if sum(self.ends[2:]) <= 2 * self.done < 2 * settings.warmup:
+            self.tuning.observe(errors, good, self.size, settings.energy_variance)
+        figures = dict(lp=self.point.density, n_steps=np.full_like(step, GRADIENTS), step_size=step)
+        figures |= dict(decoherence_length=self.length, diverging=np.where(self.lost, 2.0, drawing & diverged))
         self._learn_length(noise.shape[1])
         return [{"energy_error": own, **figures} for own in np.abs(errors).T]
 
@@ -277,6 +275,8 @@ class Kernel:
                 radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
                 self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
             self.positions = []
+        if done == last:
+            self.step_size = self.step_size * self.tuning.factor
 
     def _noise(self, num: int) -> np.ndarray:
         """(G, num, d) standard Normal numbers, each chain's of its own generator."""
@@ -284,18 +284,18 @@ class Kernel:
 
     def state(self) -> dict[str, Any]:
         """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
-        parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments)}
-        parts["own"] = {name: getattr(self, name) for name in OWN}
-        parts |= {"positions": self.positions, "averages": [vars(average) for average in self.averages]}
+        parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments),
+                 "own": {name: getattr(self, name) for name in OWN}, "positions": self.positions,
+                 "averages": [vars(average) for average in self.averages]}  # fmt: skip
         generators = json.dumps([rng.bit_generator.state for rng in self.rngs])
         return tree_map_only(np.ndarray, torch.from_numpy, {**parts, "done": self.done, "rngs": generators})
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state, in a kernel that was made in the same way."""
         state = tree_map_only(Tensor, Tensor.numpy, dict(state))
-        point = {"scale": np.ones_like(state["point"]["z"]), **state["point"]}
         state["tuning"].pop("limit", None)  # of an earlier version
-        self.point, self.tuning = State(**point), EnergyTuning(**state["tuning"])
+        self.point = State(**{"scale": np.ones_like(state["point"]["z"]), **state["point"]})
+        self.tuning = EnergyTuning(**state["tuning"])
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
         former = [int(share * self.settings.warmup) for share in FORMER_WINDOWS[self.settings.adjusted]]
         vars(self).update({"ends": former, **state["own"]})  # those of before also lack ``lost`` and ``halved``

@@ -266,7 +266,9 @@ def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bo
     """{name: standardised inputs} for the --ood arguments."""
     if names and not schema.has_classes:
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
-    texts = (text for name in names for text in NOISE.get(name, (name,)))
+    texts = dict.fromkeys(text for name in names for text in NOISE.get(name, (name,)))
+    if len({Path(text).stem for text in texts}) < len(texts):
+        raise UserError(f"two of the --ood sets have one name, but for their folders: rename one of {', '.join(texts)}")
     return {Path(text).stem: load_inputs(text, schema, num=num, invert=invert) for text in texts}
 
 
@@ -278,7 +280,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
             raise UserError(f"{name}: no column '{schema.target}', so there is nothing to score against; use predict")
         return x, y
     if name in DATASETS:
-        data = load_data(name, features=recipe.data.get("features"))
+        data = load_data(name, **{key: recipe.data.get(key) for key in ("features", "exclude")})
         like, x, y = data.schema, data.schema.unstandardise(data.x_test), data.y_test
     else:
         from bnn_pyro.datasets.images import load_folder

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REPLICATES, GUARANTEES, CONVERGENCE = "test-replicates.npz", "guarantees.json", "convergence.json"
 ROWS, SITES, BOOSTING = "rows.json", "sites.json", "boosting.json"
-FILES = ("metrics.json", REPLICATES, "metrics-mean-weights.json", "pruning.json", "convergence.json", "diagnosis.json",
+FILES = ("metrics.json", REPLICATES, "pruning.json", "convergence.json", "diagnosis.json",
          "diagnosis.html", "posterior.nc", "history.csv", "environment.json", "report.html", "comparison.html",
          "README.md", "calibration.json", ROWS, SITES, GUARANTEES, BOOSTING)  # fmt: skip
 ARCHIVE = ("posterior.json", "posterior.pt")
@@ -218,7 +218,7 @@ class RunFolder(OutputFolder):
     def _clear(self) -> None:
         """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""
         files = (self.path / name for name in (*ARCHIVE, *FILES, "checkpoint/training.pt"))
-        for file in (*files, *(self.path / "figures").glob("*.png")):
+        for file in (*files, *(self.path / "figures").glob("*.png"), *self.path.glob("metrics-*.json")):
             file.unlink(missing_ok=True)
         if self.baseline.is_begun:
             self.baseline._clear()
@@ -232,7 +232,8 @@ class RunFolder(OutputFolder):
         recipe, meta = self.recipe.to_dict(), read_archive(self.path)[1]
         recipe["inference_settings"] = meta["provenance"].get("method_settings", recipe["inference_settings"])
         label, baseline = name or f"{recipe['variant']} ({recipe['inference']})", self.baseline
-        names = ("metrics", "environment", "convergence", "guarantees", "rows", "sites", "boosting")
+        names = ["metrics", "environment", "convergence", "rows", "sites", "boosting"]
+        names += ["guarantees"] * (self.path / "calibration.json").is_file()  # without it they are of none
         return RunFacts(
             label, str(self.path), meta["schema"]["task"], recipe, provenance=meta["provenance"],
             baseline=baseline.facts() if baseline.is_trained else None,
