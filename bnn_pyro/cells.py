@@ -250,8 +250,7 @@ def coded_cells(cells: pd.Series) -> pd.Series:
 
 def as_known(cells: pd.Series, known: Collection[str]) -> pd.Series:
     """The cells; one that is no known category, but the same whole number as one, as 2 is of 2.0, is that one."""
-    strange = ~cells.isin([*known, ""]) & cells.notna()
-    if not strange.any():
+    if not (strange := ~cells.isin([*known, ""]) & cells.notna()).any():
         return cells
     names = {WHOLE.sub(r"\1", name): name for name in known}
     same = cells[strange].astype(str).map(lambda cell: names.get(WHOLE.sub(r"\1", cell), cell))

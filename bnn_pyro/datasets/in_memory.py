@@ -202,8 +202,7 @@ def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
             shape = ", ".join(map(str, like.input_shape))
             raise UserError(f"{what} is a frame, and this model takes arrays of shape (N, {shape})")
         known = like.table_columns
-        more = [name for name in table.columns if name not in (*known, *like.target_names)]
-        if more:
+        if more := [name for name in table.columns if name not in (*known, *like.target_names)]:
             warnings.warn(f"{what}: columns that this model does not know are left aside: {', '.join(more[:12])}",
                           stacklevel=4)  # fmt: skip
         table = table[[name for name in table.columns if name in known]]

@@ -127,8 +127,7 @@ def auroc_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    probs = mean_probs(prediction)
-    if probs.shape[1] != 2:
+    if (probs := mean_probs(prediction)).shape[1] != 2:
         raise Undefined(f"AUROC is for 2 classes, this prediction has {probs.shape[1]}")
     if len(np.unique(y)) < 2:
         raise Undefined(f"AUROC needs both classes in y, but every label is {y[0]}")
@@ -219,8 +218,7 @@ def _points(inside: Prediction, outside: Prediction, score: str) -> np.ndarray:
     for name, prediction, positive in (("inside", inside, 0.0), ("outside", outside, 1.0)):
         if len(prediction) == 0:
             raise UserError(f"there are no {name} points to score")
-        values = SCORES[score](prediction)
-        if np.isnan(values).any():
+        if np.isnan(values := SCORES[score](prediction)).any():
             raise UserError(f"the {name} prediction is NaN at row {int(np.argmax(np.isnan(values)))}")
         parts.append(np.stack([values, np.full(len(values), positive)], 1))
     return np.concatenate(parts)

@@ -135,8 +135,7 @@ def draw_all(figures: Mapping[str, Callable[[], object]], folder: RunFolder) -> 
 
 def read_pruning(folder: RunFolder) -> dict[str, Any]:
     """What ``plots.pruning_curve`` takes, of pruning.json; empty where the run was not pruned."""
-    table = folder.read("pruning.json")
-    if not table:
+    if not (table := folder.read("pruning.json")):
         return {}
     measure, curve = table["measure"], []
     try:

@@ -56,8 +56,7 @@ def calibrate_run(
     """
     x, y = _calibration_rows(data, recipe, name)
     folder.check_data(posterior, data)
-    failed = failure(posterior, data, num_draws=recipe.num_draws)
-    if failed and not failed.finite:
+    if (failed := failure(posterior, data, num_draws=recipe.num_draws)) and not failed.finite:
         raise FitFailed(f"there is nothing to calibrate: {failed}")
     made = calibrate(posterior, x, y, method, level=level, groups=groups, num_draws=recipe.num_draws)
     done = made.provenance["calibration"]["methods"][-1]

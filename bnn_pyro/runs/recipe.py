@@ -79,8 +79,7 @@ class Recipe(Setup, Settings):
         if not self.conformal:
             return data
         data.schema.need_uncensored("conformal")
-        half = len(data.x_val) // 2
-        if not half:
+        if not (half := len(data.x_val) // 2):
             raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
                             "--validation ROWS")  # fmt: skip
         left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
