@@ -218,8 +218,7 @@ def read_times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.
 
 def skewed(y: np.ndarray) -> str:
     """What helps positive numbers of a skewness above ``SKEWED``, which their logarithms have not; "" for others."""
-    values = (y, np.log(y)) if y.min() > 0 else ()
-    skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in values]
+    skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in ((y, np.log(y)) if y.min() > 0 else ())]
     hint = "positive and skewed: intervals may reach below 0, target_scale=log (--target-scale) models its logarithm"
     return hint if skewness and skewness[0] > max(SKEWED, abs(skewness[1])) else ""
 

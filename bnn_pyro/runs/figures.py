@@ -207,8 +207,7 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
     from bnn_pyro.plots.layout import figure
     from bnn_pyro.plots.style import drawn
 
-    names = schema.targets[:6]
-    each = [(prediction.target(k), y[:, k], schema.of_target(name)) for k, name in enumerate(names)]
+    each = [(prediction.target(k), y[:, k], schema.of_target(name)) for k, name in enumerate(schema.targets[:6])]
 
     @drawn
     def side_by_side(draw: Callable[..., object], rows: int, cell: tuple[float, float], **grid: Any) -> object:
