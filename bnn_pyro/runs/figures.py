@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro import plots
-from bnn_pyro.datasets import curve
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets import Dataset, Schema, curve
 from bnn_pyro.datasets.prepare import row_texts
 from bnn_pyro.diagnostics.draws import sampler_series, sized
 from bnn_pyro.explanation import MAX_COLUMNS, explain

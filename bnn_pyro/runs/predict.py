@@ -14,9 +14,8 @@ from torch import Tensor
 from bnn_pyro.calibration import calibrate, monitor
 from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, fitted_rows, with_calibration
 from bnn_pyro.cells import MISSING, coded_cells, gaps_in
-from bnn_pyro.datasets import load_inputs
+from bnn_pyro.datasets import Dataset, load_inputs
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
-from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.prepare import inputs_of, quantities
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
