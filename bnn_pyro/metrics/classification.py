@@ -173,10 +173,8 @@ aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda 
 def _mutual_information(prediction: Prediction) -> np.ndarray:
     if prediction.num_draws == 1:
         raise Undefined("mutual information needs more than one draw: a single one has none to disagree with")
-    aleatoric = []
-    for probs in prediction.probs.split(1000, dim=1):
-        p = probs.double().numpy()
-        aleatoric.append(entr(p / p.sum(-1, keepdims=True)).sum(-1).mean(0))
+    parts = (part.double().numpy() for part in prediction.probs.split(1000, dim=1))
+    aleatoric = [entr(p / p.sum(-1, keepdims=True)).sum(-1).mean(0) for p in parts]
     return np.maximum(_entropy(prediction) - np.concatenate(aleatoric), 0.0)
 
 

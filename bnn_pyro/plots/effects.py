@@ -96,10 +96,9 @@ def decision_boundary(
     """
     names = class_names(prediction, grid.schema)
     probs = grid.shaped(prediction.mean)
+    values, what = probs.max(-1), "probability of the most probable class"
     if len(names) == 2:
         values, what = probs[..., 1], f"P({grid.schema.target} = {names[1]})"
-    else:
-        values, what = probs.max(-1), "probability of the most probable class"
     ax = _coloured(ax, grid, values, title="predictive probability", label=what, cmap="cividis", vmin=0, vmax=1)
     return _with_data(ax, prediction, grid, x, y)
 
