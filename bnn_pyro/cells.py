@@ -218,8 +218,7 @@ def read_times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.
 
 def skewed(y: np.ndarray) -> str:
     """What helps positive numbers of a skewness above ``SKEWED``, which their logarithms have not; "" for others."""
-    values = (y, np.log(y)) if y.min() > 0 else ()
-    skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in values]
+    skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in ((y, np.log(y)) if y.min() > 0 else ())]
     hint = "positive and skewed: intervals may reach below 0, target_scale=log (--target-scale) models its logarithm"
     return hint if skewness and skewness[0] > max(SKEWED, abs(skewness[1])) else ""
 
@@ -250,8 +249,7 @@ def coded_cells(cells: pd.Series) -> pd.Series:
 
 def as_known(cells: pd.Series, known: Collection[str]) -> pd.Series:
     """The cells; one that is no known category, but the same whole number as one, as 2 is of 2.0, is that one."""
-    strange = ~cells.isin([*known, ""]) & cells.notna()
-    if not strange.any():
+    if not (strange := ~cells.isin([*known, ""]) & cells.notna()).any():
         return cells
     names = {WHOLE.sub(r"\1", name): name for name in known}
     same = cells[strange].astype(str).map(lambda cell: names.get(WHOLE.sub(r"\1", cell), cell))

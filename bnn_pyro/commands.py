@@ -59,8 +59,7 @@ def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
     recipe = resolve(args, {**({} if args.data or config else {"data": EXAMPLE}), **stored, **config})
     out = args.out or RunFolder.default_path(f"{recipe.variant}-{recipe.data_name}-{recipe.seed}", resume=args.resume)
     folder = RunFolder.claim(out, resume=args.resume, overwrite=args.overwrite)
-    changed = recipe.difference(folder.recipe) if args.resume else None
-    if changed is not None:
+    if (changed := recipe.difference(folder.recipe) if args.resume else None) is not None:
         key, now, then = changed
         raise UserError(f"{folder.path} was started with {key} {then}, not {now}; resume it without other settings, or "
                         "choose another --out")  # fmt: skip

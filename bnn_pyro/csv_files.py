@@ -106,8 +106,7 @@ def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> tuple
 
 def _plain(cells: Sequence[str]) -> Sequence[str]:
     """Texts of one line in NFC; most columns need nothing done to their cells."""
-    text = "".join(cells)
-    if text.isascii() and not re.search(r"\s", text):
+    if (text := "".join(cells)).isascii() and not re.search(r"\s", text):
         return cells
     return [unicodedata.normalize("NFC", " ".join(cell.split())) for cell in cells]
 

@@ -75,8 +75,7 @@ class Dates(NamedTuple):
     def replaced(self, where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
         """The table with these numbers first, nan where the date is missing. Raises UserError for what is no date."""
         made = self.numbers(cells := frame[self.name])
-        bad = made.iloc[:, 0].isna() & ~gaps[self.name]
-        if bad.any():
+        if (bad := made.iloc[:, 0].isna() & ~gaps[self.name]).any():
             raise UserError(f"{where}: column '{self.name}', row {bad.idxmax()}: '{cells[bad.idxmax()]}' is no date "
                             f"with the {self.order} first, as others are; correct or remove it")  # fmt: skip
         others = frame.drop(columns=self.name)

@@ -73,8 +73,7 @@ class Ranks(NamedTuple):
     def check_same(self, values: Mapping[str, Any]) -> None:
         """Raises UserError on all, with their names, unless these JSON-able values are everybody's."""
         texts = self.gather({name: json.dumps(value, sort_keys=True, default=str) for name, value in values.items()})
-        rank = next((r for r, other in enumerate(texts) if other != texts[0]), None)
-        if rank is not None:
+        if (rank := next((r for r, other in enumerate(texts) if other != texts[0]), None)) is not None:
             what = ", ".join(name for name, text in texts[0].items() if text != texts[rank].get(name))
             raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all the same")
 
@@ -130,8 +129,7 @@ class Ranks(NamedTuple):
         import torch
 
         flat = torch.cat([p.detach().flatten() for p in module.parameters()])
-        apart = (self.total(flat, "MAX") + self.total(-flat, "MAX")).max().item()
-        if apart != 0:
+        if (apart := (self.total(flat, "MAX") + self.total(-flat, "MAX")).max().item()) != 0:
             raise Agreed(f"the {self.size} processes of this fit have drifted apart ({when} their parameters differ by "
                          f"up to {apart:.2g}): are their machines and versions of PyTorch alike? The last checkpoint "
                          "is from before")  # fmt: skip
@@ -200,8 +198,7 @@ def choose_device(name: str) -> torch.device:
         raise UserError("device 'cuda' was asked for, but this machine has none that torch can use; take --device cpu")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    ranks = here()
-    if ranks.local >= torch.cuda.device_count():
+    if (ranks := here()).local >= torch.cuda.device_count():
         raise UserError(f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; "
                         "start as many as it has GPUs (torchrun --nproc-per-node), or take --device cpu")  # fmt: skip
     if ranks.size == 1:

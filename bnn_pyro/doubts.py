@@ -64,8 +64,7 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
     """Of a column of texts, without missing ones."""
     distinct, leave = cells.nunique(), "" if is_target else "exclude"
     refused = distinct > (max(2, len(cells) // 2) if is_target else max_categories(len(cells)))
-    meant = as_meant(cells)
-    if meant and not (is_target and meant.way == "groups"):
+    if (meant := as_meant(cells)) and not (is_target and meant.way == "groups"):
         way = leave if meant.refused or (refused and not meant.way) else "" if is_target else meant.way
         keep = "; --categorical takes them for categories" * (meant.way == "groups")
         yield Doubt(f"{meant.sentence}{keep}" if refused else f"{meant.sentence}; {AS_IT_IS}", refused, way)

@@ -40,8 +40,7 @@ def resolve(path: str | Path) -> Path:
 
 def existing(path: str | Path) -> Path:
     """``path`` if there is such a file, else the error that says what is there instead."""
-    path = Path(path)
-    if path.is_dir():
+    if (path := Path(path)).is_dir():
         raise UserError(f"{path}: is a folder; give a file")
     if not path.is_file():
         other = "" if path.parent.is_dir() else f", and no folder {path.parent}"

@@ -138,11 +138,8 @@ def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
             why = "draws all weights jointly, and the ratio of each alone ignores their correlations"
         name = type(posterior.guide).__name__
         raise UserError(f"{name} {why}; fit mean-field, hidden-layer or sparse-dropout by svi")
-    ratios = {}
-    for site, (mean, scale) in moments.items():
-        size = mean.detach().abs().double().cpu()
-        ratios[site] = size, torch.where(size == 0, 0.0, size / scale.detach().double().cpu())
-    return ratios
+    pairs = {site: [v.detach().double().cpu() for v in pair] for site, pair in moments.items()}
+    return {s: (m.abs(), torch.where(m == 0, 0.0, m.abs() / scale)) for s, (m, scale) in pairs.items()}
 
 
 def _moments(q: Distribution) -> tuple[Tensor, Tensor] | None:

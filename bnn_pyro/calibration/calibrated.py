@@ -208,8 +208,7 @@ def load(folder: str | os.PathLike, entry: Entry | None = None, *, module: Any =
 
 def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posterior | Calibrated:
     """A posterior of this folder with its calibration, if any. Raises UserError where that is damaged or another's."""
-    path = Path(folder) / FILE
-    if not path.is_file():
+    if not (path := Path(folder) / FILE).is_file():
         return posterior
     with refusing(f"{path} is damaged; remove it and calibrate again", ValueError, KeyError, TypeError):
         saved = {"borders": ()} | json.loads(path.read_text("utf-8"))  # which old ones lack
@@ -237,8 +236,7 @@ def as_inputs(x: Any, schema: Schema) -> Tensor | Rows:
 
 def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
     """Digests of the calibration rows. Raises UserError where some calibrated before, or trained (duplicates may)."""
-    digests = row_digests(x, y)
-    if bool(torch.isin(digests, made.rows).any()):
+    if torch.isin(digests := row_digests(x, y), made.rows).any():
         raise UserError("some of these rows calibrated this posterior before; a second step takes other rows")
     if made.posterior.rows is None:
         warnings.warn("this posterior was saved without fingerprints of its training rows, so it is up to you that "

@@ -17,8 +17,7 @@ from bnn_pyro.checks.predictive import PredictiveCheck
 from bnn_pyro.checks.reference import Reference
 from bnn_pyro.checks.sbc import Calibration
 from bnn_pyro.checks.step_size import StepSize
-from bnn_pyro.datasets import load_data
-from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets import Dataset, load_data
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.inference import Method
 from bnn_pyro.settings import build, defaults

@@ -186,8 +186,7 @@ def worst(levels: Iterable[str]) -> str:
 
 def most_off(findings: Sequence[Finding]) -> str:
     """How many findings are bad, and which of them most of all; "" where none is."""
-    bad = [f for f in findings if f.level == "bad"]
-    if not bad:
+    if not (bad := [f for f in findings if f.level == "bad"]):
         return ""
     first = min(bad, key=lambda f: f.p if f.p is not None else 0.0)
     words = f"{len(bad)} of {len(findings)} quantities are off, most of all the {first.about.removeprefix('the ')}: "

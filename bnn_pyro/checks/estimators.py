@@ -180,8 +180,7 @@ def _of_elbo(
     directions = torch.randn(gradients[whole].shape[1], PROJECTIONS, generator=torch.Generator().manual_seed(1))
     # By gradients of their own: along its own mean a sample is longer than the gradient is, by its noise.
     mean = torch.cat([estimators[whole]()[1] for _ in range(max(1, check.repeats // 4))]).mean(0)
-    directions = torch.cat([directions.double(), mean[:, None]], 1)
-    directions = nn.functional.normalize(directions, dim=0)
+    directions = nn.functional.normalize(torch.cat([directions.double(), mean[:, None]], 1), dim=0)
     along = [*(f"direction {k + 1}" for k in range(PROJECTIONS)), "the mean gradient"]
     values = {name: np.column_stack([elbos[name], g @ directions]) for name, g in gradients.items()}
     rounding = ROUNDING * max(1.0, abs(elbos[whole].mean()))

@@ -194,8 +194,7 @@ class JointChains:
         for k in range(sweeps):
             before = scores_beside(self.sample, self.quantities(w, y)[1])[:, self.slopes]
             w = move(y)
-            values = self.quantities(w, y)[1]
-            if not np.isfinite(values).all():
+            if not np.isfinite(values := self.quantities(w, y)[1]).all():
                 raise UserError(f"after {k + 1} transitions, densities or their slopes are no longer finite")
             scores = scores_beside(self.sample, values)
             after = scores[:, self.slopes]  # with means of 0, as before

@@ -160,8 +160,7 @@ def _compare(
     if (noisy := float(estimate.error[: problem.size + len(problem.x)].max())) > BLIND:  # of means
         about = f"Monte-Carlo error ({problem.title}, posterior sd): too few independent draws to tell"
         findings.append(Finding(about, noisy, BLIND, level="caution"))
-    findings += density_findings(problem, method, posteriors[0])
-    findings += evidence_findings(problem, method, posteriors, claim)
+    findings += density_findings(problem, method, posteriors[0]) + evidence_findings(problem, method, posteriors, claim)
     # Several fits have the same limit: all draws together are that much surer of it.
     together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
     beside = worst(x.level for x in judge(labels, together, problem.exact, tolerance=problem.stops, level="caution"))

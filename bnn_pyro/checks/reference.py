@@ -25,8 +25,7 @@ from torch import nn
 
 from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst
 from bnn_pyro.checks.sbc_ranks import LEVELS
-from bnn_pyro.datasets import load_data
-from bnn_pyro.datasets.dataset import Dataset
+from bnn_pyro.datasets import Dataset, load_data
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
 from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.errors import UserError, check_known, refusing

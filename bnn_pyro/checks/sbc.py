@@ -99,8 +99,7 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
     if len(done) < MIN_DRAWS:
         sentence = f"{len(failed)} of {len(results)} fits to simulated data failed: {failed[0]}"
         return Outcome("calibration", "bad", sentence)
-    ess = np.stack([r.ess for r in done])  # (R, Q)
-    enough, usual = (float(np.quantile(ess, share, 0).min()) for share in (SHARE, 0.5))
+    enough, usual = (float(np.quantile([r.ess for r in done], share, 0).min()) for share in (SHARE, 0.5))
     # Ranks are among the largest of 19, 39, 59, … draws that are nearly independent: of L draws worth E, the variance
     # of a rank in units of L is 1/12 + 1/(6E) instead of 1/12 + 1/(6L).
     most = min(draws, *(r.draws.shape[1] for r in done), NEARLY * usual)  # a chain may be lost

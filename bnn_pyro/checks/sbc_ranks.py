@@ -139,8 +139,7 @@ def _limits(gamma: float, total: int, num: int) -> tuple[np.ndarray, np.ndarray]
     inside = _tails(total, num) > gamma * (1 + 1e-9)
     some = inside.any(1)
     low = np.where(some, inside.argmax(1), 1)
-    high = np.where(some, total - inside[:, ::-1].argmax(1), 0)  # low above high: nothing is inside
-    return low, high
+    return low, np.where(some, total - inside[:, ::-1].argmax(1), 0)  # low above high: nothing is inside
 
 
 def _inside(low: np.ndarray, high: np.ndarray, total: int) -> float:

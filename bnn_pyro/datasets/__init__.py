@@ -224,8 +224,7 @@ def load_inputs(
 
 def _located(name_or_path: str | Path, also: Sequence[str] = ()) -> Path | None:
     """The path of an existing file or folder, or None for a named set."""
-    text = str(name_or_path)
-    if text in DATASETS:
+    if (text := str(name_or_path)) in DATASETS:
         return None
     path = resolve(name_or_path)
     if not (path.exists() or path.suffix or len(path.parts) > 1):

@@ -29,8 +29,7 @@ def load_archive(path: str | Path, *, target: str | None = None, task: str | Non
     Of times y is (N, 2), the time and the event (see ``dataset``). With an array ``classes`` of K names, y must be
     labels 0 … K−1. An NPY file is a table with the target among its columns x1, …, or x.npy (NAME_x.npy) beside y.npy.
     """
-    path = existing(path)
-    if path.suffix.lower() == ".npy":
+    if (path := existing(path)).suffix.lower() == ".npy":
         return _load_array(path, target, task, drop_missing)
     arrays = read_archive(path)
     if "x" not in arrays or "y" not in arrays:
@@ -158,8 +157,7 @@ def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int
     """The first value of an array of floats that is infinite, or nan, is an error with its place."""
     if not np.issubdtype(x.dtype, np.floating):
         return
-    wrong = np.isinf(x) if allow_nan else ~np.isfinite(x)
-    if wrong.any():
+    if (wrong := np.isinf(x) if allow_nan else ~np.isfinite(x)).any():
         value, (row, *rest) = x[wrong][0], (int(at) for at in np.unravel_index(wrong.argmax(), wrong.shape))
         row += first
         way = ", as missing='drop' (--missing drop) does with rows to train on" if np.isnan(value) else ""

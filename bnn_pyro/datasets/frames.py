@@ -40,8 +40,7 @@ def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFr
                 names = x.columns if hasattr(x, "columns") else x.__dataframe__().column_names()
                 x = pd.DataFrame({name: x[name].to_list() for name in names})
         elif isinstance(x, list | tuple) or getattr(getattr(x, "dtype", None), "kind", "") in TEXT:
-            array = as_array(what, x, text=True)
-            if array.dtype.kind not in TEXT or array.ndim != 2:
+            if (array := as_array(what, x, text=True)).dtype.kind not in TEXT or array.ndim != 2:
                 return None
             x = named(array, names if names and len(names) == array.shape[1] else None).infer_objects()
         else:
@@ -136,8 +135,7 @@ def as_target(what: str, y: Any) -> pd.DataFrame:
     elif isinstance(y, list | tuple) and not (len(y) and isinstance(y[0], list | tuple | np.ndarray)):
         frame = pd.Series(y, name="y").to_frame()
     else:
-        y = as_array(what, y, text=True)
-        if y.ndim not in (1, 2) or 0 in y.shape[1:]:
+        if (y := as_array(what, y, text=True)).ndim not in (1, 2) or 0 in y.shape[1:]:
             raise UserError(f"{what} has shape {y.shape}; give one target for each row, (N,), or several, (N, T)")
         frame = named(y, [f"y{k + 1}" for k in range(y.shape[1])] if y.ndim == 2 and y.shape[1] > 1 else ["y"])
     return as_cells(frame.reset_index(drop=True), f"{what} (rows from 0)")
@@ -189,8 +187,7 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
     if present.empty:
         raise UserError(f"{where}: column '{name}' has no value in any row; leave it out")
     if present.dtype != "category":
-        share = 1 - np.isnan(parsed(present)).mean()
-        if share == 1:
+        if (share := 1 - np.isnan(parsed(present)).mean()) == 1:
             return Column(name, fill=math.nan if gaps.any() else None)
         if share >= 0.5 or all(DECIMAL_COMMA.fullmatch(cell) for cell in present):
             numbers(where, present)

@@ -38,8 +38,7 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
     names = " and ".join(place.name for place in roots)
     doubts = (f"{path}: pictures of {names} train; validation rows are drawn of them",) if len(roots) > 1 else ()
     roots = roots or [path]
-    classes = tuple(sorted({place.name for root in roots for place in _folders(root)}))
-    if len(classes) < 2:
+    if len(classes := tuple(sorted({place.name for root in roots for place in _folders(root)}))) < 2:
         raise UserError(f"{path}: {len(classes)} folders of classes; put the pictures of each of two or more classes "
                         f"into a folder of its name, as {path}/CLASS/1.png")  # fmt: skip
     train, test = _class_files(roots, classes), _class_files(tests, classes)

@@ -206,12 +206,10 @@ def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
             shape = ", ".join(map(str, like.input_shape))
             raise UserError(f"{what} is a frame, and this model takes arrays of shape (N, {shape})")
         known = like.table_columns
-        more = [name for name in table.columns if name not in (*known, *like.target_names)]
-        if more:
+        if more := [name for name in table.columns if name not in (*known, *like.target_names)]:
             warnings.warn(f"{what}: columns that this model does not know are left aside: {', '.join(more[:12])}",
                           stacklevel=4)  # fmt: skip
-        table = table[[name for name in table.columns if name in known]]
-        table = as_cells(table, f"{what} (rows from 0)", bool(like.dates))
+        table = as_cells(table[[n for n in table.columns if n in known]], f"{what} (rows from 0)", bool(like.dates))
         coded = {column.name for column in like.columns if column.categories is not None} & set(table.columns)
         table = table.assign(**{name: coded_cells(table[name]) for name in coded if table[name].dtype.kind in "iuf"})
         return encode_rows(f"{what} (rows from 0)", table, like)[0]

@@ -77,8 +77,7 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "auto", **how: A
     schema = _schema(raw, train, scale)
     parts = ((raw.x, raw.y, train), (raw.x, raw.y, val), (x_test, y_test, test))
     record["rows"] = [len(rows) for _, _, rows in parts]
-    facts = {"dropped": raw.dropped, "doubts": _doubts(raw, numbers)}
-    record |= {what: value for what, value in facts.items() if value}
+    record |= {k: v for k, v in {"dropped": raw.dropped, "doubts": _doubts(raw, numbers)}.items() if v}
     tensors: list[Tensor] = []
     for x, y, rows in parts:
         target = y[rows].to(torch.int64 if raw.has_classes else torch.float32)

@@ -54,8 +54,7 @@ def load_table(
             raise UserError(f"{path}: column '{name}' is the target; do not choose it as a feature, leave it out, take "
                             "it as exposure, divide by it, or give it twice")  # fmt: skip
     exclude = [*exclude, *aside]
-    names = [name for name in frame.columns if name not in (*target, *exclude, *known)]
-    if not names:
+    if not (names := [name for name in frame.columns if name not in (*target, *exclude, *known)]):
         raise UserError(f"{path}: no column is left but the target '{', '.join(target)}'; nothing to predict from")
     if features is not None:
         check_choice(features, names, str(path))

@@ -184,5 +184,4 @@ def _ess(values: np.ndarray) -> np.ndarray:
     even = rho[rows, 2 * last]
     odd_one_out = np.where((pairs[rows, last] >= 0) | (even > 0) | (last == 0), even, 0.0)
     time = np.maximum(-1 + 2 * falling.sum(1) + odd_one_out, 1 / np.log10(total))
-    constant = values.max((1, 2)) - values.min((1, 2)) < 1e-15  # an indicator that is always 1
-    return np.where(constant, total, total / time)
+    return np.where(np.ptp(values, axis=(1, 2)) < 1e-15, total, total / time)  # of an indicator that is always 1

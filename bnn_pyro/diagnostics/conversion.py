@@ -72,8 +72,8 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
         left_out.append("posterior_predictive: some draws predict numbers that are not finite")
     if len(rows) * math.prod(posterior.schema.input_shape) <= NUMBERS:
         features, sizes = posterior.schema.features, posterior.schema.input_shape
-        images, some = ("channel", "height", "width"), [f"input_{i}" for i in range(len(sizes))]
-        own = ("feature",) if len(sizes) == 1 else images if len(sizes) == 3 else some
+        usual = {1: ["feature"], 3: ["channel", "height", "width"]}
+        own = usual.get(len(sizes), [f"input_{i}" for i in range(len(sizes))])
         coords |= {"feature": np.array(features)} if tuple(sizes) == (len(features),) else {}
         groups["constant_data"] = {"x": (("observation", *own), data.x_train[rows].cpu().numpy())}
     else:

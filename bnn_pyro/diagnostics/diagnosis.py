@@ -74,8 +74,7 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
 
 def _superchains(posterior: Posterior) -> np.ndarray | None:
     """(C,) which starting point each chain shared with others; None where the sampler names none, or only one."""
-    named = posterior.stats.get("superchain")
-    if named is None or named.dim() != 2:
+    if (named := posterior.stats.get("superchain")) is None or named.dim() != 2:
         return None
     groups = named[:, 0].cpu().numpy().astype(int)
     return groups if len(np.unique(groups)) > 1 else None

@@ -55,8 +55,7 @@ def stride(posterior: Posterior, most: int) -> int:
 
 def thinned(posterior: Posterior, most: int) -> Posterior:
     """Every k-th draw of every chain, see :func:`stride`; a guide as it is."""
-    step = stride(posterior, most)
-    if step == 1:
+    if (step := stride(posterior, most)) == 1:
         return posterior
     stats = {name: value[:, ::step] for name, value in posterior.stats.items()}
     return replace(posterior, chains={site: w[:, ::step] for site, w in posterior.chains.items()}, stats=stats)
@@ -180,8 +179,7 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
     if log_joint is None:
         return stuck
     stuck |= ~np.isfinite(log_joint).all(1)
-    moving = np.flatnonzero(~stuck)
-    if len(moving) < 2:
+    if len(moving := np.flatnonzero(~stuck)) < 2:
         return stuck
     own, far = log_joint[moving], -ndtri(CHANCE / len(moving))
     mean, sd = own.mean(1), own.std(1, ddof=1)
@@ -199,8 +197,7 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
 def settled(trace: Mapping[str, Sequence[float]], until: float = 1.0) -> float:
     """Nats by which a tenth of the training, before this share, raised the objective; 0: noise, NaN under 20 epochs."""
     objective = trace.get("elbo") or trace.get("log_joint") or ()
-    tenth = len(objective) // 10
-    if tenth < 2 or "kinetic_temperature" in trace:
+    if (tenth := len(objective) // 10) < 2 or "kinetic_temperature" in trace:
         return float("nan")
     line = np.asarray(objective, dtype=np.float64)[: round(until * len(objective))]
     before, last = line[-2 * tenth : -tenth], line[-tenth:]

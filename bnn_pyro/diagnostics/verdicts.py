@@ -280,8 +280,7 @@ def _details(f: Findings) -> Iterator[Verdict]:
             yield f.say("good", "calibration")
     elif f.kind == "approximation" and f.has("khat"):
         yield f.say("caution", "leave-one-out, none")
-    p = f.get("ppc_p")
-    if p < CHANCE or p > 1 - CHANCE:
+    if (p := f.get("ppc_p")) < CHANCE or p > 1 - CHANCE:
         yield f.say("caution", f"predictive check, {'worse' if p < CHANCE else 'better'}")
     elif f.has("ppc_p"):
         yield f.say("good", "predictive check")

@@ -126,8 +126,7 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
     if linear_layer(model) is None:
         raise UserError("the Laplace approximation here is for linear models: a last layer, which is one of the "
                         "inputs with backbone=torch.nn.Identity(); take --inference svi for this one")  # fmt: skip
-    size = sum(value.numel() for value in model.initial.values())
-    if size > MAX_WEIGHTS:
+    if (size := sum(value.numel() for value in model.initial.values())) > MAX_WEIGHTS:
         raise UserError(f"the Laplace approximation here takes {MAX_WEIGHTS:,} weights at most, and this model has "
                         f"{size:,}; take --inference svi with a low-rank guide, or fewer features")  # fmt: skip
     y = data.y_train.double() if data.y_train.is_floating_point() else data.y_train

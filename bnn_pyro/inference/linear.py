@@ -85,8 +85,7 @@ class Curvature:
 
 def _scale(prior: TorchDistribution) -> Tensor:
     """The standard deviation of a weight, from draws where the prior does not say it."""
-    prior = base_of(prior)
-    if isinstance(prior, CentredNormal | Normal):
+    if isinstance(prior := base_of(prior), CentredNormal | Normal):
         return prior.scale.double()
     return torch.stack([prior.sample() for _ in range(20)]).double().square().mean().sqrt()  # roughly
 

@@ -185,8 +185,7 @@ _IDENTITY = biject_to(constraints.real)
 
 def _transform(site: str, prior: TorchDistribution) -> Transform:
     """From ℝ to the support of a site."""
-    support = prior.support
-    if support.is_discrete:
+    if (support := prior.support).is_discrete:
         raise UserError(f"the latent site '{site}' is discrete, and samplers need gradients; sum it out of the model, "
                         "or give it a continuous relaxation")  # fmt: skip
     return _IDENTITY if _of_each(support) is constraints.real else biject_to(support)

@@ -165,8 +165,7 @@ class EnergyTuning:
         fall = np.where(good, 1.0, self.FALL)
         self.average = (decay * self.average + weight * xi / self.step**6) / fall**6
         self.weight = decay * self.weight + weight
-        learned = (self.average / self.weight) ** (-1 / 6)
-        self.step = np.where(self.weight > 0, learned, fall * self.step)
+        self.step = np.where(self.weight > 0, (self.average / self.weight) ** (-1 / 6), fall * self.step)
         self.logs, self.count = self.logs + np.log(self.step), self.count + 1
 
     def observe(self, errors: np.ndarray, good: np.ndarray, size: int, target: float) -> None:

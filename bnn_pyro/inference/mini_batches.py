@@ -112,8 +112,7 @@ class Batches:
             orders = (torch.randperm(len(self.x), generator=generator) for _ in range(self.chains))
             blocks = [order[: self.per_epoch * self.size].view(self.per_epoch, self.size) for order in orders]
             for rows in torch.stack(blocks, 1).to(self.x.device)[first : first + stop - start]:  # (steps, C, B)
-                flat = rows.flatten()
-                yield tuple(part.index_select(0, flat).unflatten(0, rows.shape) for part in (self.x, self.y))
+                yield tuple(part.index_select(0, rows.flatten()).unflatten(0, rows.shape) for part in (self.x, self.y))
                 start += 1
 
 

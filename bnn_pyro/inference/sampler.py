@@ -180,8 +180,7 @@ def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], ch
     diverged = diverging.bool().all(1)
     rejected = (z == z[:, :1]).flatten(1).all(1) & ~diverged
     for idle, what in ((diverged, "every draw diverged"), (rejected, "every transition was rejected")):
-        which = [numbers[i] + 1 for i in idle.nonzero()[:, 0].tolist()]
-        if which:
+        if which := [numbers[i] + 1 for i in idle.nonzero()[:, 0].tolist()]:
             named = ", ".join(map(str, which[:NAMED])) + (", …" if len(which) > NAMED else "")
             who = f"chain {named}" if len(which) == 1 else f"{len(which)} chains ({named})"
             warnings.warn(f"{who} of {chains}: {what}, and tells of its start alone; try start=map, a higher "

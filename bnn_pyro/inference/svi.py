@@ -110,8 +110,7 @@ class SVI(Optimisation):
             schedule["scale_lr"] = training.settings.scale_lr
             about["schedule"] = {name: value for name, value in schedule.items() if value is not None}
         if patience:
-            state = dict(rows=len(watch.x), epoch=watch.state["best_epoch"], sd_factor=watch.factor)
-            about["early_stopping"] |= state
+            about["early_stopping"] |= dict(rows=len(watch.x), epoch=watch.state["best_epoch"], sd_factor=watch.factor)
         return Posterior(model, data.schema, guide=guide, trace=training.trace, provenance=about)
 
 

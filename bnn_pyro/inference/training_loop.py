@@ -276,8 +276,7 @@ class Training:
 
 def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> None:
     """Raise UserError where the first figure of a line of ``recent`` is not finite, the last of them of this step."""
-    bad = [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]
-    if bad:
+    if bad := [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]:
         raise diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
 
 

@@ -124,8 +124,7 @@ class Dynamics:
                 error = _error(kinetic - log_density - energy)
                 leaf, accepted = Point(z, log_density, g), math.exp(min(-error, 0.0))
                 return Tree((z, u, g), u, leaf, u, -error, False, error > MAX_ENERGY_ERROR, accepted, 1)
-            one = build(depth - 1, end)
-            if one.turning or one.diverging:
+            if (one := build(depth - 1, end)).turning or one.diverging:
                 return one
             two = build(depth - 1, one.end)
             weight = np.logaddexp(one.weight, two.weight)

@@ -127,8 +127,7 @@ def auroc_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    probs = mean_probs(prediction)
-    if probs.shape[1] != 2:
+    if (probs := mean_probs(prediction)).shape[1] != 2:
         raise Undefined(f"AUROC is for 2 classes, this prediction has {probs.shape[1]}")
     if len(np.unique(y)) < 2:
         raise Undefined(f"AUROC needs both classes in y, but every label is {y[0]}")
@@ -174,10 +173,8 @@ aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda 
 def _mutual_information(prediction: Prediction) -> np.ndarray:
     if prediction.num_draws == 1:
         raise Undefined("mutual information needs more than one draw: a single one has none to disagree with")
-    aleatoric = []
-    for probs in prediction.probs.split(1000, dim=1):
-        p = probs.double().numpy()
-        aleatoric.append(entr(p / p.sum(-1, keepdims=True)).sum(-1).mean(0))
+    parts = (part.double().numpy() for part in prediction.probs.split(1000, dim=1))
+    aleatoric = [entr(p / p.sum(-1, keepdims=True)).sum(-1).mean(0) for p in parts]
     return np.maximum(_entropy(prediction) - np.concatenate(aleatoric), 0.0)
 
 
@@ -219,8 +216,7 @@ def _points(inside: Prediction, outside: Prediction, score: str) -> np.ndarray:
     for name, prediction, positive in (("inside", inside, 0.0), ("outside", outside, 1.0)):
         if len(prediction) == 0:
             raise UserError(f"there are no {name} points to score")
-        values = SCORES[score](prediction)
-        if np.isnan(values).any():
+        if np.isnan(values := SCORES[score](prediction)).any():
             raise UserError(f"the {name} prediction is NaN at row {int(np.argmax(np.isnan(values)))}")
         parts.append(np.stack([values, np.full(len(values), positive)], 1))
     return np.concatenate(parts)

@@ -165,9 +165,8 @@ def _transport(a: Prediction, b: Prediction) -> np.ndarray:
 
     In even steps, and in those of a CRPS, which grow from the median component.
     """
-    points = max(1, BLOCK // (GRID * max(a.num_draws, b.num_draws)))
     distances = []
-    for rows in torch.arange(len(a)).split(points):
+    for rows in torch.arange(len(a)).split(max(1, BLOCK // (GRID * max(a.num_draws, b.num_draws)))):
         p, q = a[rows], b[rows]
         ends = [(m.untransformed.locs.double(), 8 * m.untransformed.scales.double()) for m in (p, q)]
         low = torch.minimum(*((loc - far).amin(0) for loc, far in ends))

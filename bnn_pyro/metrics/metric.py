@@ -86,8 +86,7 @@ class Metric:
     def summarise(self, prediction: Prediction, y: Targets) -> np.ndarray:
         """The numbers per point, (B, …), all finite; the same errors as a call."""
         points = self.points(prediction, targets(prediction, y))
-        finite = np.isfinite(points).reshape(len(points), -1).all(1)
-        if not finite.all():
+        if not (finite := np.isfinite(points).reshape(len(points), -1).all(1)).all():
             row = int(np.argmin(finite))
             if np.isnan(points[row]).any():
                 raise UserError(f"the prediction is NaN at row {row}; retrain with a smaller learning rate")
@@ -119,8 +118,7 @@ def targets(prediction: Prediction, y: Targets) -> np.ndarray:
     if not prediction.has_classes:
         return y
     classes = prediction.mean.shape[1]
-    bad = (y != np.floor(y)) | (y < 0) | (y >= classes)
-    if bad.any():
+    if (bad := (y != np.floor(y)) | (y < 0) | (y >= classes)).any():
         row = int(np.argmax(bad))
         raise UserError(f"label {y[row]:g} at row {row} is none of the classes 0 to {classes - 1} of this prediction")
     return y.astype(np.int64)

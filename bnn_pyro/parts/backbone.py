@@ -203,8 +203,7 @@ def from_text(text: str) -> Pretrained:
     name, colon, file = text.partition(":")
     if colon and not Path(text).is_file() and not set(name) & set("/\\."):
         return _torchvision(name, Path(file))
-    path = Path(text).expanduser()
-    if path.suffix not in (".pt", ".ts", ".pt2"):
+    if (path := Path(text).expanduser()).suffix not in (".pt", ".ts", ".pt2"):
         raise UserError(f"the backbone '{text}' is none of: auto, convnet, mlp, the folder of a run of these, a "
                         "TorchScript file (.pt), a torch.export file (.pt2), or a torchvision architecture with a "
                         "weights file (resnet18:FILE)")  # fmt: skip
@@ -261,8 +260,7 @@ class _Torchvision(nn.Module):
         check_known("torchvision architecture", models.list_models(module=models), name)
         with isolated(0):  # it draws initial weights
             self.net = models.get_model(name, weights=None)
-        last = [key for key, part in self.net.named_modules() if isinstance(part, nn.Linear)]
-        if not last:
+        if not (last := [key for key, part in self.net.named_modules() if isinstance(part, nn.Linear)]):
             raise UserError(f"torchvision's {name} ends in no linear layer that could be made Bayesian")
         parent, _, child = last[-1].rpartition(".")
         setattr(self.net.get_submodule(parent), child, nn.Identity())

@@ -39,8 +39,7 @@ def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
         return values | {"mixing": (d.mixture_distribution.logits, 1)}
     constraints = {} if d.event_shape else d.arg_constraints
     names = [name for name in constraints if name != "probs" or "logits" not in constraints]
-    values = {name: (getattr(d, name), constraints[name].event_dim) for name in names}
-    if not values:
+    if not (values := {name: (getattr(d, name), constraints[name].event_dim) for name in names}):
         raise UserError(f"a likelihood of type {type(d).__name__} {NO_PREDICTION}")
     return values
 

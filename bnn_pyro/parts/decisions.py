@@ -190,8 +190,7 @@ class Decisions(Introduced):
         if cost is None:
             self._need("classification", "decide() without a cost")
             cost = 1 - torch.eye(self.mean.shape[1])
-        expected = self.risk(cost).expected
-        if expected.dim() == 1:
+        if (expected := self.risk(cost).expected).dim() == 1:
             raise UserError("decide chooses among actions: let the loss return (values, points, actions)")
         least, action = expected.min(-1)
         return action if abstain_cost is None else torch.where(least > abstain_cost, ABSTAIN, action)

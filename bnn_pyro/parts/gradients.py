@@ -113,8 +113,7 @@ def _add_noise(mean: Tensor, variance: Tensor, sample_shape: torch.Size) -> tupl
     ratio = torch.randn(sample_shape + shape, dtype=std.dtype, device=std.device)
     ratio = ratio.movedim(-1, -3) if last else ratio
     output = torch.addcmul(mean, std, ratio) if sample_shape else mean.addcmul_(std, ratio)
-    zero = std == 0
-    return output, ratio.div_(std.mul_(2)).masked_fill_(zero, 0.0)
+    return output, ratio.div_(std.mul_(2)).masked_fill_(std == 0, 0.0)
 
 
 def _product(rows: Tensor, A: Tensor, bias: bool) -> Tensor:

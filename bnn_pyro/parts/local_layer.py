@@ -72,8 +72,7 @@ class LocalLayer(ArrayDistribution):
 
         Raises NotImplementedError for a value that no layer has drawn: its density is not tractable.
         """
-        q = getattr(value, "drawn_from", None)
-        if q is None:
+        if (q := getattr(value, "drawn_from", None)) is None:
             raise NotImplementedError("a HiddenLayer has no tractable density of its output: use it in model and guide "
                                       "under an ELBO (TraceMeanField_ELBO, Trace_ELBO), or sample weights instead "
                                       "(bnn_pyro.MeanField) for MCMC")  # fmt: skip

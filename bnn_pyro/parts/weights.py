@@ -249,8 +249,7 @@ def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal | Independent |
     if q.event_shape != p.event_shape:
         raise ValueError(f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
                          f"{tuple(p.event_shape)}")  # fmt: skip
-    p = base_of(p)
-    if not isinstance(p, _NormalArray | CentredNormal | Normal):
+    if not isinstance(p := base_of(p), _NormalArray | CentredNormal | Normal):
         raise NotImplementedError
     pair, dims = (Normal(one.mean, one.scale, validate_args=False) for one in (q, p)), len(q.event_shape)
     each = kl_divergence(*pair)

@@ -129,10 +129,9 @@ def selective_risk(prediction: Prediction, y: Targets, *, baseline: Prediction |
         top, title = max(top, other.max()), f"{title}, baseline {other.mean():.4f}"
     ax.axhline(error, **DASHED, label="random order")
     ax.plot(coverage, oracle, color=GOOD, linestyle=":", linewidth=2, label="oracle: all errors last")
-    ax.set(xlabel="coverage: share of points answered", ylabel="error among them", xlim=(0, 1))
+    ax.set(xlabel="coverage: share of points answered", ylabel="error among them", xlim=(0, 1), title=title)
     ax.set_ylim(0, max(1.15 * top, 1.3 * high[-1]))  # so that the interval is seen to narrow where errors are few
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
-    ax.set_title(title)
     return legend_below(ax, 2)
 
 

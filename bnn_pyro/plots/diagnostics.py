@@ -68,8 +68,7 @@ def convergence(
         axes[1].ecdf(v, **look(k, marker=None), label=kind)
     axes[1].set(xscale="log", xlim=(low, high), xlabel="effective draws of an output")
     layout.plain_numbers(axes[1])
-    counts = ", ".join(f"{np.floor(v):,.0f} ({kind})" for kind, v in fewest.items())
-    axes[1].set_title(f"fewest effective draws: {counts}")
+    axes[1].set_title("fewest effective draws: " + ", ".join(f"{np.floor(v):,.0f} ({k})" for k, v in fewest.items()))
     for ax in axes:
         ax.set_ylim(0, 1.02)
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))

@@ -96,10 +96,9 @@ def decision_boundary(
     """
     names = class_names(prediction, grid.schema)
     probs = grid.shaped(prediction.mean)
+    values, what = probs.max(-1), "probability of the most probable class"
     if len(names) == 2:
         values, what = probs[..., 1], f"P({grid.schema.target} = {names[1]})"
-    else:
-        values, what = probs.max(-1), "probability of the most probable class"
     ax = _coloured(ax, grid, values, title="predictive probability", label=what, cmap="cividis", vmin=0, vmax=1)
     return _with_data(ax, prediction, grid, x, y)
 
@@ -152,8 +151,7 @@ def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y
     points, y = grid.schema.unstandardise(x.cpu()).numpy(), torch.as_tensor(y).cpu().numpy()
     for k, (name, shade) in enumerate(zip(names, np.linspace(1, 0, max(len(names), 2)), strict=False)):
         style = dict(marker=MARKERS[k % len(MARKERS)], linewidth=0.6, edgecolor="black" if shade > 0.5 else "white")
-        size = 18 if len(points) > 150 else 26
-        ax.scatter(*points[y == k].T, size, label=name, zorder=3, facecolor=str(shade), **style)
+        ax.scatter(*points[y == k].T, 18 if len(y) > 150 else 26, label=name, zorder=3, facecolor=str(shade), **style)
     return legend_below(ax, min(len(names), 5), markerscale=1.3)
 
 

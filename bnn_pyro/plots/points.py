@@ -133,9 +133,8 @@ def _ticks(ax: Axes, names: Sequence[str]) -> Sequence[XTick]:
 def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
     """One standardised image (channels, height, width), dark ink on white where it has a single channel."""
     pixels = (image if schema is None else schema.unstandardise(image)).detach().cpu().double().permute(1, 2, 0).numpy()
-    if pixels.shape[-1] == 1:
-        ax.imshow(pixels, cmap="gray_r")
-    else:
-        ax.imshow(np.clip((pixels - pixels.min()) / max(np.ptp(pixels), 1e-12), 0, 1))
+    if pixels.shape[-1] > 1:
+        pixels = np.clip((pixels - pixels.min()) / max(np.ptp(pixels), 1e-12), 0, 1)
+    ax.imshow(pixels, cmap="gray_r")  # of a single channel: colours are shown as they are
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="0.7")

@@ -50,8 +50,7 @@ def sweep_points(
     scores: {data set: {recipe: scores}}.   label: of the metric, with its unit; None: a panel is a metric, not data.
     nominal: where the metric should be.   Raises UserError where there is nothing to draw.
     """
-    recipes = list(dict.fromkeys(name for by in scores.values() for name in by))
-    if not recipes:
+    if not (recipes := list(dict.fromkeys(name for by in scores.values() for name in by))):
         raise UserError("there is no fit to draw")
     names = [textwrap.fill(name, 30) for name in recipes]  # characters on a line
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))

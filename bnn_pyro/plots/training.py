@@ -53,8 +53,7 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     table = table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
     if "kinetic_temperature" in table or "step_size" in table:
         return _sampler_curves(table)
-    name = next((name for name in _OBJECTIVES if name in table), None)
-    if name is None:
+    if (name := next((name for name in _OBJECTIVES if name in table), None)) is None:
         raise UserError(f"a training curve needs 'elbo' or 'log_joint'; the trace has {', '.join(trace) or 'nothing'}")
     labels = {name: label for name, label in (_OBJECTIVES | _PARTS).items() if name in table}
     nll, order = table.get("validation_nll"), [name, *(part for part in _PARTS if part in table)]
@@ -166,8 +165,7 @@ def growing_ensemble(
 def _running_nll(posterior: Posterior, x: Tensor, y: Targets, chains: int, draws: int) -> tuple[np.ndarray, ...]:
     """NLL of the first s draws of all chains (D,), of every draw (C·D,), and of the first s of each chain (C, D)."""
     num = chains * draws
-    y = torch.as_tensor(y)
-    if len(y) != len(x):
+    if len(y := torch.as_tensor(y)) != len(x):
         raise UserError(f"y has shape {tuple(y.shape)}, but x has {len(x)} rows")
     size = torch.arange(1, draws + 1, dtype=torch.float64)
     together, single, of_chain = (torch.zeros(n, dtype=torch.float64) for n in (draws, num, (chains, draws)))
@@ -187,8 +185,7 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None)
     curve: of ``pruning.pruning_curve``.   removed: a share to mark, that beyond log α = 3.
     Raises UserError for fewer than two points, or one with no weights left, which has no place on a log scale.
     """
-    curve = sorted(curve, key=lambda point: point.share)
-    if len(curve) < 2 or curve[-1].share >= 1:
+    if len(curve := sorted(curve, key=lambda point: point.share)) < 2 or curve[-1].share >= 1:
         raise UserError("a pruning curve needs two shares or more, each below 1")
     axes = panels(2, 2, (3.8, 3.3))
     left = np.array([1 - point.share for point in curve])

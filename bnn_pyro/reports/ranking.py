@@ -30,8 +30,7 @@ def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None 
     √(N · var), of a difference with the variance of the row-wise differences, which is smaller where two predict alike
     (Vehtari, Gelman & Gabry 2017, arXiv:1507.04544, section 5.2).
     """
-    points = pd.DataFrame(densities, dtype=np.float64)
-    if points.empty:
+    if (points := pd.DataFrame(densities, dtype=np.float64)).empty:
         return points
     points = points[points.sum().sort_values(ascending=False, kind="stable").index]
     apart = points.sub(points.iloc[:, 0], axis=0)

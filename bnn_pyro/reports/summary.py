@@ -179,13 +179,11 @@ def run_table(run: tables.RunFacts) -> str:
     outside = tables.outside_table(run.runs)
     parts = [f"\n{run.title}: {run.subtitle}\n"]
     if run.worries:
-        parts.append(tables.verdict_lines(run.worries))
-        parts += [f"`diagnose {run.folder}` shows where, with figures."] if run.can_be_diagnosed else []
-        parts.append("")
+        more = [f"`diagnose {run.folder}` shows where, with figures."] if run.can_be_diagnosed else []
+        parts += [tables.verdict_lines(run.worries), *more, ""]
     parts += map(textwrap.TextWrapper(tables.WIDTH, subsequent_indent="  ", break_on_hyphens=False).fill, summary(run))
     if len(metrics):
-        parts.append("\n" + tables.as_text(metrics))
-        parts += ["\n" + tables.as_text(targets)] if len(targets) else []
+        parts += ["\n" + tables.as_text(table) for table in (metrics, targets) if len(table)]
         parts.append("\n[…] 95 % intervals over the test rows: bootstrap, of shares exact binomial")
     if len(outside):
         parts.append(f"\nOut-of-distribution inputs against the test rows\n{tables.as_text(outside)}")

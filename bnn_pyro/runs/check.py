@@ -157,8 +157,7 @@ def check_table(results: Mapping[str, Any]) -> str:
     """Verdicts of every subject, and the overview where there are several, for a terminal."""
     parts, subjects = [], results["subjects"]
     for subject in subjects if len(subjects) == 1 else [s for s in subjects if level_of(s) == "bad"]:
-        title = f"\n{subject['label']}: claims {subject['claim']}\n"
-        parts += [title, verdict_lines(_verdicts(subject), named=True)]
+        parts += [f"\n{subject['label']}: claims {subject['claim']}\n", verdict_lines(_verdicts(subject), named=True)]
         parts += [f"\nNot checked: {name}: {reason}" for name, reason in subject["refused"].items()]
     if len(subjects) > 1:
         parts.append("\n" + as_text(overview(subjects)))
@@ -215,8 +214,7 @@ def overview(subjects: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def _cells(finding: Mapping[str, Any]) -> list[str]:
     """estimate, expected, standard error, p, verdict."""
-    values = (finding[name] for name in ("found", "expected", "error"))
-    numbers = ["–" if value is None else f"{value:.4g}" for value in values]
+    numbers = ["–" if (v := finding[name]) is None else f"{v:.4g}" for name in ("found", "expected", "error")]
     p = "–" if finding["p"] is None else "< 0.001" if finding["p"] < 1e-3 else f"{finding['p']:.3f}"
     return [*numbers, p, WORDS[finding["level"]]]
 

@@ -55,8 +55,7 @@ def compare_runs(
         if not len(data.x_test):
             raise UserError(f"{first.path} has no test rows to compare on")
         posterior = load_posterior(folder, recipe.device, module)
-        failed = failure(posterior, data, num_draws=recipe.num_draws)
-        if failed and not failed.finite:
+        if (failed := failure(posterior, data, num_draws=recipe.num_draws)) and not failed.finite:
             raise UserError(f"{folder.path} has nothing to compare: {failed}")
         predictions[label] = predict_with_progress(posterior, data.x_test, recipe.num_draws, label)
         scores, facts = metrics.evaluate(predictions[label], data.y_test).flat(), folder.facts(label)

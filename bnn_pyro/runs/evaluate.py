@@ -12,9 +12,8 @@ from torch import Tensor
 
 from bnn_pyro import diagnostics, metrics
 from bnn_pyro.calibration.calibrated import with_calibration
-from bnn_pyro.datasets import DATASETS, load_data, load_inputs, read_rows
+from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data, load_inputs, read_rows
 from bnn_pyro.datasets.arrays import load_archive
-from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.datasets.prepare import standardised
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.diagnostics.draws import settled

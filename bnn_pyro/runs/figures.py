@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from bnn_pyro import plots
-from bnn_pyro.datasets import curve
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets import Dataset, Schema, curve
 from bnn_pyro.datasets.prepare import row_texts
 from bnn_pyro.diagnostics.draws import sampler_series, sized
 from bnn_pyro.explanation import MAX_COLUMNS, explain
@@ -136,8 +135,7 @@ def draw_all(figures: Mapping[str, Callable[[], object]], folder: RunFolder) -> 
 
 def read_pruning(folder: RunFolder) -> dict[str, Any]:
     """What ``plots.pruning_curve`` takes, of pruning.json; empty where the run was not pruned."""
-    table = folder.read("pruning.json")
-    if not table:
+    if not (table := folder.read("pruning.json")):
         return {}
     measure, curve = table["measure"], []
     try:
@@ -209,8 +207,7 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
     from bnn_pyro.plots.layout import figure
     from bnn_pyro.plots.style import drawn
 
-    names = schema.targets[:6]
-    each = [(prediction.target(k), y[:, k], schema.of_target(name)) for k, name in enumerate(names)]
+    each = [(prediction.target(k), y[:, k], schema.of_target(name)) for k, name in enumerate(schema.targets[:6])]
 
     @drawn
     def side_by_side(draw: Callable[..., object], rows: int, cell: tuple[float, float], **grid: Any) -> object:

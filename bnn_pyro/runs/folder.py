@@ -96,8 +96,7 @@ class OutputFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file; {} where it is not there yet. Raises UserError where it is damaged."""
-        path = self.path / name
-        if not path.is_file():
+        if not (path := self.path / name).is_file():
             return {}
         with suppress(ValueError, RecursionError):
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -242,8 +241,7 @@ class RunFolder(OutputFolder):
 
     def check_data(self, posterior: Posterior, data: Dataset) -> None:
         """Raises UserError unless the training rows are those that the posterior was fitted to."""
-        trained = posterior.provenance.get("fingerprint")
-        if trained != data.fingerprint:
+        if (trained := posterior.provenance.get("fingerprint")) != data.fingerprint:
             raise UserError(f"the training rows of {data.name} are not those that {self.path} was trained on "
                             f"(fingerprint {data.fingerprint}, then {trained}): the file or the loader has changed; "
                             "train again")  # fmt: skip

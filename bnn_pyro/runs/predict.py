@@ -14,9 +14,8 @@ from torch import Tensor
 from bnn_pyro.calibration import calibrate, monitor
 from bnn_pyro.calibration.calibrated import UNCERTAINTY, Calibrated, fitted_rows, with_calibration
 from bnn_pyro.cells import MISSING, coded_cells, gaps_in
-from bnn_pyro.datasets import load_inputs
+from bnn_pyro.datasets import Dataset, load_inputs
 from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES
-from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.prepare import inputs_of, quantities
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.datasets.tables import encode_rows, read_table, row_problems
@@ -56,8 +55,7 @@ def calibrate_run(
     """
     x, y = _calibration_rows(data, recipe, name)
     folder.check_data(posterior, data)
-    failed = failure(posterior, data, num_draws=recipe.num_draws)
-    if failed and not failed.finite:
+    if (failed := failure(posterior, data, num_draws=recipe.num_draws)) and not failed.finite:
         raise FitFailed(f"there is nothing to calibrate: {failed}")
     made = calibrate(posterior, x, y, method, level=level, groups=groups, num_draws=recipe.num_draws)
     done = made.provenance["calibration"]["methods"][-1]

@@ -79,8 +79,7 @@ class Recipe(Setup, Settings):
         if not self.conformal:
             return data
         data.schema.need_uncensored("conformal")
-        half = len(data.x_val) // 2
-        if not half:
+        if not (half := len(data.x_val) // 2):
             raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
                             "--validation ROWS")  # fmt: skip
         left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
@@ -157,10 +156,8 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
     for key, value in values.items():
         check_known(f"{what} in {place}", kinds, key)
         items, kind = ([value], kinds[key]) if not get_args(kinds[key]) else (value, *get_args(kinds[key]))
-        types = (int, float) if kind is float else kind
-        fits = isinstance(items, list) and all(
-            isinstance(v, types) and isinstance(v, bool) <= (kind is bool) for v in items
-        )
+        types = (int, float) if kind is float else (kind,)
+        fits = isinstance(items, list) and all(type(v) in types for v in items)
         if (value is not None and not fits) or "\0" in str(value):
             name = {str: "a text", int: "a whole number", float: "a number", bool: "true or false",
                     list[str]: "a list of texts", list[int]: "a list of whole numbers, such as [0, 1, 2]",
@@ -209,9 +206,8 @@ def _load(data: Mapping[str, Any]) -> Dataset:
 
 def flag_settings(args: Namespace) -> dict[str, Any]:
     """Settings of variant or method among the flags, --set last; texts as they were typed."""
-    names = ("hidden", "activation", "prior", "noise", "likelihood", "bias", "module", "epochs", "batch_size",
-             "lr")  # fmt: skip
-    settings = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    names = "hidden activation prior noise likelihood bias module epochs batch_size lr"
+    settings = {name: getattr(args, name) for name in names.split() if getattr(args, name, None) is not None}
     for text in getattr(args, "set", None) or ():
         key, equals, value = text.partition("=")
         if not equals or not key:

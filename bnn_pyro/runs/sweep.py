@@ -42,8 +42,7 @@ class SweepFolder(OutputFolder):
 
     def status(self, task: RunTask) -> tuple[str, str]:
         """(where a fit stands by what is in its folder, the reason where that is a fit of other settings)."""
-        run = self.run(task)
-        if not run.is_begun:
+        if not (run := self.run(task)).is_begun:
             return (CHANGED, "is no run") if run.path.is_file() or is_occupied(run.path) else (MISSING, "")
         try:
             former = run.recipe

@@ -85,8 +85,7 @@ def read_sweep_config(path: str | Path) -> SweepConfig:
                                 "or the data a shorter name, or the grid fewer keys")  # fmt: skip
         except UserError as error:
             raise UserError(f"{path} [recipes.{table}] ({label}): {error}") from None
-        other = folders.setdefault(task.name.lower(), task)
-        if other is not task:
+        if (other := folders.setdefault(task.name.lower(), task)) is not task:
             first = f"'{other.recipe_name}' on '{other.data}'"
             raise UserError(f"{path}: {first} and '{label}' on '{name}' would share a folder; rename one of them")
     return SweepConfig(path, text, list(folders.values()))

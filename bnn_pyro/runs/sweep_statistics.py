@@ -148,8 +148,7 @@ def paired(mine: pd.Series, other: pd.Series, share: float = 0.0, rows: float = 
     share, rows: as for :func:`mean_of`. The variance over test rows is taken as known, so that the sum has
     (units − 1) / r² degrees of freedom, r the other part's share of it (Welch & Satterthwaite).
     """
-    mean = mean_of((mine - other).dropna(), share, rows)
-    if not mean.error > 0:
+    if not (mean := mean_of((mine - other).dropna(), share, rows)).error > 0:
         return mean
     spread = max(1 - rows / mean.error**2, 0.0)
     freedom = (mean.units - 1) / spread**2 if spread else math.inf
@@ -181,8 +180,7 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
     states: dict[str, Counter[str]] = {}
     for fit in fits:
         states.setdefault(fit["recipe"], Counter()).update([fit["status"]])
-    done = pd.DataFrame([fit for fit in fits if fit["status"] == FINISHED])
-    if done.empty:
+    if (done := pd.DataFrame([fit for fit in fits if fit["status"] == FINISHED])).empty:
         return DatasetSummary(name, states)
     task, kind, splits = done["task"].iloc[0], done["split_kind"].iloc[0], done["split"].nunique()
     train, test = pd.DataFrame(list(done["rows"])).mean()[["train", "test"]]

@@ -112,8 +112,7 @@ class _Writer:
         raise NotCompiled(f"an argument {value!r} has no C form")
 
     def _stored(self, value: object) -> Array:
-        array = self._array(value)
-        if array.at is None:
+        if (array := self._array(value)).at is None:
             return array
         made = self._copy(array.like, array)
         array.at, array.buffer = None, made.buffer  # whoever holds it reads the buffer from now on
