@@ -49,7 +49,9 @@ CASES = {
         lambda: Net(lambda n, x: n.head(n.body(n.body(x).tanh())), body=nn.Linear(6, 6), head=nn.Linear(6, 3)),
         NUMBERS, "head", None,
     ),
-    "a mask of the ids": (lambda: Net(by_ids, table=nn.Embedding(7, 4), head=nn.Linear(4, 3)), IDS, "head", ("table", "")),
+    "a mask of the ids": (
+        lambda: Net(by_ids, table=nn.Embedding(7, 4), head=nn.Linear(4, 3)), IDS, "head", ("table", ""),
+    ),
     "padding": (
         lambda: Net(lambda n, ids: n.head(n.table(ids).mean(1)), table=nn.Embedding(7, 4, padding_idx=0),
                     head=nn.Linear(4, 3)), IDS, "head", ("table",),
@@ -64,8 +66,8 @@ CASES = {
                     body=nn.Linear(6, 4), head=nn.Linear(4, 3)), NUMBERS, "head", ("gate", "body"),
     ),
     "time first": (
-        lambda: Net(lambda n, x: n.head(n.body(x.reshape(-1, 6, 1).transpose(0, 1)).tanh().mean(0)), body=nn.Linear(1, 4),
-                    head=nn.Linear(4, 3)), NUMBERS, "head", None,
+        lambda: Net(lambda n, x: n.head(n.body(x.reshape(-1, 6, 1).transpose(0, 1)).tanh().mean(0)),
+                    body=nn.Linear(1, 4), head=nn.Linear(4, 3)), NUMBERS, "head", None,
     ),
     "a transformer": (
         lambda: Net(lambda n, x: n.head(n.body(n.enter(x.reshape(-1, 3, 2))).mean(1)), enter=nn.Linear(2, 4),
@@ -136,12 +138,12 @@ def test_fit_and_prediction_are_those_of_the_whole_network(monkeypatch):
 
 def test_a_fit_passes_frozen_layers_once(monkeypatch):
     entry, data, _ = made("body and head")
-    passes, before = [], nn.Conv2d.forward
+    passes, counts, before = [], [], nn.Conv2d.forward
     monkeypatch.setattr(nn.Conv2d, "forward", lambda layer, x: passes.append(len(x)) or before(layer, x))
     for epochs in (2, 40):
         passes.clear()
         posterior = bp.fit(entry, data, bp.SVI(epochs=epochs), seed=1, progress=False)
-        counts = counts + [len(passes)] if epochs > 2 else [len(passes)]
+        counts.append(len(passes))
     assert counts[0] == counts[1]
     passes.clear()
     bp.predict(posterior, data.x_test, num_draws=50)

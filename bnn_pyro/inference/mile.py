@@ -150,10 +150,7 @@ class MILE(SeparateChains):
 
 
 class Kernel:
-    """G chains (``start``: (G, P)) between two transitions, what their warm-up has learned, and their generators.
-
-    A chain does the same, bit for bit, whichever others move beside it.
-    """
+    """G chains (``start``: (G, P)) between transitions; each does the same, bit for bit, whichever move beside it."""
 
     def __init__(self, settings: Any, potential: Potential, start: np.ndarray, seeds: Sequence[int]) -> None:
         self.settings, self.potential = settings, potential
@@ -203,16 +200,15 @@ class Kernel:
             return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]
         error, drawing = errors[:, -1], self.done >= settings.warmup
         again, self.turned = (self.done >= self.ends[2]) & diverged & self.turned, diverged
-        if again.any():  # the way back diverges too
-            self.step_size, self.halved = np.where(again, self.step_size / 2, self.step_size), self.halved + again
-            self.lost |= self.halved > HALVINGS
-            if self.lost.all():
-                chain = int(np.argmax(diverged))
-                who = f"chain {chain + 1}" if len(error) > 1 else "a chain"
-                what = f"{error[chain]:,.0f} nats" if np.isfinite(error[chain]) else "not finite"
-                raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {what} in a step "
-                                f"of {self.step_size[chain]:.3g}; take a smaller energy_variance than "
-                                f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
+        self.step_size, self.halved = np.where(again, step / 2, step), self.halved + again  # the way back diverges too
+        self.lost = self.lost | (self.halved > HALVINGS)
+        if self.lost.all():
+            chain = int(np.argmax(diverged))
+            who = f"chain {chain + 1}" if len(error) > 1 else "a chain"
+            what = f"{error[chain]:,.0f} nats" if np.isfinite(error[chain]) else "not finite"
+            raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {what} in a step of "
+                            f"{self.step_size[chain]:.3g}; take a smaller energy_variance than "
+                            f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
         u = direction(before.u + microcanonical.refreshment(step, self.length, self.size)[:, None] * noise[:, 0])
         self.point = state.where(good & ~self.lost, before._replace(u=np.where(good[:, None], before.u, -u)))
         if self.done < min(self.ends[2], settings.warmup):
@@ -293,9 +289,8 @@ class Kernel:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from such a state, in a kernel that was made in the same way."""
         state = tree_map_only(Tensor, Tensor.numpy, dict(state))
-        state["tuning"].pop("limit", None)  # of an earlier version
         self.point = State(**{"scale": np.ones_like(state["point"]["z"]), **state["point"]})
-        self.tuning = EnergyTuning(**state["tuning"])
+        self.tuning = EnergyTuning(**{k: v for k, v in state["tuning"].items() if k != "limit"})  # of an earlier version
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
         former = [int(share * self.settings.warmup) for share in FORMER_WINDOWS[self.settings.adjusted]]
         vars(self).update({"ends": former, **state["own"]})  # those of before also lack ``lost`` and ``halved``

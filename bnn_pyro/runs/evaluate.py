@@ -84,7 +84,8 @@ def evaluate_run(
     inputs, num = outside or {}, recipe.num_draws
     scored = _score(posterior, data, inputs, num)
     beside = None if baseline is None else _score(baseline, data, inputs, num)
-    (folder.path / CONVERGENCE).unlink(missing_ok=True)
+    for former in (CONVERGENCE, BOOSTING):
+        (folder.path / former).unlink(missing_ok=True)
     asked = posterior.chains is not None or any(settled(posterior.trace, part) > 0 for part in (0.5, 1.0))
     if asked and (found := diagnostics.diagnose_briefly(posterior, data)) is not None:
         folder.write(CONVERGENCE, found.to_dict())
@@ -95,7 +96,6 @@ def evaluate_run(
     if scored.prediction is not None and not data.schema.is_image:
         folder.write(ROWS, rows_to_look_at(data, scored.prediction))
     folder.write(SITES, sites_of(posterior) if scored.finite else {"sites": []})
-    (folder.path / BOOSTING).unlink(missing_ok=True)
     if recipe.boosting and scored.prediction is not None and (made := boosted(data)) is not None:
         paired = paired_differences(scored.prediction, made[0], data.y_test)
         scores = metrics.evaluate(made[0], data.y_test).flat()
@@ -287,8 +287,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
         of_folder = (path := resolve(name)).is_dir() and schema.is_image
         drop = recipe.data.get("drop_missing") or recipe.data.get("missing") == "drop"
         folder = of_folder and load_folder(path, schema.input_shape, drop_damaged=drop)
-        like = folder or load_archive(path, task=schema.task)
-        x, y = like.x, like.y
+        x, y = (like := folder or load_archive(path, task=schema.task)).x, like.y
     if like.task != schema.task:
         raise UserError(f"{name}: is {like.task}, and this run is {schema.task}")
     if tuple(x.shape[1:]) != schema.input_shape:
