@@ -290,7 +290,7 @@ class Kernel:
         """Go on from such a state, in a kernel that was made in the same way."""
         state = tree_map_only(Tensor, Tensor.numpy, dict(state))
         self.point = State(**{"scale": np.ones_like(state["point"]["z"]), **state["point"]})
-        self.tuning = EnergyTuning(**{k: v for k, v in state["tuning"].items() if k != "limit"})  # of an earlier version
+        self.tuning = EnergyTuning(**{k: v for k, v in state["tuning"].items() if k != "limit"})  # of before
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
         former = [int(share * self.settings.warmup) for share in FORMER_WINDOWS[self.settings.adjusted]]
         vars(self).update({"ends": former, **state["own"]})  # those of before also lack ``lost`` and ``halved``
