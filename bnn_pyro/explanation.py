@@ -181,7 +181,8 @@ def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
         return list(column.categories), torch.eye(len(column.categories), dtype=raw.dtype)
     values = raw[:, 0].unique()
     if len(values) > PLACES:
+        are_whole = bool((values == values.round()).all())  # a code has no value in between
         values = raw[:, 0].quantile(torch.linspace(*ENDS, PLACES // 2, dtype=raw.dtype))
         between = torch.linspace(values[0], values[-1], PLACES // 2 + 2, dtype=raw.dtype)[1:-1]
-        values = torch.cat([values, between]).unique()
+        values = torch.cat([values, between]).round(decimals=0 if are_whole else 15).unique()
     return values.tolist(), F.pad(values[:, None], (0, raw.shape[1] - 1))

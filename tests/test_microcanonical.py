@@ -99,6 +99,37 @@ def test_the_step_meets_its_energy_error():
     assert 0.5 < np.median(kernel.length) / np.sqrt(np.logspace(-2, 0, 50).sum()) < 8
 
 
+def test_a_fixed_step_shrinks_where_its_errors_are_larger_than_asked_for():
+    """By (E[ΔE²]/target)^(1/6), of steps that were not taken back; and not where they are smaller."""
+    usual, good = (50 * 1e-3) ** 0.5, np.array([True, True, False])
+    errors = usual * np.array([[8.0] * 6, [0.1, 0.2] * 3, [1e9] * 6])
+    once, each = EnergyTuning(np.ones(3)), EnergyTuning(np.ones(3))
+    once.observe(errors, good, 50, 1e-3)
+    for s in range(6):
+        each.observe(errors[:, s : s + 1], good, 50, 1e-3)
+    np.testing.assert_allclose(once.factor, [0.5, 1, 1], rtol=1e-12)
+    assert (once.excess == each.excess).all() and (once.seen == each.seen).all()
+    assert (once.anew().factor == 1).all()
+
+
+def test_a_step_that_leads_far_beyond_the_usual_error_is_taken_back_and_has_not_diverged(monkeypatch):
+    kernel = Kernel(MILE(warmup=100), Density(np.ones(20)), np.full((2, 20), 0.1), (0, 1))
+    for _ in range(60):
+        kernel.step()
+    before, step, usual = kernel.point, kernel.step_size.copy(), (20 * 1e-3) ** 0.5
+
+    def steps(*args):
+        state, errors = langevin_steps(*args)
+        return state, np.broadcast_to(np.array([[51.0], [49.0]]) * usual, errors.shape).copy()
+
+    monkeypatch.setattr("bnn_pyro.inference.mile.langevin_steps", steps)
+    for _ in range(2):
+        figures = kernel.step()
+        assert (kernel.point.z[0] == before.z[0]).all() and not (kernel.point.z[1] == before.z[1]).any()
+        assert not figures["diverging"].any() and (kernel.step_size == step).all()
+    assert not np.allclose(kernel.point.u[0], before.u[0])
+
+
 def test_directions_that_data_make_narrow_keep_their_width_at_the_default():
     """Three tenths of all, none of them a coordinate, so that scales help little. At 0.1 a fifth is lost."""
     variances, rng = np.repeat([1e-4, 1.0], [60, 140]), np.random.default_rng(0)

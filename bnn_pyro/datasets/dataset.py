@@ -230,7 +230,8 @@ class Dataset(Introduced):
             f"<Dataset {self.name}: {schema.task} of {schema.target} ({target}) from {inputs}; rows: {rows}>\n"
             + f"long tails, their asinh beside them: {schema.tail_names:.200}\n" * bool(schema.x_tails)
             + "".join(f"to look at: {line}\n" for line in self.split.get("doubts", ()))
-            + 'next: posterior = bp.fit("auto", data); bp.predict(posterior, data.x_test); data.schema'
+            + f"next: posterior = bp.fit({'net' if schema.input_parts else repr('auto')}, data); "
+            + "bp.predict(posterior, data.x_test); data.schema"
         )
 
     def to(self, device: torch.device | str) -> Self:

@@ -15,8 +15,8 @@ of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)),
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
 warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. Then zᵢ is
 divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew; from 0.5 T on it is
-the geometric mean of those since then, as the last of them suits one place, and at the end less, if E[ΔE²] was larger
-since 0.75 T. L, first √d, is from 0.5 T on √Σ Var zᵢ, at the end 0.4 · way / n_eff by effective draws. The adjusted
+the geometric mean of those since then, as the last of them suits one place, and at 0.75 T and the end it shrinks if
+E[ΔE²] was larger since. L, first √d, is from 0.5 T on √Σ Var zᵢ, at the end 0.4 · way / n_eff by effective draws. The adjusted
 sampler does so in 0.6 T, then dual averaging learns ε. All is of each chain; its stats are of these coordinates.
 """
 
@@ -216,7 +216,7 @@ class Kernel:
             self.tuning.learn(error, good, self.size, np.interp(self.done, (0, max(1, self.ends[1])), targets))
             self.step_size = self.tuning.step
             check_steps(self.step_size, self.done)
-        if sum(self.ends[2:]) <= 2 * self.done < 2 * settings.warmup:
+        if self.ends[2] <= self.done < settings.warmup:
             self.tuning.observe(errors, good, self.size, settings.energy_variance)
         figures = dict(lp=self.point.density, n_steps=np.full_like(step, GRADIENTS), step_size=step)
         figures |= dict(decoherence_length=self.length, diverging=np.where(self.lost, 2.0, drawing & diverged))
@@ -271,8 +271,8 @@ class Kernel:
                 radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
                 self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
             self.positions = []
-        if done == last:
-            self.step_size = self.step_size * self.tuning.factor
+        if done in (second + self._every * (POSITIONS // 2), last):
+            self.step_size, self.tuning = self.step_size * self.tuning.factor, self.tuning.anew()
 
     def _noise(self, num: int) -> np.ndarray:
         """(G, num, d) standard Normal numbers, each chain's of its own generator."""

@@ -113,7 +113,11 @@ class Backbone(nn.Module):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)
-            features = called(self.net, schema, x)
+            of_package = self.description["kind"] in (
+                "run",
+                "untrained",
+            )  # whose networks take all inputs in one tensor
+            features = self.net(x) if of_package else called(self.net, schema, x)
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
             got, rows = shape or type(features).__name__, len(x)

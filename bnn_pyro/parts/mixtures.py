@@ -175,7 +175,7 @@ class Mixture(Decisions):
         Else by the trapezoid rule, in steps that grow with the distance from y before the transform, so that draws much
         narrower than others are seen.
         """
-        modelled, at_y = self.untransformed.components, self.transform.inv(y)
+        modelled, at_y = self.untransformed.components, self.transform.inv(y.double())
         mean, margin = modelled.mean.double(), 8 * modelled.stddev.double()
         low, high = torch.minimum((mean - margin).amin(0), at_y), torch.maximum((mean + margin).amax(0), at_y)
         if not bool((high - low).isfinite().all()):

@@ -262,11 +262,11 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
         if exported:  # it may take the rows of its example only
             net(x[:1])
     real = isinstance(f, Tensor) and f.is_floating_point()
-    shape = tuple(f.shape) if real else f"{f.dtype}, not floats," if isinstance(f, Tensor) else type(f).__name__
+    what = "outputs of shape " + str(tuple(f.shape)) if real else f"a {getattr(f, 'dtype', type(f).__name__)}"
     if not real or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
         wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
         wanted += "" if isinstance(f, Tensor) else "; return the logits (or the mean) alone"
-        raise UserError(f"{name} gives outputs of shape {shape} for {len(x)} rows; they must be {wanted}")
+        raise UserError(f"{name} gives {what} for {len(x)} rows; outputs must be floats of shape {wanted}")
     return f.shape[1]
 
 
