@@ -17,7 +17,7 @@ warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its ta
 divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew; from 0.5 T on it is
 the geometric mean of those since then, as the last of them suits one place, and at 0.75 T and the end it shrinks if
 E[ΔE²] was larger since. L, first √d, is from 0.5 T on √Σ Var zᵢ, at the end 0.4 · way / n_eff by effective draws. The
-adjusted sampler does so in 0.6 T, then dual averaging learns ε. All is of each chain; its stats are of these coordinates.
+adjusted sampler does so in 0.6 T, then dual averaging learns ε. All is of each chain, its stats of these coordinates.
 """
 
 import json
