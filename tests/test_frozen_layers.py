@@ -65,6 +65,14 @@ CASES = {
         lambda: Net(lambda n, x: n.head(torch.where(n.gate(x) > 0, n.body(x), 0.0)), gate=nn.Linear(6, 4),
                     body=nn.Linear(6, 4), head=nn.Linear(4, 3)), NUMBERS, "head", ("gate", "body"),
     ),
+    "a branch on values": (
+        lambda: Net(lambda n, x: n.head(n.body(x) * (1.0 if n.gate(x).square().sum() > 0 else 0.0)),
+                    gate=nn.Linear(6, 4), body=nn.Linear(6, 4), head=nn.Linear(4, 3)),
+        NUMBERS, "head", ("body", "gate"),
+    ),
+    "dropout in the body": (
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), nn.Linear(4, 3)), NUMBERS, "1", ("0.0",),
+    ),
     "time first": (
         lambda: Net(lambda n, x: n.head(n.body(x.reshape(-1, 6, 1).transpose(0, 1)).tanh().mean(0)),
                     body=nn.Linear(1, 4), head=nn.Linear(4, 3)), NUMBERS, "head", None,
@@ -115,8 +123,11 @@ def test_the_head_on_features_is_the_network(case):
                 w = {name: torch.randn_like(value) for name, value in model.initial.items()}
             norms = norm_layers(model.net).values()
             with in_mode(model, head, training=training), in_mode(*norms, training=False), torch.no_grad():
-                expected, kept = with_weights(model.net, w, data.x_test.clone()), z.clone()
-                torch.testing.assert_close(with_weights(head.net, w, z), expected, rtol=1e-4, atol=1e-5)
+                kept, outputs = z.clone(), []
+                for net, x in ((model.net, data.x_test.clone()), (head.net, z)):
+                    with isolated(5):  # of dropout's masks
+                        outputs.append(with_weights(net, w, x))
+            torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
             assert torch.equal(z, kept)  # which no layer has changed in place
 
 

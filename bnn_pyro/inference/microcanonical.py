@@ -32,6 +32,8 @@ SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
 #: Gradients of a step; steps that compiled code takes at once, where nothing is learned of them, at most; and steps ·
 #: chains · rows · weights of one call, about a tenth of a second, for which Ctrl-C waits.
 GRADIENTS, AT_ONCE, WORK = 2, 64, 1e8
+#: Least mean ξ that a step grows by: a few errors tell little of the largest.
+LEAST = 0.5
 #: Transitions of a window after which log scales count half: positions are correlated.
 FEW = 100
 
@@ -175,8 +177,11 @@ class EnergyTuning:
         self.excess = np.cumsum(np.column_stack([before, xi]), 1)[:, -1]  # one by one, however many come at once
         self.seen = self.seen + good * errors.shape[1]
 
-    #: What ε is to be multiplied by for these to have had a ξ of at most 1.
-    factor = property(lambda self: np.maximum(self.excess / np.maximum(self.seen, 1), 1.0) ** (-1 / 6))
+    @property
+    def factor(self) -> np.ndarray:
+        """What ε is to be multiplied by for these to have had a mean ξ of 1, (G,); it grows by an eighth at most."""
+        mean = np.where(self.seen > 0, self.excess / np.maximum(self.seen, 1), 1.0)
+        return np.maximum(mean, LEAST) ** (-1 / 6)
 
     def anew(self) -> "EnergyTuning":
         """For other coordinates: the step counts as a tenth of one at its target, lest one error make the next."""

@@ -15,9 +15,9 @@ of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)),
 Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
 warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. Then zᵢ is
 divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew; from 0.5 T on it is
-the geometric mean of those since then, as the last of them suits one place, and at 0.75 T and the end it shrinks if
-E[ΔE²] was larger since. L, first √d, is from 0.5 T on √Σ Var zᵢ, at the end 0.4 · way / n_eff by effective draws. The
-adjusted sampler does so in 0.6 T, then dual averaging learns ε. All is of each chain, its stats of these coordinates.
+the geometric mean of those since then, and changed eight times by E[ΔE²] since the last, as chains still go to stiffer
+places. L, first √d, is from 0.5 T on √Σ Var zᵢ, at the end 0.4 · way / n_eff by effective draws. The adjusted sampler
+does so in 0.6 T, then dual averaging learns ε. All is of each chain, its stats of these coordinates.
 """
 
 import json
@@ -45,22 +45,21 @@ from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
-#: Where windows begin and end, as shares of the warm-up: moments for the scales, moments for L, effective draws for L,
-#: which is a share LENGTH of the way between two of them. Of the unadjusted sampler, and of the adjusted one. A window
-#: shorter than draws stay correlated finds too small an L.
+#: Where windows begin and end, in shares of the warm-up: moments for scales, for L, effective draws for L (a share LENGTH
+#: of the way between two), without and with ``adjusted``. Windows shorter than draws are correlated find too small an L.
 WINDOWS = {False: (0.15, 0.3, 0.5, 1.0), True: (0.08, 0.15, 0.3, 0.6)}
 #: The last three in checkpoints of earlier versions, which do not say theirs.
 FORMER_WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
 LENGTH = {False: 0.4, True: 0.3}
 #: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.
 REACH = 3.0
-#: Positions and coordinates of the last window that effective draws are counted of, at most; positions at least.
-POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
+#: Positions and coordinates of the last window, at most; positions at least; those after which the step is changed.
+POSITIONS, COORDINATES, MIN_POSITIONS, STRETCH = 1000, 2000, 10, 125
 #: A step diverges at so many √d nats, or MAX_ENERGY_ERROR, and is taken back at so many times the usual error; halvings
-#: of a chain's step after the warm-up, as it diverged twice, before the chain is lost; the first step, in units of √d.
+#: of a step after the warm-up, as it diverged twice, before the chain is lost; the first step, in units of √d.
 WIDE, FAR, HALVINGS, FIRST_STEP = 30.0, 50.0, 10, 1e-3
 #: Members of a network whose weights are at most so many; four of a larger one. What else a kernel's state has.
-MEMBERS, SMALL, OWN = 8, 10_000, ("step_size", "length", "lost", "turned", "halved", "ends")
+MEMBERS, SMALL, OWN = 8, 10_000, ("step_size", "length", "lost", "turned", "halved", "ends", "way")
 
 
 @dataclass(frozen=True)
@@ -157,7 +156,7 @@ class Kernel:
         chains, self.size = start.shape
         self.rngs = [np.random.default_rng(seed) for seed in seeds]
         self.start_at(start, np.ones_like(start))
-        self.lost, self.turned, self.halved = *np.zeros((2, chains), dtype=bool), np.zeros(chains)
+        self.lost, self.turned, self.halved, self.way = *np.zeros((2, chains), dtype=bool), *np.zeros((2, chains))
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
         self.length = np.full(chains, math.sqrt(self.size))
         self.step_size = FIRST_STEP * self.length
@@ -260,18 +259,18 @@ class Kernel:
         if done == second:
             self.step_size = self.tuning.mean if begin < first else self.step_size
             self.length = np.where(self.moments.radius > 0, self.moments.radius, self.length)
-        if second < done <= last and (done - second) % self._every == 0:
+        if is_kept := second < done <= last and (done - second) % self._every == 0:
             self.positions.append(z[:, :: -(-self.size // COORDINATES)].copy())
+            self.way = self.way + (self.length if self.settings.adjusted else self.step_size) * self._every
         if done == last and len(self.positions) >= MIN_POSITIONS:
             x = np.stack(self.positions, 1)
-            way = self.length if self.settings.adjusted else self.step_size
-            apart = np.array([np.mean(len(one) / microcanonical.effective_draws(one)) for one in x])
-            self.length = LENGTH[self.settings.adjusted] * way * self._every * apart
+            apart = np.array([np.mean(1 / microcanonical.effective_draws(one)) for one in x])
+            self.length = LENGTH[self.settings.adjusted] * self.way * apart
             if self.settings.adjusted:  # where chains do not mix, effective draws ask for trajectories without end
                 radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
                 self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
             self.positions = []
-        if done in (second + self._every * (POSITIONS // 2), last):
+        if done == last or (is_kept and len(self.positions) % STRETCH == 0):
             self.step_size, self.tuning = self.step_size * self.tuning.factor, self.tuning.anew()
 
     def _noise(self, num: int) -> np.ndarray:
@@ -293,8 +292,9 @@ class Kernel:
         self.tuning = EnergyTuning(**{k: v for k, v in state["tuning"].items() if k != "limit"})  # of before
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
         former = [int(share * self.settings.warmup) for share in FORMER_WINDOWS[self.settings.adjusted]]
-        vars(self).update({"ends": former, **state["own"]})  # those of before also lack ``lost`` and ``halved``
+        vars(self).update({"ends": former, **(own := state["own"])})  # those of before lack ``lost`` and others
         self.ends = [*self.ends[:1] * (4 - len(self.ends)), *self.ends]  # and a window for scales
-        self.averages = [DualAveraging(**values) for values in state["averages"]]
+        ways = own["length" if self.settings.adjusted else "step_size"] * self._every * len(self.positions)
+        self.way, self.averages = own.get("way", ways), [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
             rng.bit_generator.state = saved
