@@ -45,8 +45,8 @@ from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
-#: Where windows begin and end, in shares of the warm-up: moments for scales, for L, effective draws for L (a share LENGTH
-#: of the way between two), without and with ``adjusted``. Windows shorter than draws are correlated find too small an L.
+#: Windows begin and end at these shares of the warm-up: moments for scales, for L, effective draws for L (LENGTH of the
+#: way between two), without and with ``adjusted``. One shorter than draws are correlated finds too small an L.
 WINDOWS = {False: (0.15, 0.3, 0.5, 1.0), True: (0.08, 0.15, 0.3, 0.6)}
 #: The last three in checkpoints of earlier versions, which do not say theirs.
 FORMER_WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
