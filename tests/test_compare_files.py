@@ -59,8 +59,8 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, compare
     for changed, words in (
         (frame.drop(columns="sd"), "no column 'sd'; it needs mean, sd"),
         (frame[1:], "test rows: give one for each in their order, or a column 'row'"),
-        (frame.assign(sd=0.0), "row 2 has not a mean and an sd above 0: [1.0, 0.0]"),  # the header is row 1
-        (frame.drop(4).reindex(frame.index), "row 6 has not a number for each of mean, sd: [nan, nan]"),
+        (frame.assign(sd=0.0), "row 2: sd must be above 0, not [1.0, 0.0]"),  # the header is row 1
+        (frame.drop(4).reindex(frame.index), "row 6: mean, sd must be numbers, not [nan, nan]"),
         (frame.assign(row=3), "a number stands twice in the column 'row'"),
     ):
         told = compared(run, changed, code=2)

@@ -195,7 +195,7 @@ def test_linear_regression_and_what_is_recorded_of_it(kind, draws, own):
     posterior = fit(problem.entry(), problem.data, method)
     check_gaussian(problem, posterior)
     stats = posterior.stats
-    assert set(stats) == {"acceptance_rate", "diverging", "energy", "lp", "n_steps", "step_size", own}
+    assert set(stats) == {"acceptance_rate", "diverging", "energy", "lp", "n_steps", "step_size", "cut", own}
     assert all(v.shape == (2, method.draws) and v.dtype == torch.float64 for v in stats.values())
     assert stats["diverging"].sum() == 0
     # lp is the log joint of the stored draw: quadratic around the mean, from its value there.
