@@ -33,6 +33,12 @@ def by_ids(net: Net, ids: Tensor) -> Tensor:
     return net.head((net.table(ids) * kept).sum(1) / kept.sum(1).clamp_min(1))
 
 
+def without_gradient(net: Net, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        h = net.body(x)
+    return net.head(h + net.still(x))
+
+
 IMAGES, NUMBERS, IDS = torch.zeros(1, 4, 4), torch.zeros(6), torch.zeros(5, dtype=torch.int64)
 #: {case: (network, one input, where, what the features are)}.
 CASES = {
@@ -72,6 +78,10 @@ CASES = {
     ),
     "dropout in the body": (
         lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)), nn.Linear(4, 3)), NUMBERS, "1", ("0.0",),
+    ),
+    "weights without a gradient": (
+        lambda: Net(without_gradient, body=nn.Linear(6, 4), still=nn.Linear(6, 4), head=nn.Linear(4, 3)),
+        NUMBERS, "head|body", None,
     ),
     "time first": (
         lambda: Net(lambda n, x: n.head(n.body(x.reshape(-1, 6, 1).transpose(0, 1)).tanh().mean(0)),
