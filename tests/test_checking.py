@@ -202,7 +202,7 @@ def test_modules_of_several_inputs_or_targets_are_checked():
     one = replace(subject(nn.Linear(2, 2), "chees"), data=two)
     assert "one target" in ClosedForm().refuses(one) and not Calibration().refuses(one)
     outcome = JointDistribution(chains=100, sweeps=2).run(one)
-    assert outcome.level != "bad" and "mean of mean of target 1 at row 2" in [f.about for f in outcome.findings]
+    assert outcome.level != "bad" and "mean of mean of target 1 at input 2" in [f.about for f in outcome.findings]
 
 
 @pytest.mark.filterwarnings("ignore:the outputs of .* have no gradient")

@@ -49,7 +49,7 @@ class Calibration(Check, Settings):
 
     replications  data sets, each drawn and fitted; of methods that take a second for each, a quarter of them
     rows          of each, at most: taken from the subject's training inputs
-    points        inputs at which predictions are compared, half of them rows of the data
+    points        inputs at which predictions are compared, the first half of them rows of the data
     draws         of each fit, at most; fewer where they would depend on one another
     effort        length of chains, in those of the quick budget
     cores         processes; 0: as many as there are cores
@@ -82,7 +82,7 @@ class Calibration(Check, Settings):
         entry, inputs = subject.entry, design(subject.data, self.rows, self.points, seed)
         with isolated(0):
             size = Simulator(entry, inputs).potential.size  # raises where no data can be simulated
-        compiled = "yes" if size * len(inputs.x) <= LARGE else "no"  # one compiled gradient serves all fits
+        compiled = "yes" if size * len(inputs.x_train) <= LARGE else "no"  # one compiled gradient serves all fits
         draws = DRAWS * self.effort if subject.exact else DRAWS
         method = subject.tiny_method(draws=draws, epochs=EPOCHS, warmup=WARMUP, compiled=compiled)
         number = max(FEWEST, self.replications // (1 if hasattr(method, "compiled") else SLOW))
@@ -109,7 +109,7 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
     order = np.stack([ranks(r.truth, some, lots) for r, some in zip(done, chosen, strict=True)], 1)  # (Q, R)
     p = np.array([[test(q, num) for test in (p_uniform, p_location, p_width)] for q in order])
     p = np.minimum(1.0, p.size * p)
-    labels, kinds = ([getattr(q, name) for q in done[0].questions] for name in ("about", "kind"))
+    labels, kinds = map(list, zip(*done[0].questions, strict=True))
     inside = np.stack([covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
     evidence = {"labels": labels, "kinds": kinds, "ranks": order, "draws": num, "p": p}
     evidence |= {"width": width(order, num), "shown": ALPHA / p.size}
@@ -134,12 +134,12 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
 
 def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Finding]:
     """What no approximation is known for."""
-    sided, faults = [i for i, q in enumerate(done[0].questions) if q.kind in ("prediction", "weight")], []
+    sided, faults = [i for i, (_, kind) in enumerate(done[0].questions) if kind in ("prediction", "weight")], []
     for i in sided:  # their spread may be wrong: by its own standard error
         z = normal_scores(order[i], num)
         p = min(1.0, len(sided) * float(ttest_1samp(z, 0.0).pvalue))
         if p < ALPHA:
-            about = f"{done[0].questions[i].about}: normal score of the truth among the draws, on average"
+            about = f"{done[0].questions[i][0]}: normal score of the truth among the draws, on average"
             faults.append(Finding(about, float(z.mean()), 0.0, float(z.std() / np.sqrt(len(z))), p, "bad"))
     learned = np.array([r.learned for r in done])
     p = float(wilcoxon(learned, alternative="greater").pvalue) if learned.any() else 1.0
