@@ -60,9 +60,17 @@ class Subject:
         """The method: the user's settings above these, of which those that it does not have are left out."""
         return build(self.kind, {k: v for k, v in settings.items() if k in defaults(self.kind)} | dict(self.given))
 
-    def tiny_method(self, draws: float, epochs: float, **settings: Any) -> Method:
-        """The method with settings that suffice on a tiny problem; see :func:`lengthened`."""
-        return self.method({**lengthened(self.kind.tiny, draws, epochs), **settings})
+    def tiny_method(self, draws: float, epochs: float, /, **settings: Any) -> Method:
+        """With what suffices on a tiny problem, for so many times the draws of a sampler, or epochs of an optimiser."""
+        tiny = dict(self.kind.tiny)
+        if "draws" in tiny:
+            tiny["draws"] = max(1, round(tiny["draws"] * draws))
+        if "burn_in" in tiny:
+            burn_in = round(tiny["burn_in"] * max(1.0, draws))
+            tiny |= {"burn_in": burn_in, "epochs": burn_in + max(1, round((tiny["epochs"] - tiny["burn_in"]) * draws))}
+        elif "epochs" in tiny:
+            tiny["epochs"] = max(1, round(tiny["epochs"] * epochs))
+        return self.method(tiny | settings)
 
     def irreducible(self, hidden: tuple[int, ...] = ()) -> str:
         """Why the variant cannot be made a fully connected network of these widths, in words; "" where it can."""
@@ -191,19 +199,6 @@ def most_off(findings: Sequence[Finding]) -> str:
     first = min(bad, key=lambda f: f.p if f.p is not None else 0.0)
     words = f"{len(bad)} of {len(findings)} quantities are off, most of all the {first.about.removeprefix('the ')}: "
     return f"{words}{first.estimate:.4g}, and {first.expected:.4g} is right."
-
-
-def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0) -> dict[str, Any]:
-    """Settings for so many times the draws of a sampler, or so many times the epochs of an optimiser."""
-    settings = dict(tiny)
-    if "draws" in tiny:
-        settings["draws"] = max(1, round(tiny["draws"] * draws))
-    if "burn_in" in tiny:
-        settings["burn_in"] = round(tiny["burn_in"] * max(1.0, draws))
-        settings["epochs"] = settings["burn_in"] + max(1, round((tiny["epochs"] - tiny["burn_in"]) * draws))
-    elif "epochs" in tiny:
-        settings["epochs"] = max(1, round(tiny["epochs"] * epochs))
-    return settings
 
 
 class Estimate(NamedTuple):

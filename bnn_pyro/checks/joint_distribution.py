@@ -182,8 +182,8 @@ class JointChains:
         return names, np.column_stack([*(c.double().numpy() for c in columns), values])
 
     def compare(self, method: Method, steps: int, report: Report) -> tuple[Estimate, float]:
-        """By how much chains of this method are off, (2M,): mean and variance of each quantity's normal scores, less the
-        joint distribution's; and the error of the variances that would have been seen, as a share.
+        """By how much chains of this method are off, (2M,): mean and variance of normal scores of each quantity, less
+        the joint distribution's; and the error of the variances that would have been seen, as a share.
 
         steps: of a step size, which make one transition.   Raises UserError where chains diverge.
         """

@@ -23,7 +23,7 @@ import torch
 from scipy.stats import t
 from torch import nn
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, worst
 from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets import Dataset, load_data
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
@@ -153,16 +153,6 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
         return potential.log_density(0.3 * torch.sin(math.sqrt(2) * place * index + place**2)).double().numpy()
 
 
-def effective_draws(outputs: np.ndarray) -> float:
-    """What draws (C, D, B, J) are worth for the mean, the median over the outputs; infinite for a single draw."""
-    chains, draws = outputs.shape[:2]
-    if chains * draws == 1:
-        return math.inf
-    if draws < LEAST_DRAWS:
-        return float(chains * draws)
-    return float(np.nanmedian(ess_mean(np.moveaxis(outputs.reshape(chains, draws, -1), 2, 0))))
-
-
 @dataclass(frozen=True)
 class Reference(Check):
     """Predictions are compared with those of a posterior that is known: 10,000 draws of Hamiltonian Monte Carlo,
@@ -192,9 +182,11 @@ class Reference(Check):
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         reference, entry, data = self.pose(subject)
         tiny, known = subject.kind.tiny, reference.about.get("settings", {}).get(subject.inference, {})
-        suffices = {"chains": 4, "max_draws": self.draws} if subject.exact else lengthened(tiny, epochs=5.0)
-        suffices = {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))} if "warmup" in tiny else suffices
-        method = subject.method({**suffices, **known})
+        if subject.exact and "warmup" not in tiny:  # stochastic gradients
+            method = subject.method({"chains": 4, "max_draws": self.draws, **known})
+        else:
+            draws = {"draws": max(1, self.draws // tiny.get("chains", 1))} if "warmup" in tiny else {}
+            method = subject.tiny_method(1.0, 5.0, **draws | known)
         report(0, 1, {"fitting": reference.name})
         posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
         settings = subject.settings(method, entry) | {"reference": reference.name}
@@ -272,7 +264,11 @@ def compared(outputs: np.ndarray, reference: ReferencePosterior) -> tuple[float,
 def coverage(outputs: np.ndarray, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
     """{level: (share of the reference's draws inside the draws' central intervals, its error at one of the points)}."""
     mine, draws = outputs[:, :, reference.points], reference.outputs()
-    number = 1 / effective_draws(outputs) + 1 / len(draws)
+    chains, num = outputs.shape[:2]
+    effective = math.inf if chains * num == 1 else chains * num  # of a single draw no error is known
+    if num >= LEAST_DRAWS:
+        effective = float(np.nanmedian(ess_mean(np.moveaxis(outputs.reshape(chains, num, -1), 2, 0))))
+    number = 1 / effective + 1 / len(draws)
     shares = {}
     for level in LEVELS:
         low, high = np.quantile(mine, [(1 - level) / 2, (1 + level) / 2], axis=(0, 1))

@@ -84,7 +84,7 @@ class Calibration(Check, Settings):
             size = Simulator(entry, inputs).potential.size  # raises where no data can be simulated
         compiled = "yes" if size * len(inputs.x_train) <= LARGE else "no"  # one compiled gradient serves all fits
         draws = DRAWS * self.effort if subject.exact else DRAWS
-        method = subject.tiny_method(draws=draws, epochs=EPOCHS, warmup=WARMUP, compiled=compiled)
+        method = subject.tiny_method(draws, EPOCHS, warmup=WARMUP, compiled=compiled)
         number = max(FEWEST, self.replications // (1 if hasattr(method, "compiled") else SLOW))
         one = partial(replicate, entry, inputs, method, seed, self.draws)
         results = map_tasks(one, range(number), cores=self.cores, report=report)

@@ -67,7 +67,7 @@ class StepSize(Check):
                 finding = Finding("step size, as lr", lr, level="bad")
                 return Outcome("step-size", "bad", sentence, subject.settings(own), [*findings, finding])
             labels, estimate = problem.labels(), Estimate.of_independent(problem.quantities(w, f).mean(1).numpy())
-            expected, _, _ = problem.stationary(replace(method, lr=lr))
+            expected = problem.stationary(replace(method, lr=lr))["expected"]
             findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=len(rates))
             off = w - mean  # u², mean over directions and draws of each chain
             excess.append(torch.einsum("cdi,ij,cdj->c", off, precision, off).numpy() / w[0].numel() - 1)
