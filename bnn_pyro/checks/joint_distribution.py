@@ -20,7 +20,7 @@ import pyro
 from scipy.stats import norm
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, concluded, judge, worst
 from bnn_pyro.checks.sbc_ranks import scores_beside
 from bnn_pyro.checks.simulation import Simulator, design
 from bnn_pyro.checks.user_module import few_rows
@@ -256,41 +256,36 @@ class JointDistribution(Check):
         return ""
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
-        method, exact = subject.method(SETTINGS), subject.converges_to == "exact"
+        method, exact, blind = subject.method(SETTINGS), subject.converges_to == "exact", np.inf
         with isolated(seed), pyro.validation_enabled(False), np.errstate(all="ignore"):  # of trajectories
             joint = JointChains(self, subject, seed)
             for k in range(1 if exact or "lr" in subject.given else ATTEMPTS):
                 method = replace(method, lr=method.lr / DIVIDED) if k else method
+                lr = 0.0 if exact else method.lr
+                wrong = f"transitions{f' at lr {lr:g}' * bool(lr)} do not leave the joint distribution as it is"
                 try:
                     estimate, blind = joint.compare(method, self.steps * DIVIDED**k, report)
-                    sentence, findings = self._verdict(joint.names, estimate, blind, 0.0 if exact else method.lr)
+                    findings = self._findings(joint.names, estimate, blind, lr)
                 except UserError as error:
-                    what = "the warm-up of the sampler fails" if exact else f"at lr {method.lr:g} chains diverge"
-                    sentence = f"{what}: {error}"
-                    findings = [Finding("transitions of the chains", float("nan"), level="bad")]
-                if (level := worst(f.level for f in findings)) != "bad":
+                    what = "the warm-up of the sampler fails" if exact else "chains diverge"
+                    findings = [Finding(f"{what}: {error}: transitions", float("nan"), level="bad")]
+                if worst(f.level for f in findings) != "bad":
                     break
         settings = subject.settings(method, joint.entry)
         figures = {"joint_p": min((f.p for f in findings if f.p is not None), default=0.0)}
-        return Outcome("joint-distribution", level, sentence, settings, findings, figures=figures)
+        right = f"{self.chains * self.sweeps:,} transitions leave the joint distribution as it is"
+        remark = f"Variances off by {blind:.2g} of themselves would be seen." * (blind <= OF_INTEREST)
+        return concluded("joint-distribution", findings, settings, right, wrong, remark, figures=figures)
 
-    def _verdict(self, names: Sequence[str], estimate: Estimate, blind: float, lr: float) -> tuple[str, list[Finding]]:
-        """Sentence and findings.   lr: the step size that a bias may be of; 0 where there may be none."""
+    def _findings(self, names: Sequence[str], estimate: Estimate, blind: float, lr: float) -> list[Finding]:
+        """lr: the step size that a bias may be of, which is called bad above ``LARGE``; 0 where there may be none."""
         sides = [f"{side} of {name}" for name in names for side in ("mean", "variance")]
         findings = judge(sides, estimate, np.zeros(len(sides)), level="caution" if lr else "bad")
-        if lr and (biased := [f for f in findings if f.level == "caution"]):
-            top = max(biased, key=lambda f: abs(f.estimate))
-            words = f"at lr {lr:g} the {top.about} is off by {top.estimate:+.2g} of its own spread"
-            if abs(top.estimate) - 3 * top.error <= LARGE:
-                return f"{words}, which the bias of a finite step may be", findings
-            findings[findings.index(top)] = replace(top, level="bad")
-            return f"{words}: the step is too large, or something else is wrong; take a smaller lr", findings
-        if off := most_off(findings):
-            return f"transitions do not leave the joint distribution as it is: {off}", findings
-        if blind <= OF_INTEREST:
-            words = f"{self.chains * self.sweeps:,} transitions leave the joint distribution as it is in"
-            return f"{words} {len(findings)} comparisons; variances off by {blind:.0%} would be seen", findings
-        amount = f"by {blind:.0%}" if blind < 2 else "by any amount"
-        words = f"too few draws to tell: variances could be off {amount} and not be seen; take more chains or sweeps"
-        about = "error of the variances that would be seen"
-        return words, [*findings, Finding(about, blind, OF_INTEREST, level="caution")]
+        if off := [f for f in findings if f.level != "good"]:
+            top = max(off, key=lambda f: abs(f.estimate))
+            if abs(top.estimate) - 3 * top.error > LARGE:
+                findings[findings.index(top)] = replace(top, level="bad")
+            return findings
+        few = blind > OF_INTEREST
+        about = f"{'too few draws to tell: ' * few}error of the variances that would be seen"
+        return [*findings, Finding(about, blind, OF_INTEREST if few else None, level="caution" if few else "good")]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, concluded, judge, worst
 from bnn_pyro.checks.integration import curvature
 from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights, softmax_regression
 from bnn_pyro.checks.user_module import linear_module
@@ -69,12 +69,12 @@ class KnownAnswers(Check):
             compared.append(_compare(problem, subject, self, seed, len(cases), batch_size))
             report(k + 1, len(cases), {"problem": problem.title})
         claims, settings, parts, amounts = zip(*compared, strict=True)
-        findings, amounts = [f for part in parts for f in part], amounts[: len(problems)]
+        findings = [f for part in parts for f in part]
         if subject.converges_to != "exact":
-            findings += [amount for some in amounts for amount in some]
-        sentence = _sentence(problems, claims[-1], findings, () if subject.exact else amounts)
+            findings += [amount for some in amounts[: len(problems)] for amount in some]
         figures = {self.name.replace("-", "_"): amounts[0][0].estimate}
-        return Outcome(self.name, worst(f.level for f in findings), sentence, settings[0], findings, figures=figures)
+        words = [f"On {' and '.join(p.title for p in problems)} this is {no}{claims[-1]}" for no in ("", "not ")]
+        return concluded(self.name, findings, settings[0], *words, figures=figures)
 
 
 @dataclass(frozen=True)
@@ -177,22 +177,6 @@ def _compare(
     return claim, subject.settings(method, entry), findings, amounts
 
 
-def _sentence(problems: list[Problem], claim: str, findings: list[Finding], amounts: Sequence[list[Finding]]) -> str:
-    where = " and ".join(problem.title for problem in problems)
-    if off := most_off(findings):
-        return f"On {where} this is not {claim}: {off}"
-    p = [f.p for f in findings if f.p is not None]
-    words = f"On {where} this is {claim}: {len(p)} quantities agree within their errors"
-    if differ := sum(f.level == "caution" for f in findings if f.p is not None):
-        words = f"On {where} {differ} of {len(p)} quantities are not those of {claim}, which this may only approximate"
-    words += f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})."
-    for problem, some in zip(problems, amounts, strict=False):
-        weights, predictions, off = (f"{amount.estimate:.2f}" for amount in some)
-        words += f" Beside the posterior of {problem.title}, standard deviations of weights are {weights} of its own, "
-        words += f"those of predictions {predictions}, and mean predictions lie {off} of them off."
-    return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))
-
-
 def claim_of(
     problem: Problem, converges_to: str, method: Method, posterior: Posterior
 ) -> tuple[str, dict[str, Any], tuple[Tensor, Tensor] | None]:
@@ -224,7 +208,7 @@ def claim_of(
             # Of the best of these, linear regression alone knows the mean.
             means = np.arange(len(problem.exact)) < problem.size + len(problem.x)
             level = np.where(means & problem.is_linear, "bad", "caution")
-            return "the exact posterior", exact | {"tolerance": problem.stops, "level": level}, None
+            return "near the exact posterior", exact | {"tolerance": problem.stops, "level": level}, None
         name = "the best mean-field Normal" if independent else "the best Normal of any covariance"
         normal = problem.best_normal(mode, not independent)
     return name, {"expected": problem.expect(problem.normal(*normal)), "tolerance": tolerance}, normal

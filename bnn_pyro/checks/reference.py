@@ -23,7 +23,7 @@ import torch
 from scipy.stats import t
 from torch import nn
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, worst
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, concluded, judge
 from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets import Dataset, load_data
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
@@ -210,23 +210,20 @@ class Reference(Check):
         ratio = float(np.median(spread / reference.spread))
         about = "largest difference of an output's mean or width from the reference's, in standard errors"
         findings = [Finding(about, largest, 0.0, 1.0, None if point else p, level)]
-        about = "shift of a mean that would have been seen, in posterior standard deviations"
-        findings.append(Finding(about, visible, level="caution" if few else "good"))
+        about = f"{'too few draws to tell: ' * few}shift of a mean that would have been seen, in posterior sd"
+        findings.append(Finding(about, visible, BLIND if few else None, level="caution" if few else "good"))
         for nominal, (share, error) in covered.items():
             about, far = f"share of the posterior inside its {nominal:.0%} intervals", abs(share - nominal) > 4 * error
             findings.append(Finding(about, share, nominal, error, level=level if far else "good"))
         figures = {"sd_ratio": ratio}
         figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
         words = f"On {reference.about['title']} ({reference.about['draws']:,} verified draws of the posterior)"
-        if off and exact:
-            words += f" it does not sample the posterior that it claims (p = {p:.1g})"
+        wrong = f"{words} it does not sample the posterior that it claims"
+        right = f"{words} it cannot be told from the posterior; a mean off by {visible:.2g} sd would have been seen"
         if off or point:
-            words += f": means are off by {shift:.2g} posterior standard deviations (root mean square), its spread is "
-            words += f"{ratio:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it."
-        else:
-            words += " there are too few draws to tell" if few else " it cannot be told from the posterior"
-            words += f": a mean off by {visible:.2g} posterior standard deviations would have been seen."
-        return Outcome("reference", worst(f.level for f in findings), words, settings, findings, figures=figures)
+            right = f"{words}, means are off by {shift:.2g} posterior sd (root mean square), its spread is {ratio:.2g} "
+            right += f"times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
+        return concluded("reference", findings, settings, right, wrong, figures=figures)
 
     def pose(self, subject: Subject) -> tuple[ReferencePosterior, Entry, Dataset]:
         """A reference, the variant made to have its posterior, and its data. Raises UserError where there is none."""
