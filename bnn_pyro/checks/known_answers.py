@@ -61,20 +61,17 @@ class KnownAnswers(Check):
         return subject.irreducible()
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
-        problems, compared = self.problems(subject), []
+        problems, findings, settings = self.problems(subject), [], {}
         cases = [(problem, 0) for problem in problems]
         if hasattr(subject.kind, "eta_share") and not subject.given.get("batch_size"):  # takes mini-batches
             cases += [(problem, len(problem.inputs) // problem.batches) for problem in problems if problem.batches > 1]
         for k, (problem, batch_size) in enumerate(cases):
-            compared.append(_compare(problem, subject, self, seed, len(cases), batch_size))
+            claim, used, found = _compare(problem, subject, self, seed, len(cases), batch_size)
+            findings, settings = findings + found, settings or used
             report(k + 1, len(cases), {"problem": problem.title})
-        claims, settings, parts, amounts = zip(*compared, strict=True)
-        findings = [f for part in parts for f in part]
-        if subject.converges_to != "exact":
-            findings += [amount for some in amounts[: len(problems)] for amount in some]
-        figures = {self.name.replace("-", "_"): amounts[0][0].estimate}
-        words = [f"On {' and '.join(p.title for p in problems)} this is {no}{claims[-1]}" for no in ("", "not ")]
-        return concluded(self.name, findings, settings[0], *words, figures=figures)
+        ratio = next(f.estimate for f in findings if f.about.startswith("standard deviation of the weights"))
+        words = [f"On {' and '.join(p.title for p in problems)} this is {no}{claim}" for no in ("", "not ")]
+        return concluded(self.name, findings, settings, *words, figures={self.name.replace("-", "_"): ratio})
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,8 @@ def problem_method(problem: Problem, subject: Subject, effort: float, **settings
 
 def _compare(
     problem: Problem, subject: Subject, check: KnownAnswers, seed: int, tests: int, batch_size: int = 0
-) -> tuple[str, dict[str, Any], list[Finding], list[Finding]]:
-    """(the claim; settings; draws beside what is claimed; how far these are off the posterior itself).
+) -> tuple[str, dict[str, Any], list[Finding]]:
+    """(the claim; settings; draws beside what is claimed, and how far these are off the posterior itself).
 
     tests: comparisons of the check.   batch_size: of stochastic gradients, which then take a smaller step.
     """
@@ -152,29 +149,31 @@ def _compare(
     means = values[0] if len(values) == 1 else values.mean(1)
     estimate = Estimate.of_chains(values) if to == "exact" else Estimate.of_independent(means)
     claim, bounds, normal = claim_of(problem, to, method, posteriors[0])
-    labels = [f"{label} ({problem.title}{', mini-batches' if batch_size else ''})" for label in problem.labels()]
+    title = f"{problem.title}{', mini-batches' if batch_size else ''}"
+    labels = [f"{label} ({title})" for label in problem.labels()]
     if subject.exact:  # chains of one posterior
         w, f = (v.flatten(0, 1)[None] for v in (w, f))
     findings = judge(labels, estimate, **bounds, tests=tests)
     if (noisy := float(estimate.error[: problem.size + len(problem.x)].max())) > BLIND:  # of means
-        about = f"Monte-Carlo error ({problem.title}, posterior sd): too few independent draws to tell"
+        about = f"Monte-Carlo error ({title}, posterior sd): too few independent draws to tell"
         findings.append(Finding(about, noisy, BLIND, level="caution"))
     findings += density_findings(problem, method, posteriors[0])
     findings += evidence_findings(problem, method, posteriors, normal)
     # Several fits have the same limit: all draws together are that much surer of it.
     together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
-    beside = worst(x.level for x in judge(labels, together, problem.exact, tolerance=problem.stops, level="caution"))
+    how = dict(tolerance=problem.stops, level="caution", tests=tests)
+    beside = worst(x.level for x in judge(labels, together, problem.exact, **how))
     # How far these are off the posterior, in its own standard deviations.
     unit, size = problem.units(w, f), problem.size
     sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
-    share = f"standard deviation of the {{}} as a share of the posterior's, mean ({problem.title})"
-    apart = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({problem.title})"
-    amounts = [
+    share = f"standard deviation of the {{}} as a share of the posterior's, mean ({title})"
+    apart = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({title})"
+    findings += [
         Finding(share.format("weights"), sd[:size].mean().item(), 1.0, level=beside),
         Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=beside),
         Finding(apart, mean[size:].abs().mean().item(), 0.0, level=beside),
     ]
-    return claim, subject.settings(method, entry), findings, amounts
+    return claim, subject.settings(method, entry), findings
 
 
 def claim_of(

@@ -94,14 +94,9 @@ def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> 
     finite = values[np.isfinite(values)].to_numpy()
     late = finite[len(finite) // 10 :]
     margin = 0.06 * (np.ptp(late) or 1.0)
-    low, high = late.min() - margin, late.max() + margin
-    if np.ptp(finite) > 3 * (high - low):
-        ax.set_ylim(low, high)
-        y, va, edge = (0.03, "bottom", low) if finite[0] < low else (0.97, "top", high)
-        ends_there = abs(late[-1] - edge) < 0.2 * (high - low)
-        x, ha = (0.5, "center") if ends_there else (0.98, "right")  # where the cut curve is not
-        place = dict(xycoords="axes fraction", ha=ha, va=va)
-        ax.annotate(f"starts at {readable(finite[0])}", (x, y), color="0.35", size=8, **place)
+    if np.ptp(finite) > 3 * (np.ptp(late) + 2 * margin):
+        ax.set_ylim(late.min() - margin, late.max() + margin)
+        ax.set_title(f"{title}\nstarts at {readable(finite[0])}")
 
 
 @drawn
