@@ -53,7 +53,7 @@ def test_a_sampler_that_never_moves_passes_nothing():
 
     with patch.object(chees.Chains, "move", still):
         outcome = replace(SMALL, chains=2000).run(subject("chees", LINEAR, warmup=40))
-    assert outcome.level == "caution" and "off by any amount" in outcome.sentence
+    assert outcome.level == "caution" and outcome.findings[-1].estimate > 2
 
 
 @pytest.mark.parametrize("inference", ["sghmc", "sgld"])
@@ -63,13 +63,13 @@ def test_the_order_of_the_bias_is_that_of_the_step_size(inference):
     assert order == pytest.approx(2) and error == pytest.approx(math.hypot(0.01 / 0.48, 0.02 / 0.12) / math.log(2))
     assert math.isnan(order_of(Estimate(np.array([0.2, 0.0]), np.ones(2)))[0])
     outcome = STEPS.run(subject(inference, {}))
-    assert outcome.level == "good" and "as it should" in outcome.sentence, outcome.sentence
-    order, error = map(float, re.search(r"power of (.+) ± (.+), as", outcome.sentence).groups())
+    assert outcome.level == "good", outcome.sentence
+    order, error = map(float, re.search(r"power of (.+) ± ([\d.]+), and", outcome.sentence).groups())
     assert order == pytest.approx(1.1, abs=0.1 + 4 * error)  # 1 of small steps; 1.2 of these, along the steepest
 
 
 @pytest.mark.parametrize(
-    ("lr", "level", "words"), [(0.08, "caution", ""), (0.5, "bad", "too large"), (2.0, "bad", "explodes")]
+    ("lr", "level", "words"), [(0.08, "caution", ""), (0.5, "bad", "too large"), (2.0, "bad", ": inf")]
 )
 def test_the_step_that_was_asked_for(lr, level, words):
     outcome = StepSize(chains=30, times=1.0).run(subject("sghmc", {}, lr=lr))
@@ -82,7 +82,7 @@ def test_too_few_draws_and_too_large_steps():
     few = StepSize(chains=20, times=0.5).run(subject("sghmc", {}))
     assert few.level == "caution" and "too few draws" in few.sentence
     large = JointDistribution(chains=1000, sweeps=3).run(subject("sghmc", LINEAR, lr=0.4))
-    assert large.level == "bad" and re.search("too large|does not vanish", large.sentence), large.sentence
+    assert large.level == "bad" and "at lr 0.4 do not leave" in large.sentence, large.sentence
 
 
 def test_what_is_refused():

@@ -130,11 +130,11 @@ def test_simulated_data_are_the_model_s_counts_and_censored_times_too(name):
     assert torch.equal(y, again)
     flat = torch.cat([w["layers.0.weight"][:, 0], w["layers.0.bias"]], 1).double()
     assert stats.kstest(flat.ravel(), stats.norm(0, PRIOR).cdf).pvalue > 1e-3
-    exact, y = law((flat @ torch.cat([inputs.x, torch.ones(10, 1)], 1).double().T).numpy()), y.double().numpy()
+    exact, y = law((flat @ torch.cat([inputs.x_train, torch.ones(10, 1)], 1).double().T).numpy()), y.double().numpy()
     event, below = y > (0 if task == "survival" else -np.inf), 1.0
     density = exact.logpmf(y) if task == "counts" else np.where(event, exact.logpdf(y), exact.logsf(-y))
     if task == "survival":
-        ends = inputs.ends.numpy()
+        ends = inputs.y_train.abs().numpy()
         below = exact.cdf(ends)
         assert (np.abs(y) == ends)[~event].all() and (y <= ends).all() and 0.2 < event.mean() < 0.8
         assert abs((event - below).mean()) < 4 * np.sqrt((below * (1 - below)).mean() / event.size)
@@ -145,12 +145,12 @@ def test_simulated_data_are_the_model_s_counts_and_censored_times_too(name):
     # Their quantities are the likelihood's and the network's, also of targets that are one for all weights.
     for of, likelihood in ((y, density.sum(1)), (y[0], density.sum(1)[:1])):
         asked, values = made.quantities(w, torch.from_numpy(of).float())
-        answers = dict(zip([q.about for q in asked], values.T, strict=True))
+        answers = dict(zip([about for about, _ in asked], values.T, strict=True))
         found = answers["log-likelihood of the data"][: len(likelihood)]
         np.testing.assert_allclose(found, likelihood, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(answers["log prior density"], stats.norm(0, PRIOR).logpdf(flat).sum(1), rtol=1e-5)
     if name == "normal":
-        np.testing.assert_allclose(answers["mean at row 2"], exact.mean()[:, 1], rtol=1e-5)
+        np.testing.assert_allclose(answers["mean at input 2"], exact.mean()[:, 1], rtol=1e-5)
 
 
 def test_refused():

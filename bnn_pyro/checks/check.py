@@ -25,6 +25,8 @@ ALPHA = 1e-3
 #: mean by them has a relative variance of 2 · WINDOW/E (Sokal 1997, doi:10.1007/978-1-4899-0319-8_6, equation 3.19), as
 #: one of E/WINDOW degrees of freedom has. Simulated in tests/test_checks_known_answers.py.
 WINDOW = 5
+#: Quantities that a sentence names, where they are off in the way that a method is known for.
+NAMED = 4
 #: σ of every weight where a guide starts: neither a point nor a prior.
 INIT_SCALE = 0.05
 
@@ -60,9 +62,17 @@ class Subject:
         """The method: the user's settings above these, of which those that it does not have are left out."""
         return build(self.kind, {k: v for k, v in settings.items() if k in defaults(self.kind)} | dict(self.given))
 
-    def tiny_method(self, draws: float, epochs: float, **settings: Any) -> Method:
-        """The method with settings that suffice on a tiny problem; see :func:`lengthened`."""
-        return self.method({**lengthened(self.kind.tiny, draws, epochs), **settings})
+    def tiny_method(self, draws: float, epochs: float, /, **settings: Any) -> Method:
+        """With what suffices on a tiny problem, for so many times the draws of a sampler, or epochs of an optimiser."""
+        tiny = dict(self.kind.tiny)
+        if "draws" in tiny:
+            tiny["draws"] = max(1, round(tiny["draws"] * draws))
+        if "burn_in" in tiny:
+            burn_in = round(tiny["burn_in"] * max(1.0, draws))
+            tiny |= {"burn_in": burn_in, "epochs": burn_in + max(1, round((tiny["epochs"] - tiny["burn_in"]) * draws))}
+        elif "epochs" in tiny:
+            tiny["epochs"] = max(1, round(tiny["epochs"] * epochs))
+        return self.method(tiny | settings)
 
     def irreducible(self, hidden: tuple[int, ...] = ()) -> str:
         """Why the variant cannot be made a fully connected network of these widths, in words; "" where it can."""
@@ -184,26 +194,28 @@ def worst(levels: Iterable[str]) -> str:
     return max(levels, key=LEVELS.index, default="good")
 
 
-def most_off(findings: Sequence[Finding]) -> str:
-    """How many findings are bad, and which of them most of all; "" where none is."""
-    if not (bad := [f for f in findings if f.level == "bad"]):
-        return ""
-    first = min(bad, key=lambda f: f.p if f.p is not None else 0.0)
-    words = f"{len(bad)} of {len(findings)} quantities are off, most of all the {first.about.removeprefix('the ')}: "
-    return f"{words}{first.estimate:.4g}, and {first.expected:.4g} is right."
+def concluded(
+    check: str, findings: Sequence[Finding], settings: Mapping[str, Any], right: str, wrong: str, remark: str = "",
+    **more: Any,
+) -> Outcome:  # fmt: skip
+    """The outcome of a check that has these findings: the worst of their levels, and a sentence.
 
+    right, wrong: what is so where none is bad, and where one is.   remark: a sentence more.   more: see ``Outcome``.
+    """
 
-def lengthened(tiny: Mapping[str, Any], draws: float = 1.0, epochs: float = 1.0) -> dict[str, Any]:
-    """Settings for so many times the draws of a sampler, or so many times the epochs of an optimiser."""
-    settings = dict(tiny)
-    if "draws" in tiny:
-        settings["draws"] = max(1, round(tiny["draws"] * draws))
-    if "burn_in" in tiny:
-        settings["burn_in"] = round(tiny["burn_in"] * max(1.0, draws))
-        settings["epochs"] = settings["burn_in"] + max(1, round((tiny["epochs"] - tiny["burn_in"]) * draws))
-    elif "epochs" in tiny:
-        settings["epochs"] = max(1, round(tiny["epochs"] * epochs))
-    return settings
+    def told(f: Finding) -> str:
+        return f"{f.about}: {f.estimate:.3g}" + ("" if f.expected is None else f", not {f.expected:.3g}")
+
+    # The surest first.
+    ordered = sorted(findings, key=lambda f: -1.0 if f.p is None else f.p)
+    bad, caution = ([told(f) for f in ordered if f.level == level] for level in ("bad", "caution"))
+    p, num = [f.p for f in findings if f.p is not None], len(findings)
+    chance = f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})" if p else ""
+    off = bad or caution
+    named = "; ".join(off[:NAMED]) + (f"; and {len(off) - NAMED} more" if len(off) > NAMED else "")
+    words = f"{right}: {num - len(caution)} of {num} quantities agree{chance}." + f" To know: {named}." * bool(off)
+    words = f"{wrong}: {len(bad)} of {num} quantities are off: {named}." if bad else words
+    return Outcome(check, worst(f.level for f in findings), f"{words} {remark}".strip(), settings, findings, **more)
 
 
 class Estimate(NamedTuple):

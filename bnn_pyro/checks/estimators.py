@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Run
-from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, concluded, judge
 from bnn_pyro.checks.user_module import few_rows
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.draws import even
@@ -39,8 +39,8 @@ PLACES, COORDINATES, PROJECTIONS, PARTICLES = 4, 12, 6, 4
 #: What is right of samplers, and of optimisers.
 OF_DENSITY = """\
 The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches have it for \
-their mean."""
-OF_ELBO = "Mini-batches and particles change the noise of the objective and of its gradient, not their mean."
+their mean"""
+OF_ELBO = "Mini-batches and particles change the noise of the objective and of its gradient, not their mean"
 
 Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, (C, P)
 
@@ -81,15 +81,10 @@ class Estimators(Check):
                 findings, words = _of_elbo(self, subject, method, model, data, seed, facts), OF_ELBO
             else:
                 findings, words = _of_density(method, weight_space(model), data, self.batches), OF_DENSITY
-        for f in findings:
-            if f.level == "caution":
-                words += f" {f.about[0].upper()}{f.about[1:]}: {f.estimate:.4g}, not {f.expected:.4g}."
-        sentence = f"Estimates are wrong: {off}" if (off := most_off(findings)) else words
-        if ignored := facts.get("ignored"):
-            findings += [Finding(f"slope of the outputs along '{name}'", 0.0, level="bad") for name in ignored]
-            sentence = f"The outputs have no gradient along '{ignored[0]}': its posterior would be its prior."
-        level = worst(f.level for f in findings)
-        return Outcome("estimator", level, sentence, subject.settings(method) | {"rows": len(data.x_train)}, findings)
+        about = "gradient of the outputs along '{}': its posterior would be its prior"
+        findings = [Finding(about.format(name), 0.0, level="bad") for name in facts.get("ignored", ())] + findings
+        settings = subject.settings(method) | {"rows": len(data.x_train)}
+        return concluded("estimator", findings, settings, words, "Estimates are wrong")
 
 
 def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: Sequence[float]) -> list[Finding]:

@@ -1,8 +1,8 @@
 """Distributions of a few weights: nodes with masses, maxima and curvatures; the stationary law of stochastic gradients.
 
-Three sets of nodes: the trapezoidal rule on a box outside which the density is e⁻³⁰ of its maximum, whose error falls
-exponentially with the number of nodes where densities are smooth; Gauss–Hermite quadrature of a Normal; and, for more
-weights than a grid holds, Sobol points of a Normal, weighted by the density (importance sampling).
+Two sets of nodes: the trapezoidal rule, whose error falls exponentially with the number of nodes where densities are
+smooth and their tails inside; and, for more weights than a grid holds, Sobol points of a Normal, weighted by the
+density (importance sampling).
 """
 
 import math
@@ -18,8 +18,8 @@ from torch.quasirandom import SobolEngine
 
 from bnn_pyro.inference import Method
 
-#: exp(−NEGLIGIBLE) of the maximum counts as nothing; nodes a side of the first look, and of the integral.
-NEGLIGIBLE, COARSE_NODES, NODES = 30.0, 201, 401
+#: Nodes a side of the integral over a posterior.
+NODES = 401
 #: Sobol points of a posterior; the width of the Normal that they are of, as a share of that at the mode.
 POINTS, WIDER = 2**15, 1.3
 
@@ -33,25 +33,11 @@ class Nodes(NamedTuple):
     mass: Tensor
 
 
-def grid(log_density: LogDensity, reach: float) -> Nodes:
+def grid(log_density: LogDensity, reach: float, nodes: int = NODES) -> Nodes:
     """Of a density of two weights, all of which lies within ± ``reach`` in both."""
-    axis = torch.linspace(-reach, reach, COARSE_NODES, dtype=torch.float64)
-    log = log_density(torch.cartesian_prod(axis, axis)).view(COARSE_NODES, COARSE_NODES)
-    inside = log > log.max() - NEGLIGIBLE
-    axes = []
-    for other in (1, 0):
-        places = inside.any(other).nonzero().flatten()
-        low, high = axis[max(places[0] - 1, 0)], axis[min(places[-1] + 1, COARSE_NODES - 1)]
-        axes.append(torch.linspace(low, high, NODES, dtype=torch.float64))
-    w = torch.cartesian_prod(*axes)
+    axis = torch.linspace(-reach, reach, nodes, dtype=torch.float64)
+    w = torch.cartesian_prod(axis, axis)
     return Nodes(w, log_density(w).softmax(0))
-
-
-def hermite(size: int, nodes: int) -> Nodes:
-    """Of the standard Normal of ``size`` numbers, exact for polynomials of degree 2 · nodes − 1 in each."""
-    x, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    w, mass = (torch.cartesian_prod(*[torch.from_numpy(v)] * size) for v in (x, weights / weights.sum()))
-    return Nodes(w, mass.prod(1))
 
 
 def sobol(size: int, points: int = POINTS) -> Nodes:
@@ -120,8 +106,8 @@ def _with_gradient(loss: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], t
 def stationary_covariance(precision: Tensor, eta: float, friction: float, noise: Tensor | float = 0.0) -> Tensor:
     """(P, P) of w ← w + v, v ← (1 − α) v − η Λ (w − m) + Normal(0, 2αη + noise); noise: (P, P), of gradients, × η²."""
     one = np.eye(len(precision))
-    kick = np.hstack([-eta * precision.double().numpy(), (1 - friction) * one])
-    move = np.vstack([np.hstack([one, 0 * one]) + kick, kick])
+    slope = -eta * precision.double().numpy()
+    move = np.block([[one + slope, (1 - friction) * one], [slope, (1 - friction) * one]])
     both = np.vstack([one, one])
     covariance = solve_discrete_lyapunov(move, both @ (2 * friction * eta * one + np.asarray(noise)) @ both.T)
     return torch.from_numpy(covariance[: len(one), : len(one)])

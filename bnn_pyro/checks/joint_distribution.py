@@ -11,7 +11,7 @@ Weights alone see little where the prior is wide beside the posterior: the log-l
 joint depend on the data too (Modrák et al. 2023, arXiv:2211.02383).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,9 +20,10 @@ import pyro
 from scipy.stats import norm
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, concluded, judge, worst
 from bnn_pyro.checks.sbc_ranks import scores_beside
-from bnn_pyro.checks.simulation import Design, Simulator, design
+from bnn_pyro.checks.simulation import Simulator, design
+from bnn_pyro.checks.user_module import few_rows
 from bnn_pyro.diagnostics.draws import even
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference import Method
@@ -130,7 +131,8 @@ class JointChains:
 
     def __init__(self, check: "JointDistribution", subject: Subject, seed: int) -> None:
         self.check, self.seed = check, seed
-        x, schema = subject.data.x_train[even(len(subject.data.x_train), check.rows)].clone(), subject.data.schema
+        data = few_rows(subject.data, check.rows)
+        x, schema = data.x_train, data.schema
         if not subject.own_module:
             x = x.flatten(1)
             varied = x.amax(0) > x.amin(0)
@@ -143,8 +145,8 @@ class JointChains:
         if subject.converges_to != "exact" and not schema.has_classes and isinstance(entry.noise, str):
             # Where the noise is unknown, some draws of the prior have so little that no step is small enough.
             entry = replace(entry, noise=0.5 * float(np.mean(schema.y_scale)))
-        points = x[even(len(x), ROWS)]
-        self.entry, self.simulator = entry, Simulator(entry, Design(schema, x, points, len(points)))
+        data = replace(data, schema=schema, x_train=x, x_test=x[even(len(x), ROWS)])
+        self.entry, self.simulator = entry, Simulator(entry, data)
         potential = self.simulator.potential
         places = [(site, place) for site, shape in potential.free.items() for place in np.ndindex(*shape)]
         self.picked = even(potential.size, WEIGHTS)
@@ -159,7 +161,7 @@ class JointChains:
         likelihood = values[:, self.names.index("log-likelihood of the data")]
         middle = int(np.argsort(likelihood)[len(likelihood) // 2])
         self.first = {site: value[middle] for site, value in w.items()}
-        self.data = replace(self.simulator.inputs.data(y[middle]), x_train=potential.x)
+        self.data = replace(self.simulator.data(y[middle]), x_train=potential.x)
 
     def potential(self) -> Potential:
         """The log joint that a sampler's warm-up is given, in the coordinates that suit it."""
@@ -175,15 +177,13 @@ class JointChains:
         log_joint, slopes = potential(z)
         questions, values = self.simulator.quantities(w, y)
         names = [*self.weights, *(f"slope along {name}" for name in self.weights)]
-        names += ["log joint", "mean target", *(question.about for question in questions)]
+        names += ["log joint", "mean target", *(about for about, _ in questions)]
         columns = [z[:, self.picked], slopes[:, self.picked], log_joint, y.double().flatten(1).mean(1)]
         return names, np.column_stack([*(c.double().numpy() for c in columns), values])
 
-    def compare(self, method: Method, steps: int, report: Report) -> dict[str, Any]:
-        """The evidence of chains of this method, beside the joint distribution.
-
-        quantities (M,); shift, error (M, 2), by which mean and variance of normal scores are off the joint ones; bound,
-        of all |shift / error| with probability 1 − ALPHA; renewed, the share of a slope that a transition makes anew.
+    def compare(self, method: Method, steps: int, report: Report) -> tuple[Estimate, float]:
+        """By how much chains of this method are off, (2M,): mean and variance of normal scores of each quantity, less
+        the joint distribution's; and the error of the variances that would have been seen, as a share.
 
         steps: of a step size, which make one transition.   Raises UserError where chains diverge.
         """
@@ -205,8 +205,12 @@ class JointChains:
             report(k + 1, sweeps, {})
         shift = total.mean(0) - self.expected.mean(0)
         error = np.sqrt(total.var(0) / len(total) + self.expected.var(0) / len(self.expected))  # of independent samples
-        numbers = {"bound": float(norm.isf(ALPHA / (2 * shift.size))), "renewed": float(np.median(np.mean(renewed, 0)))}
-        return {"quantities": self.names, "shift": shift, "error": error, **numbers}
+        # The least error of posterior variances that those of the slopes would show after many transitions; after k of
+        # them, as far as they have come. A kernel that never moves leaves every distribution as it is.
+        come = 1 - (1 - np.median(np.mean(renewed, 0))) ** np.arange(1, sweeps + 1)
+        bound = norm.isf(ALPHA / (2 * shift.size))
+        blind = float(bound * np.median(error[self.slopes, 1]) / max(come.mean(), 1e-9))
+        return Estimate(shift.ravel(), error.ravel()), blind
 
 
 @dataclass(frozen=True)
@@ -252,48 +256,36 @@ class JointDistribution(Check):
         return ""
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
-        method, exact = subject.method(SETTINGS), subject.converges_to == "exact"
+        method, exact, blind = subject.method(SETTINGS), subject.converges_to == "exact", np.inf
         with isolated(seed), pyro.validation_enabled(False), np.errstate(all="ignore"):  # of trajectories
             joint = JointChains(self, subject, seed)
             for k in range(1 if exact or "lr" in subject.given else ATTEMPTS):
                 method = replace(method, lr=method.lr / DIVIDED) if k else method
+                lr = 0.0 if exact else method.lr
+                wrong = f"transitions{f' at lr {lr:g}' * bool(lr)} do not leave the joint distribution as it is"
                 try:
-                    evidence = joint.compare(method, self.steps * DIVIDED**k, report)
-                    sentence, findings = self._verdict(evidence, 0.0 if exact else method.lr)
+                    estimate, blind = joint.compare(method, self.steps * DIVIDED**k, report)
+                    findings = self._findings(joint.names, estimate, blind, lr)
                 except UserError as error:
-                    what = "the warm-up of the sampler fails" if exact else f"at lr {method.lr:g} chains diverge"
-                    sentence = f"{what}: {error}"
-                    findings = [Finding("transitions of the chains", float("nan"), level="bad")]
-                if (level := worst(f.level for f in findings)) != "bad":
+                    what = "the warm-up of the sampler fails" if exact else "chains diverge"
+                    findings = [Finding(f"{what}: {error}: transitions", float("nan"), level="bad")]
+                if worst(f.level for f in findings) != "bad":
                     break
         settings = subject.settings(method, joint.entry)
         figures = {"joint_p": min((f.p for f in findings if f.p is not None), default=0.0)}
-        return Outcome("joint-distribution", level, sentence, settings, findings, figures=figures)
+        right = f"{self.chains * self.sweeps:,} transitions leave the joint distribution as it is"
+        remark = f"Variances off by {blind:.2g} of themselves would be seen." * (blind <= OF_INTEREST)
+        return concluded("joint-distribution", findings, settings, right, wrong, remark, figures=figures)
 
-    def _verdict(self, evidence: Mapping[str, Any], lr: float) -> tuple[str, list[Finding]]:
-        """Sentence and findings.   lr: the step size that a bias may be of; 0 where there may be none."""
-        shift, error = evidence["shift"], evidence["error"]
-        sides = [f"{side} of {name}" for name in evidence["quantities"] for side in ("mean", "variance")]
-        estimate = Estimate(shift.ravel(), error.ravel())
-        findings = judge(sides, estimate, np.zeros(shift.size), level="caution" if lr else "bad")
-        if lr and (biased := [f for f in findings if f.level == "caution"]):
-            top = max(biased, key=lambda f: abs(f.estimate))
-            words = f"at lr {lr:g} the {top.about} is off by {top.estimate:+.2g} of its own spread"
-            if abs(top.estimate) - 3 * top.error <= LARGE:
-                return f"{words}, which the bias of a finite step may be", findings
-            findings[findings.index(top)] = replace(top, level="bad")
-            return f"{words}: the step is too large, or something else is wrong; take a smaller lr", findings
-        if off := most_off(findings):
-            return f"transitions do not leave the joint distribution as it is: {off}", findings
-        # The least error of posterior variances that those of the slopes would show after many transitions; after k of
-        # them, as far as they have come. A kernel that never moves leaves every distribution as it is.
-        come = 1 - (1 - evidence["renewed"]) ** np.arange(1, self.sweeps + 1)
-        slopes = [name.startswith("slope along") for name in evidence["quantities"]]
-        blind = evidence["bound"] * float(np.median(error[slopes, 1])) / max(float(come.mean()), 1e-9)
-        if blind <= OF_INTEREST:
-            words = f"{self.chains * self.sweeps:,} transitions leave the joint distribution as it is in"
-            return f"{words} {len(findings)} comparisons; variances off by {blind:.0%} would be seen", findings
-        amount = f"by {blind:.0%}" if blind < 2 else "by any amount"
-        words = f"too few draws to tell: variances could be off {amount} and not be seen; take more chains or sweeps"
-        about = "error of the variances that would be seen"
-        return words, [*findings, Finding(about, blind, OF_INTEREST, level="caution")]
+    def _findings(self, names: Sequence[str], estimate: Estimate, blind: float, lr: float) -> list[Finding]:
+        """lr: the step size that a bias may be of, which is called bad above ``LARGE``; 0 where there may be none."""
+        sides = [f"{side} of {name}" for name in names for side in ("mean", "variance")]
+        findings = judge(sides, estimate, np.zeros(len(sides)), level="caution" if lr else "bad")
+        if off := [f for f in findings if f.level != "good"]:
+            top = max(off, key=lambda f: abs(f.estimate))
+            if abs(top.estimate) - 3 * top.error > LARGE:
+                findings[findings.index(top)] = replace(top, level="bad")
+            return findings
+        few = blind > OF_INTEREST
+        about = f"{'too few draws to tell: ' * few}error of the variances that would be seen"
+        return [*findings, Finding(about, blind, OF_INTEREST if few else None, level="caution" if few else "good")]

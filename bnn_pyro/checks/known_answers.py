@@ -13,13 +13,13 @@ their Monte-Carlo errors, by what it says that they converge to. N(m, Λ⁻¹) b
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, concluded, judge, worst
 from bnn_pyro.checks.integration import curvature
 from bnn_pyro.checks.problems import TWO_WEIGHTS, Problem, linear_regression, six_weights, softmax_regression
 from bnn_pyro.checks.user_module import linear_module
@@ -61,20 +61,17 @@ class KnownAnswers(Check):
         return subject.irreducible()
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
-        problems, compared = self.problems(subject), []
+        problems, findings, settings = self.problems(subject), [], {}
         cases = [(problem, 0) for problem in problems]
         if hasattr(subject.kind, "eta_share") and not subject.given.get("batch_size"):  # takes mini-batches
             cases += [(problem, len(problem.inputs) // problem.batches) for problem in problems if problem.batches > 1]
         for k, (problem, batch_size) in enumerate(cases):
-            compared.append(_compare(problem, subject, self, seed, len(cases), batch_size))
+            claim, used, found = _compare(problem, subject, self, seed, len(cases), batch_size)
+            findings, settings = findings + found, settings or used
             report(k + 1, len(cases), {"problem": problem.title})
-        claims, settings, parts, amounts = zip(*compared, strict=True)
-        findings, amounts = [f for part in parts for f in part], amounts[: len(problems)]
-        if subject.converges_to != "exact":
-            findings += [amount for some in amounts for amount in some]
-        sentence = _sentence(problems, claims[-1], findings, () if subject.exact else amounts)
-        figures = {self.name.replace("-", "_"): amounts[0][0].estimate}
-        return Outcome(self.name, worst(f.level for f in findings), sentence, settings[0], findings, figures=figures)
+        ratio = next(f.estimate for f in findings if f.about.startswith("standard deviation of the weights"))
+        words = [f"On {' and '.join(p.title for p in problems)} this is {no}{claim}" for no in ("", "not ")]
+        return concluded(self.name, findings, settings, *words, figures={self.name.replace("-", "_"): ratio})
 
 
 @dataclass(frozen=True)
@@ -127,13 +124,13 @@ def problem_method(problem: Problem, subject: Subject, effort: float, **settings
     """The subject's method with settings that suffice on a problem."""
     if problem.batches > 1 and not subject.exact:
         settings = {"batch_size": len(problem.inputs) // problem.batches, **settings}
-    return subject.tiny_method(draws=effort * problem.length, epochs=effort / problem.batches, **settings)
+    return subject.tiny_method(effort * problem.length, effort / problem.batches, **settings)
 
 
 def _compare(
     problem: Problem, subject: Subject, check: KnownAnswers, seed: int, tests: int, batch_size: int = 0
-) -> tuple[str, dict[str, Any], list[Finding], list[Finding]]:
-    """(the claim; settings; draws beside what is claimed; how far these are off the posterior itself).
+) -> tuple[str, dict[str, Any], list[Finding]]:
+    """(the claim; settings; draws beside what is claimed, and how far these are off the posterior itself).
 
     tests: comparisons of the check.   batch_size: of stochastic gradients, which then take a smaller step.
     """
@@ -151,97 +148,69 @@ def _compare(
     values = problem.quantities(w, f).numpy()
     means = values[0] if len(values) == 1 else values.mean(1)
     estimate = Estimate.of_chains(values) if to == "exact" else Estimate.of_independent(means)
-    claim = claim_of(problem, to, method, posteriors[0])
-    labels = [f"{label} ({problem.title}{', mini-batches' if batch_size else ''})" for label in problem.labels()]
+    claim, bounds, normal = claim_of(problem, to, method, posteriors[0])
+    title = f"{problem.title}{', mini-batches' if batch_size else ''}"
+    labels = [f"{label} ({title})" for label in problem.labels()]
     if subject.exact:  # chains of one posterior
         w, f = (v.flatten(0, 1)[None] for v in (w, f))
-    bounds = {"high": claim.high, "tolerance": claim.tolerance}
-    findings = judge(labels, estimate, claim.low, **bounds, tests=tests, level=claim.level)
+    findings = judge(labels, estimate, **bounds, tests=tests)
     if (noisy := float(estimate.error[: problem.size + len(problem.x)].max())) > BLIND:  # of means
-        about = f"Monte-Carlo error ({problem.title}, posterior sd): too few independent draws to tell"
+        about = f"Monte-Carlo error ({title}, posterior sd): too few independent draws to tell"
         findings.append(Finding(about, noisy, BLIND, level="caution"))
-    findings += density_findings(problem, method, posteriors[0]) + evidence_findings(problem, method, posteriors, claim)
+    findings += density_findings(problem, method, posteriors[0])
+    findings += evidence_findings(problem, method, posteriors, normal)
     # Several fits have the same limit: all draws together are that much surer of it.
     together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
-    beside = worst(x.level for x in judge(labels, together, problem.exact, tolerance=problem.stops, level="caution"))
+    how = dict(tolerance=problem.stops, level="caution", tests=tests)
+    beside = worst(x.level for x in judge(labels, together, problem.exact, **how))
     # How far these are off the posterior, in its own standard deviations.
     unit, size = problem.units(w, f), problem.size
     sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
-    share = f"standard deviation of the {{}} as a share of the posterior's, mean ({problem.title})"
-    apart = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({problem.title})"
-    amounts = [
+    share = f"standard deviation of the {{}} as a share of the posterior's, mean ({title})"
+    apart = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({title})"
+    findings += [
         Finding(share.format("weights"), sd[:size].mean().item(), 1.0, level=beside),
         Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=beside),
         Finding(apart, mean[size:].abs().mean().item(), 0.0, level=beside),
     ]
-    return claim.name, subject.settings(method, entry), findings, amounts
+    return claim, subject.settings(method, entry), findings
 
 
-def _sentence(problems: list[Problem], claim: str, findings: list[Finding], amounts: Sequence[list[Finding]]) -> str:
-    where = " and ".join(problem.title for problem in problems)
-    if off := most_off(findings):
-        return f"On {where} this is not {claim}: {off}"
-    p = [f.p for f in findings if f.p is not None]
-    words = f"On {where} this is {claim}: {len(p)} quantities agree within their errors"
-    if differ := sum(f.level == "caution" for f in findings if f.p is not None):
-        words = f"On {where} {differ} of {len(p)} quantities are not those of {claim}, which this may only approximate"
-    words += f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})."
-    for problem, some in zip(problems, amounts, strict=False):
-        weights, predictions, off = (f"{amount.estimate:.2f}" for amount in some)
-        words += f" Beside the posterior of {problem.title}, standard deviations of weights are {weights} of its own, "
-        words += f"those of predictions {predictions}, and mean predictions lie {off} of them off."
-    return words + "".join(f" {f.about}." for f in findings if f.about.startswith("Monte-Carlo"))
+def claim_of(
+    problem: Problem, converges_to: str, method: Method, posterior: Posterior
+) -> tuple[str, dict[str, Any], tuple[Tensor, Tensor] | None]:
+    """What is right of the draws of a method on a problem.   posterior: one of those that it gave.
 
-
-class Claim(NamedTuple):
-    """What is right of the quantities of a problem, in words and numbers.
-
-    low, high  (M,) between which each expectation lies
-    tolerance  what each may be off besides, (M,) or one for all
-    normal     mean (P,) and covariance (P, P), where it is a Normal
-    level      of a quantity that is not, (M,) or one for all
+    (in words; by arguments of ``judge``; mean (P,) and covariance (P, P), where it is a Normal)
     """
-
-    name: str
-    low: np.ndarray
-    high: np.ndarray
-    tolerance: Any = 0.0
-    normal: tuple[Tensor, Tensor] | None = None
-    level: str | np.ndarray = "bad"
-
-
-def claim_of(problem: Problem, converges_to: str, method: Method, posterior: Posterior) -> Claim:
-    """What is right of the draws of a method on a problem.   posterior: one of those that it gave."""
-    exact = Claim("the exact posterior", problem.exact, problem.exact)
+    exact: dict[str, Any] = {"expected": problem.exact}
     if converges_to == "exact":
-        return exact
+        return "the exact posterior", exact, None
     if converges_to == "exact as lr → 0":
+        bounds = problem.stationary(method)
         if "energy_error" in posterior.stats:
             squared = posterior.stats["energy_error"].square().mean().item()
-            bounds = exact.low, exact.high, (16 * squared) ** (1 / 3) / 4 * np.maximum(np.abs(problem.exact), 1.0)
-        else:
-            bounds = problem.stationary(method)
-        return Claim("the posterior, but for the bias of a finite step", *bounds)
-    prior_weight = getattr(method, "prior_weight", 1.0)
+            bounds = exact | {"tolerance": (16 * squared) ** (1 / 3) / 4 * np.maximum(np.abs(problem.exact), 1.0)}
+        return "the posterior, but for the bias of a finite step", bounds, None
+    prior_weight, tolerance = getattr(method, "prior_weight", 1.0), 0.0
     mode = problem.mode(prior_weight)
     if converges_to == "point":
         name = "the most probable point" if prior_weight else "the most likely point"
-        return _normal(problem, name, mode, torch.zeros_like(mode).diag(), problem.stops)
-    if converges_to == "normal at the mode":
-        return _normal(problem, "the Normal at the mode", mode, torch.linalg.inv(curvature(problem.log_joint, mode)))
-    guide, independent = posterior.guide, isinstance(posterior.guide, MeanFieldNormal | WeightGuide)
-    rank = problem.size if isinstance(guide, FullNormal) else 0
-    rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank
-    if not (independent or rank >= problem.size - 1):  # of the best of these, linear regression alone knows the mean
-        means = np.arange(len(problem.exact)) < problem.size + len(problem.x)
-        return exact._replace(tolerance=problem.stops, level=np.where(means & problem.is_linear, "bad", "caution"))
-    name = "the best mean-field Normal" if independent else "the best Normal of any covariance"
-    return _normal(problem, name, *problem.best_normal(mode, not independent), problem.stops)
-
-
-def _normal(problem: Problem, name: str, mean: Tensor, covariance: Tensor, tolerance: float = 0.0) -> Claim:
-    expected = problem.expect(problem.normal(mean, covariance))
-    return Claim(name, expected, expected, tolerance, (mean, covariance))
+        normal, tolerance = (mode, torch.zeros_like(mode).diag()), problem.stops
+    elif converges_to == "normal at the mode":
+        name, normal = "the Normal at the mode", (mode, torch.linalg.inv(curvature(problem.log_joint, mode)))
+    else:
+        guide, independent = posterior.guide, isinstance(posterior.guide, MeanFieldNormal | WeightGuide)
+        rank = problem.size if isinstance(guide, FullNormal) else 0
+        rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank
+        if not (independent or rank >= problem.size - 1):
+            # Of the best of these, linear regression alone knows the mean.
+            means = np.arange(len(problem.exact)) < problem.size + len(problem.x)
+            level = np.where(means & problem.is_linear, "bad", "caution")
+            return "near the exact posterior", exact | {"tolerance": problem.stops, "level": level}, None
+        name = "the best mean-field Normal" if independent else "the best Normal of any covariance"
+        normal = problem.best_normal(mode, not independent)
+    return name, {"expected": problem.expect(problem.normal(*normal)), "tolerance": tolerance}, normal
 
 
 def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Tensor]:
@@ -266,14 +235,16 @@ def density_findings(problem: Problem, method: Method, posterior: Posterior) -> 
     return [close(about, off, 0.0, 1e-3 + 1e-5 * expected.abs().max().item())]
 
 
-def evidence_findings(problem: Problem, method: Method, posteriors: Sequence[Posterior], claim: Claim) -> list[Finding]:
+def evidence_findings(
+    problem: Problem, method: Method, posteriors: Sequence[Posterior], normal: tuple[Tensor, Tensor] | None
+) -> list[Finding]:
     """The log evidence that a fit of linear regression reports, or the ELBO of its q, lower by KL(q ‖ posterior)."""
-    if not problem.is_linear or getattr(method, "temperature", 1.0) != 1.0 or claim.normal is None:
+    if not problem.is_linear or getattr(method, "temperature", 1.0) != 1.0 or normal is None:
         return []
     if "log_evidence" in posteriors[0].stats:
-        expected, estimate = problem.elbo(*claim.normal), posteriors[0].stats["log_evidence"].item()
+        expected, estimate = problem.elbo(*normal), posteriors[0].stats["log_evidence"].item()
         return [close("log evidence (nats)", estimate, expected, 1e-5 * abs(expected))]
-    if not claim.normal[1].any() or len(posteriors) < 2:
+    if not normal[1].any() or len(posteriors) < 2:
         return []
     pairs, x, y = [], problem.data.x_train, problem.data.y_train
     for i, posterior in enumerate(posteriors):
@@ -284,5 +255,5 @@ def evidence_findings(problem: Problem, method: Method, posteriors: Sequence[Pos
     estimates, expected = np.array(pairs).T
     about = "ELBO of the fitted q (nats), beside the evidence less KL(q ‖ posterior)"
     off = Estimate.of_independent((estimates - expected)[:, None])
-    (finding,) = judge([about], off, np.zeros(1), tests=len(claim.low))
+    (finding,) = judge([about], off, np.zeros(1), tests=len(problem.exact))
     return [replace(finding, estimate=float(estimates.mean()), expected=float(expected.mean()))]

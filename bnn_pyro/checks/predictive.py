@@ -19,7 +19,7 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 from torch import Tensor
 
-from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, close, concluded, judge
 from bnn_pyro.checks.known_answers import problem_method
 from bnn_pyro.checks.problems import NOISE, TWO_WEIGHTS, Problem, linear_regression, softmax_regression
 from bnn_pyro.checks.user_module import few_rows, fixed_noise, plain_outputs
@@ -100,16 +100,14 @@ class PredictiveCheck(Check):
                 about = f"predictive density at input {{}}, of the exact one ({problem.title})"
                 labels += [about.format(b + 1) for b in range(len(y))]
             report(k + 1, len(problems), {"task": problem.title})
-        words = f"Predictions are the mixture of their draws: {len(findings)} probabilities, densities, entropies and "
-        words += "quantiles are those worked out by hand."
+        words, remark = "Predictions are the mixture of their draws, by hand", ""
         if shares:  # of every draw of the chains: their mean is 1
             findings += judge(labels, Estimate.of_chains(np.concatenate(shares, 2)), np.ones(len(labels)))
-            words += " They agree with the exact posterior predictive within Monte-Carlo error."
+            words += ", and agree with the exact posterior predictive"
         elif not subject.own_module:
-            words += f" In logistic regression they lose {lost:.3f} nats a label against the exact predictive."
-        if off := most_off(findings):
-            words = f"Predictions are wrong: {off}"
-        return Outcome("predictive", worst(f.level for f in findings), words, subject.settings(method, entry), findings)
+            remark = f"In logistic regression they lose {lost:.3f} nats a label against the exact predictive."
+        settings = subject.settings(method, entry)
+        return concluded("predictive", findings, settings, words, "Predictions are wrong", remark)
 
 
 def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:

@@ -114,7 +114,10 @@ class Problem:
         """Nodes of the standard Normal; of linear regression exact for polynomials of total degree 3 alone."""
         size = self.size
         if not self.is_linear:
-            return integration.sobol(size, 2**12) if size > 2 else integration.hermite(size, 50)
+            if size > 2:
+                return integration.sobol(size, 2**12)
+            # So many nodes a side, as there is a jump where one mode is taken of two.
+            return integration.grid(lambda w: -0.5 * w.square().sum(1), 8.0, 201)
         half = math.sqrt(size) * torch.eye(size, dtype=torch.float64)
         return integration.Nodes(torch.cat([half, -half]), torch.full((2 * size,), 0.5 / size, dtype=torch.float64))
 
@@ -197,14 +200,14 @@ class Problem:
         mean, root, _ = integration.best_normal(self.log_joint, mode, self.standard, correlated)
         return mean, root @ root.mT
 
-    def stationary(self, method: Method) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Of stochastic gradients at a finite step: low and high (M,), and what these may be off."""
+    def stationary(self, method: Method) -> dict[str, Any]:
+        """Of stochastic gradients at a finite step, as arguments of ``judge``: expected and high, or tolerance."""
         if self.is_linear:  # from the recursion itself
             ends = [self.expect(self.normal(self.gaussian[0], c)) for c in integration.stationary(method, self)]
-            return np.minimum(*ends), np.maximum(*ends), 0.0  # noise may make a covariance smaller
+            return {"expected": np.minimum(*ends), "high": np.maximum(*ends)}  # noise may make a covariance smaller
         largest = torch.linalg.eigvalsh(integration.curvature(self.log_joint, self.mode())).max().item()
         relative = method.eta_share * method.lr / len(self.inputs) * largest / (4 - 2 * method.friction)
-        return self.exact, self.exact, relative * np.maximum(np.abs(self.exact), 1.0)
+        return {"expected": self.exact, "tolerance": relative * np.maximum(np.abs(self.exact), 1.0)}
 
     def elbo(self, mean: Tensor, covariance: Tensor) -> float:
         """log p(y) − KL(q ‖ posterior) of q = Normal(mean, covariance), nats."""
@@ -234,20 +237,19 @@ def softmax_regression(rows: int, inputs: int, points: int) -> Problem:
 
 
 def _correlated(rows: int, inputs: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and new inputs, in units of the inputs' root mean square, as a last layer has its features."""
-    (x, y), (new, _) = _drawn(rows, inputs, seed=1), _drawn(points, inputs, seed=2)
+    """Inputs of which neighbours correlate at 0.7, targets, and new inputs.
+
+    In units of the inputs' root mean square, as a last layer has its features.
+    """
+    g, new = (torch.Generator().manual_seed(seed) for seed in (1, 2))
+    x, new = (torch.randn(n, inputs, generator=one, dtype=torch.float64) for n, one in ((rows, g), (points, new)))
+    for z in (x, new):
+        for i in range(1, inputs):
+            z[:, i] = 0.7 * z[:, i - 1] + math.sqrt(1 - 0.7**2) * z[:, i]
+    x, w = x.float().double(), torch.linspace(-1.5, 1.2, inputs, dtype=torch.float64)
+    y = x @ w + 0.3 + NOISE * torch.randn(rows, generator=g, dtype=torch.float64)
     scale = x.square().mean().sqrt()
-    return (x / scale).float().double(), y, (new / scale).float().double()
-
-
-def _drawn(rows: int, inputs: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs of which neighbours correlate at 0.7, and targets."""
-    g = torch.Generator().manual_seed(seed)
-    z = torch.randn(rows, inputs, generator=g, dtype=torch.float64)
-    for i in range(1, inputs):
-        z[:, i] = 0.7 * z[:, i - 1] + math.sqrt(1 - 0.7**2) * z[:, i]
-    x, w = z.float().double(), torch.linspace(-1.5, 1.2, inputs, dtype=torch.float64)
-    return x, (x @ w + 0.3 + NOISE * torch.randn(rows, generator=g, dtype=torch.float64)).float().double()
+    return (x / scale).float().double(), y.float().double(), (new.float().double() / scale).float().double()
 
 
 def _inputs(low: float, high: float) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from scipy.stats import t
 from torch import nn
 
-from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, judge, lengthened, worst
+from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, concluded, judge
 from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets import Dataset, load_data
 from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
@@ -153,16 +153,6 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
         return potential.log_density(0.3 * torch.sin(math.sqrt(2) * place * index + place**2)).double().numpy()
 
 
-def effective_draws(outputs: np.ndarray) -> float:
-    """What draws (C, D, B, J) are worth for the mean, the median over the outputs; infinite for a single draw."""
-    chains, draws = outputs.shape[:2]
-    if chains * draws == 1:
-        return math.inf
-    if draws < LEAST_DRAWS:
-        return float(chains * draws)
-    return float(np.nanmedian(ess_mean(np.moveaxis(outputs.reshape(chains, draws, -1), 2, 0))))
-
-
 @dataclass(frozen=True)
 class Reference(Check):
     """Predictions are compared with those of a posterior that is known: 10,000 draws of Hamiltonian Monte Carlo,
@@ -192,9 +182,11 @@ class Reference(Check):
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         reference, entry, data = self.pose(subject)
         tiny, known = subject.kind.tiny, reference.about.get("settings", {}).get(subject.inference, {})
-        suffices = {"chains": 4, "max_draws": self.draws} if subject.exact else lengthened(tiny, epochs=5.0)
-        suffices = {**tiny, "draws": max(1, self.draws // tiny.get("chains", 1))} if "warmup" in tiny else suffices
-        method = subject.method({**suffices, **known})
+        if subject.exact and "warmup" not in tiny:  # stochastic gradients
+            method = subject.method({"chains": 4, "max_draws": self.draws, **known})
+        else:
+            draws = {"draws": max(1, self.draws // tiny.get("chains", 1))} if "warmup" in tiny else {}
+            method = subject.tiny_method(1.0, 5.0, **draws | known)
         report(0, 1, {"fitting": reference.name})
         posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
         settings = subject.settings(method, entry) | {"reference": reference.name}
@@ -218,23 +210,20 @@ class Reference(Check):
         ratio = float(np.median(spread / reference.spread))
         about = "largest difference of an output's mean or width from the reference's, in standard errors"
         findings = [Finding(about, largest, 0.0, 1.0, None if point else p, level)]
-        about = "shift of a mean that would have been seen, in posterior standard deviations"
-        findings.append(Finding(about, visible, level="caution" if few else "good"))
+        about = f"{'too few draws to tell: ' * few}shift of a mean that would have been seen, in posterior sd"
+        findings.append(Finding(about, visible, BLIND if few else None, level="caution" if few else "good"))
         for nominal, (share, error) in covered.items():
             about, far = f"share of the posterior inside its {nominal:.0%} intervals", abs(share - nominal) > 4 * error
             findings.append(Finding(about, share, nominal, error, level=level if far else "good"))
         figures = {"sd_ratio": ratio}
         figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
         words = f"On {reference.about['title']} ({reference.about['draws']:,} verified draws of the posterior)"
-        if off and exact:
-            words += f" it does not sample the posterior that it claims (p = {p:.1g})"
+        wrong = f"{words} it does not sample the posterior that it claims"
+        right = f"{words} it cannot be told from the posterior; a mean off by {visible:.2g} sd would have been seen"
         if off or point:
-            words += f": means are off by {shift:.2g} posterior standard deviations (root mean square), its spread is "
-            words += f"{ratio:.2g} times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it."
-        else:
-            words += " there are too few draws to tell" if few else " it cannot be told from the posterior"
-            words += f": a mean off by {visible:.2g} posterior standard deviations would have been seen."
-        return Outcome("reference", worst(f.level for f in findings), words, settings, findings, figures=figures)
+            right = f"{words}, means are off by {shift:.2g} posterior sd (root mean square), its spread is {ratio:.2g} "
+            right += f"times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
+        return concluded("reference", findings, settings, right, wrong, figures=figures)
 
     def pose(self, subject: Subject) -> tuple[ReferencePosterior, Entry, Dataset]:
         """A reference, the variant made to have its posterior, and its data. Raises UserError where there is none."""
@@ -272,7 +261,11 @@ def compared(outputs: np.ndarray, reference: ReferencePosterior) -> tuple[float,
 def coverage(outputs: np.ndarray, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
     """{level: (share of the reference's draws inside the draws' central intervals, its error at one of the points)}."""
     mine, draws = outputs[:, :, reference.points], reference.outputs()
-    number = 1 / effective_draws(outputs) + 1 / len(draws)
+    chains, num = outputs.shape[:2]
+    effective = math.inf if chains * num == 1 else chains * num  # of a single draw no error is known
+    if num >= LEAST_DRAWS:
+        effective = float(np.nanmedian(ess_mean(np.moveaxis(outputs.reshape(chains, num, -1), 2, 0))))
+    number = 1 / effective + 1 / len(draws)
     shares = {}
     for level in LEVELS:
         low, high = np.quantile(mine, [(1 - level) / 2, (1 + level) / 2], axis=(0, 1))

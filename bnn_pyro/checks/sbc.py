@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.stats import ttest_1samp, wilcoxon
 
-from bnn_pyro.checks.check import ALPHA, Check, Finding, Outcome, Subject
+from bnn_pyro.checks.check import ALPHA, Check, Finding, Outcome, Subject, concluded
 from bnn_pyro.checks.sbc_ranks import LEVELS, covered, normal_scores, p_location, p_uniform, p_width, ranks, seen, width
 from bnn_pyro.checks.simulation import Replication, Simulator, design, replicate
 from bnn_pyro.errors import UserError
@@ -38,8 +38,6 @@ MIN_DRAWS, SHARE = 19, 0.05
 NEARLY = 1.25
 #: Share of the fits that may fail and alter no verdict: ranks that are not there move an ECDF by no more.
 FEW = 0.01
-#: Quantities that are named where they are off.
-NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Calibration(Check, Settings):
 
     replications  data sets, each drawn and fitted; of methods that take a second for each, a quarter of them
     rows          of each, at most: taken from the subject's training inputs
-    points        inputs at which predictions are compared, half of them rows of the data
+    points        inputs at which predictions are compared, the first half of them rows of the data
     draws         of each fit, at most; fewer where they would depend on one another
     effort        length of chains, in those of the quick budget
     cores         processes; 0: as many as there are cores
@@ -82,9 +80,9 @@ class Calibration(Check, Settings):
         entry, inputs = subject.entry, design(subject.data, self.rows, self.points, seed)
         with isolated(0):
             size = Simulator(entry, inputs).potential.size  # raises where no data can be simulated
-        compiled = "yes" if size * len(inputs.x) <= LARGE else "no"  # one compiled gradient serves all fits
+        compiled = "yes" if size * len(inputs.x_train) <= LARGE else "no"  # one compiled gradient serves all fits
         draws = DRAWS * self.effort if subject.exact else DRAWS
-        method = subject.tiny_method(draws=draws, epochs=EPOCHS, warmup=WARMUP, compiled=compiled)
+        method = subject.tiny_method(draws, EPOCHS, warmup=WARMUP, compiled=compiled)
         number = max(FEWEST, self.replications // (1 if hasattr(method, "compiled") else SLOW))
         one = partial(replicate, entry, inputs, method, seed, self.draws)
         results = map_tasks(one, range(number), cores=self.cores, report=report)
@@ -109,80 +107,62 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
     order = np.stack([ranks(r.truth, some, lots) for r, some in zip(done, chosen, strict=True)], 1)  # (Q, R)
     p = np.array([[test(q, num) for test in (p_uniform, p_location, p_width)] for q in order])
     p = np.minimum(1.0, p.size * p)
-    labels, kinds = ([getattr(q, name) for q in done[0].questions] for name in ("about", "kind"))
+    labels, kinds = map(list, zip(*done[0].questions, strict=True))
     inside = np.stack([covered(order, num, level) for level in LEVELS], -1)  # (Q, R, 3)
     evidence = {"labels": labels, "kinds": kinds, "ranks": order, "draws": num, "p": p}
     evidence |= {"width": width(order, num), "shown": ALPHA / p.size}
     exact, predictions = converges_to == "exact", [kind == "prediction" for kind in kinds]
-    cover, faults = inside[predictions].mean((0, 1)), [] if exact else _faults(done, order, num)
-    off = bool(p.min() < ALPHA)
-    level = "caution" if few else "bad" if faults or (off and exact) else "caution" if off else "good"
-    sentence = _sentence(level, "" if exact else converges_to, enough if few else None, evidence, faults, cover)
-    if failed:
-        level = "caution" if level == "good" and len(failed) > FEW * len(results) else level
-        sentence += f" {len(failed)} of {len(results)} fits failed, and do not count: {failed[0]}"
-    if warned := [r for r in done if r.warned]:
-        sentence += f" {len(warned)} of {len(done)} fits warned: {warned[0].warned[0]}"
+    cover, off = inside[predictions].mean((0, 1)), bool(p.min() < ALPHA)
     findings, wrong = [], "bad" if exact and not few else "caution"
-    for label, wide, least in zip(labels, evidence["width"], p.min(1), strict=True):
-        about, error = f"{label}: width of the draws, as a share of what is right", float(wide / np.sqrt(2 * len(done)))
-        findings.append(Finding(about, float(wide), 1.0, error, float(least), wrong if least < ALPHA else "good"))
+    for q, (label, wide) in enumerate(zip(labels, evidence["width"].tolist(), strict=True)):
+        about = f"{label}: {_what(wide, normal_scores(order[q], num).mean(), p[q])}, as a share of what is right"
+        error, least = wide / np.sqrt(2 * len(done)), float(p[q].min())
+        findings.append(Finding(about, wide, 1.0, error, least, wrong if least < ALPHA else "good"))
+    shares = f"{', '.join(f'{100 * c:.0f}' for c in cover[:-1])} and {100 * cover[-1]:.0f} %"
+    remark = f"Central 50, 80 and 95 % intervals of predictions hold {shares} of the truths."
+    right = f"In {len(done)} simulated data sets it converges to {CONVERGES_TO[converges_to]}"
+    if few:
+        right = "Too few effective draws to tell"
+        about = f"effective draws of some quantity in {100 * SHARE:.0f} of 100 data sets, at most"
+        findings.append(Finding(about, enough, MIN_DRAWS, level="caution"))
+    elif not off:
+        right = f"In {len(done)} simulated data sets the weights that made the data could not be told from the draws"
+        narrow, wide = seen(len(done), num, ALPHA / p.size)
+        remark += f" Draws of less than {narrow:.0%} or more than {wide:.0%} of the right width would have been seen."
+    if not (exact or few):
+        findings += _faults(done, order, num)
+    if failed:
+        findings += [Finding("fits that failed", len(failed), 0, level="caution")] * (len(failed) > FEW * len(results))
+        remark += f" {len(failed)} of {len(results)} fits failed, and do not count: {failed[0]}"
+    if warned := [r for r in done if r.warned]:
+        remark += f" {len(warned)} of {len(done)} fits warned: {warned[0].warned[0]}"
     figures = {f"coverage_{100 * share:.0f}": float(c) for share, c in zip(LEVELS, cover, strict=True)}
     figures |= {"calibration_p": float(p.min()), "calibration_width": float(np.median(evidence["width"][predictions]))}
-    return Outcome("calibration", level, sentence, {}, [*findings, *faults], evidence, figures)
+    wrong = f"This is not {CONVERGES_TO[converges_to]}"
+    return concluded("calibration", findings, {}, right, wrong, remark, evidence=evidence, figures=figures)
+
+
+def _what(wide: float, side: float, p: np.ndarray) -> str:
+    """What is off of a quantity, by its p-values of the tests of the ECDF, location and width."""
+    if p[1:].min() >= ALPHA:
+        return f"{'ranks are not uniform; ' * bool(p[0] < ALPHA)}width of the draws"
+    if p[1] < p[2]:
+        return f"the truth lies too often {'above' if side > 0 else 'below'} the draws; their width"
+    return f"draws too {'narrow' if wide < 1 else 'wide'}"
 
 
 def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Finding]:
     """What no approximation is known for."""
-    sided, faults = [i for i, q in enumerate(done[0].questions) if q.kind in ("prediction", "weight")], []
+    sided, faults = [i for i, (_, kind) in enumerate(done[0].questions) if kind in ("prediction", "weight")], []
     for i in sided:  # their spread may be wrong: by its own standard error
         z = normal_scores(order[i], num)
         p = min(1.0, len(sided) * float(ttest_1samp(z, 0.0).pvalue))
         if p < ALPHA:
-            about = f"{done[0].questions[i].about}: normal score of the truth among the draws, on average"
+            about = f"{done[0].questions[i][0]} lies to one side of the truth, whose normal score among draws it is"
             faults.append(Finding(about, float(z.mean()), 0.0, float(z.std() / np.sqrt(len(z))), p, "bad"))
     learned = np.array([r.learned for r in done])
     p = float(wilcoxon(learned, alternative="greater").pvalue) if learned.any() else 1.0
     if p > ALPHA:
-        about = "log-likelihood of the data under the draws less that under the prior's, median, in nats"
+        about = "draws are no likelier than those of the prior: log-likelihood less that under these, median, in nats"
         faults.append(Finding(about, float(np.median(learned)), None, None, p, "bad"))
     return faults
-
-
-def _sentence(
-    level: str, known: str, few: float | None, evidence: Mapping[str, Any], faults: Sequence[Finding], cover: np.ndarray
-) -> str:
-    """known: a key of ``CONVERGES_TO``, or empty where ranks must be uniform.   few: effective draws, where too few."""
-    shares = f"{', '.join(f'{100 * c:.0f}' for c in cover[:-1])} and {100 * cover[-1]:.0f} %"
-    intervals = f"Central 50, 80 and 95 % intervals of predictions hold {shares} of the truths."
-    if few is not None:
-        words = f"Too few effective draws to tell: in {100 * SHARE:.0f} of 100 data sets the chains have fewer than "
-        return f"{words}{max(1.0, few):.0f} of some quantity, and {MIN_DRAWS} are needed; give more draws. {intervals}"
-    if level == "good":
-        total, p = evidence["ranks"].shape[1], evidence["p"]
-        narrow, wide = seen(total, evidence["draws"], ALPHA / p.size)
-        words = f"In {total} simulated data sets the weights that made the data could not be told from the posterior's "
-        words += f"draws (smallest corrected p-value {p.min():.2g}). {intervals} Draws of less than "
-        return f"{words}{narrow:.0%} or more than {wide:.0%} of the right width would have been noticed."
-    if not known:
-        return f"The draws are not those of the posterior. {_off(evidence)} {intervals}"
-    wrong = ""
-    for fault in faults:
-        what = f"{fault.about.partition(':')[0]} lies to one side of the truth (p = {fault.p:.1g})"
-        what = "draws are no likelier than those of the prior" if fault.expected is None else what
-        wrong += f" That {what} cannot come of it: look for an error."
-    return f"{intervals} It converges to {CONVERGES_TO[known]}. {_off(evidence)}{wrong}"
-
-
-def _off(evidence: Mapping[str, Any]) -> str:
-    """The quantities that are off, the surest first."""
-    p, words = evidence["p"], []
-    for q in p.min(1).argsort():
-        wide, side = evidence["width"][q], normal_scores(evidence["ranks"][q], evidence["draws"]).mean()
-        what = f"draws too {'narrow' if wide < 1 else 'wide'}, {wide:.0%} of the right width"
-        if p[q, 1] < p[q, 2]:
-            what = f"the truth lies too often {'above' if side > 0 else 'below'} the draws"
-        what = what if p[q, 1:].min() < ALPHA else "ranks are not uniform"
-        if p[q].min() < ALPHA:
-            words.append(f"{evidence['labels'][q]}: {what}")
-    return "; ".join(words[:NAMED]) + (f"; and {len(words) - NAMED} more." if len(words) > NAMED else ".")

@@ -8,7 +8,7 @@ seen (Modrák et al. 2023, arXiv:2211.02383); the log prior density, and the out
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyro.poutine as poutine
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.dataset import Dataset, Schema
+from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics.convergence import ess_mean
 from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.errors import UserError
@@ -33,57 +33,46 @@ from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.posterior import split_frozen, weight_space
 from bnn_pyro.zoo import Entry
 
+#: One quantity: what it is about, in words, and its kind, of prediction, likelihood, prior, noise and weight.
+Question = tuple[str, str]
 
-@dataclass(frozen=True)
-class Design:
-    """Inputs of simulated data sets, x (N, …), and points (M, …) of predictions, the first ``old`` of which x has.
 
-    ends: (N,) after which simulated times are censored; None of other targets.
+def design(data: Dataset, rows: int, points: int, seed: int) -> Dataset:
+    """At most ``rows`` of the training inputs, and as a test part ``points`` of them and of others, in equal parts.
+
+    y_train: of other rows than the inputs; what a simulated time is censored after.
     """
-
-    schema: Schema
-    x: Tensor
-    points: Tensor
-    old: int
-    ends: Tensor | None = None
-
-    def data(self, y: Tensor) -> Dataset:
-        """The rows with targets y (N,); without a validation or a test part."""
-        x, y = self.x, y.long() if self.schema.has_classes else y.float()
-        return Dataset("simulated", self.schema, x, y, x[:0], y[:0], x[:0], y[:0], source="simulated from the prior")
-
-
-def design(data: Dataset, rows: int, points: int, seed: int) -> Design:
-    """At most ``rows`` of the training inputs; ``points`` of them and of others, in equal parts."""
     g = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data.x_train), generator=g)
-    train = data.x_train.cpu()[order]
+    train, y = data.x_train.cpu()[order], data.y_train.cpu()[order.flip(0)][:rows]
     x, rest = train[:rows], torch.cat([train[rows:], data.x_test.cpu(), data.x_val.cpu()])
-    old = min(points - points // 2 if len(rest) else points, len(x))
-    new = rest[torch.randperm(len(rest), generator=g)][: points - old]
-    ends = data.y_train.abs().cpu()[order.flip(0)][: len(x)] if data.schema.task == "survival" else None
-    return Design(data.schema, x, torch.cat([x[:old], new]), old, ends)
-
-
-class Question(NamedTuple):
-    """One quantity. about: in words.   kind: prediction, likelihood, prior, noise or weight."""
-
-    about: str
-    kind: str
+    old = x[: points - points // 2 if len(rest) else points]
+    new = rest[torch.randperm(len(rest), generator=g)][: points - len(old)]
+    none, place = (x[:0], y[:0]), torch.cat([old, new])
+    return Dataset("simulated", data.schema, x, y, *none, place, y[:0], source="simulated from the prior")
 
 
 class Simulator:
-    """A variant at a design's inputs, made inside ``isolated``. Raises UserError for a prior without draws."""
+    """A variant at the training inputs, and at the test inputs the points of predictions; made inside ``isolated``.
 
-    def __init__(self, entry: Entry, inputs: Design) -> None:
+    inputs: a time that is simulated is censored after the one that is there.
+    Raises UserError for a prior without draws.
+    """
+
+    def __init__(self, entry: Entry, inputs: Dataset) -> None:
         model, self.inputs = weight_space(entry.model(inputs.schema)).eval(), inputs
         start, targets = 0 if inputs.schema.has_classes else inputs.schema.y_shift, len(inputs.schema.targets)
-        data = inputs.data(torch.as_tensor(start).expand(len(inputs.x), *[targets][:targets]))
+        data = self.data(torch.as_tensor(start).expand(len(inputs.x_train), *[targets][:targets]))
         on_features(model, data)
         if hasattr(entry, "prepare"):
             entry.prepare(model, entry.guide(model), data)
-        self.model, self.points = split_frozen(model, inputs.points)
-        self.potential = Potential(self.model, split_frozen(model, inputs.x)[1], data.y_train)
+        self.model, self.points = split_frozen(model, inputs.x_test)
+        self.potential = Potential(self.model, split_frozen(model, data.x_train)[1], data.y_train)
+
+    def data(self, y: Tensor) -> Dataset:
+        """The rows with targets y (N,); without a validation or a test part."""
+        y = y.long() if self.inputs.schema.has_classes else y.float()
+        return replace(self.inputs, y_train=y, x_test=self.inputs.x_test[:0])
 
     def draws(self, num: int) -> tuple[dict[str, Tensor], Tensor]:
         """Of the joint distribution: w {site: (num, *shape)} and y (num, N)."""
@@ -92,33 +81,31 @@ class Simulator:
 
     def targets(self, w: Mapping[str, Tensor]) -> Tensor:
         """Of p(y | x, w), (C, N), for C sets of weights."""
-        y, ends = self._law(self.potential.x, w).components.sample(), self.inputs.ends
-        return y if ends is None else torch.where(y > ends, -ends, y)
+        y, ends = self._law(self.potential.x, w).components.sample(), self.inputs.y_train.abs()
+        return torch.where(y > ends, -ends, y) if self.inputs.schema.task == "survival" else y
 
     def quantities(self, w: Mapping[str, Tensor], y: Tensor) -> tuple[list[Question], np.ndarray]:
         """(Q questions, answers (C, Q), float64) by weights {site: (C, *shape)} and targets (N,) or (C, N)."""
         with torch.no_grad(), pyro.validation_enabled(False):
             prior, likelihood = log_joints(self.model, w, self.potential.x, y)
         table = self._predictions(w)
-        table[Question("log-likelihood of the data", "likelihood")] = likelihood
-        table[Question("log prior density", "prior")] = prior
+        table |= {("log-likelihood of the data", "likelihood"): likelihood, ("log prior density", "prior"): prior}
         own = getattr(getattr(self.model, "likelihood", None), "initial", {})
-        table |= {Question(site, "noise"): w[site] for site in own if w[site].dim() == 1}
+        table |= {(site, "noise"): w[site] for site in own if w[site].dim() == 1}
         for site in [site for site in w if site.endswith(".bias")][-1:]:
-            table[Question(f"{site}[0]", "weight")] = w[site].flatten(1)[:, 0]
+            table[f"{site}[0]", "weight"] = w[site].flatten(1)[:, 0]
         return list(table), torch.stack([v.double().expand(len(prior)) for v in table.values()], 1).numpy()
 
     def _predictions(self, w: Mapping[str, Tensor]) -> dict[Question, Tensor]:
-        old, law = self.inputs.old, self._law(self.points, w)
-        where = [f"row {m + 1}" if m < old else f"new input {m + 1 - old}" for m in range(len(self.points))]
+        law, num = self._law(self.points, w), len(self.points)
         values, what = law.output_values(), "log odds" if law.has_classes else "mean"
-        classes = values.shape[-1]
-        one = "target" if self.inputs.schema.targets else "class"
-        words = [f"{what} of {one} {m % classes}" if classes > 1 else what for m in range(len(where))]
-        table = {f"{a} at {b}": values[:, m, m % classes] for m, (a, b) in enumerate(zip(words, where, strict=True))}
+        one, classes = "target" if self.inputs.schema.targets else "class", values.shape[-1]
+        words = [f"{what} of {one} {m % classes}" if classes > 1 else what for m in range(num)]
+        table = {f"{words[m]} at input {m + 1}": values[:, m, m % classes] for m in range(num)}
         if isinstance(getattr(self.model, "likelihood", None), Heteroscedastic):
-            table |= {f"log noise at {where[m]}": law.components.scale[:, m].log() for m in (0, -1)}
-        return {Question(about, "prediction"): value for about, value in table.items()}
+            scale = law.components.scale.log()
+            table |= {f"log noise at input {m + 1}": scale[:, m] for m in (0, num - 1)}
+        return {(about, "prediction"): value for about, value in table.items()}
 
     def _law(self, x: Tensor, w: Mapping[str, Tensor]) -> Mixture:
         """p(y | x, w) of C sets of weights, of components (C, N)."""
@@ -144,14 +131,14 @@ class Replication(NamedTuple):
 
 
 def replicate(
-    entry: Entry, inputs: Design, method: Method, seed: int, num_draws: int, number: int
+    entry: Entry, inputs: Dataset, method: Method, seed: int, num_draws: int, number: int
 ) -> Replication | UserError:
     """One replication by its number, as a user would fit it, or why it failed; num_draws: of what is no chains."""
     first, second = (int(s) for s in np.random.SeedSequence([seed, number]).generate_state(2))
     with isolated(first):
         simulator = Simulator(entry, inputs)
         w, y = simulator.draws(10)  # what makes the data, and nine of the prior beside it
-    data = inputs.data(y[0])
+    data = simulator.data(y[0])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -166,7 +153,7 @@ def replicate(
     ess = np.full(len(draws), float(num_draws if posterior.chains is None else shape[0]))
     if posterior.chains is not None and shape[1] >= 4:
         ess = ess_mean(draws.reshape(-1, *shape))
-    likelihood = [q.kind for q in questions].index("likelihood")
+    likelihood = [kind for _, kind in questions].index("likelihood")
     learned = float(np.median(draws[likelihood]) - np.median(prior[1:, likelihood]))
     warned = [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
     return Replication(questions, prior[0], draws, ess, learned, warned)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, judge, most_off, worst
+from bnn_pyro.checks.check import Check, Estimate, Finding, Outcome, Subject, concluded, judge
 from bnn_pyro.checks.known_answers import drawn
 from bnn_pyro.checks.problems import Problem, linear_regression
 from bnn_pyro.errors import UserError
@@ -63,11 +63,11 @@ class StepSize(Check):
             try:
                 w, f = self._draws(replace(method, lr=lr), problem, seed)
             except UserError as error:
-                sentence = f"at lr {lr:.3g}, a fourth of the largest stable one or less, chains diverge: {error}"
-                finding = Finding("step size, as lr", lr, level="bad")
-                return Outcome("step-size", "bad", sentence, subject.settings(own), [*findings, finding])
+                about = f"lr, a fourth of the largest stable one or less, at which chains diverge: {error}"
+                findings.append(Finding(about, lr, level="bad"))
+                return concluded("step-size", findings, subject.settings(own), "", "the step, or its bias, is wrong")
             labels, estimate = problem.labels(), Estimate.of_independent(problem.quantities(w, f).mean(1).numpy())
-            expected, _, _ = problem.stationary(replace(method, lr=lr))
+            expected = problem.stationary(replace(method, lr=lr))["expected"]
             findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=len(rates))
             off = w - mean  # u², mean over directions and draws of each chain
             excess.append(torch.einsum("cdi,ij,cdj->c", off, precision, off).numpy() / w[0].numel() - 1)
@@ -76,11 +76,15 @@ class StepSize(Check):
         lr = own.lr or EXCESS / shares.max().item()  # what a fit with all rows in every step finds
         shares = shares * lr  # the relative excess of the variances; infinite where the recursion explodes
         at_own = (shares / (1 - shares)).mean().item() if shares.max() < 1 else math.inf
-        sentence = _sentence(findings, order, error, lr, at_own)
+        if not error < PRECISE:
+            about = "too few draws to tell: error of the power of the step size that the bias falls by"
+            findings.append(Finding(about, error, PRECISE, level="caution"))
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
-        findings.append(Finding(f"excess variance at lr {lr:g}, by the recursion", at_own, level=level))
-        level = worst([*(f.level for f in findings), "good" if error < PRECISE else "caution"])
-        return Outcome("step-size", level, sentence, subject.settings(own), findings)
+        about = f"excess of variances at lr {lr:g}, which is too large above {TOO_LARGE:g}"
+        findings.append(Finding(about, at_own, 0.0, level=level))
+        words = f"the bias falls as the step size to the power of {order:.2f} ± {error:.2f}, and at lr {lr:g} "
+        words += f"variances are {at_own:.2%} too large"
+        return concluded("step-size", findings, subject.settings(own), words, "the step, or its bias, is wrong")
 
     def _draws(self, method: Method, problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
         """Weights (C, D, P) and outputs, after a third of the steps. Raises UserError where they diverge."""
@@ -97,15 +101,3 @@ def order_of(bias: Estimate) -> tuple[float, float]:
     if not (bias.mean > 0).all():
         return math.nan, math.inf
     return math.log2(bias.mean[0] / bias.mean[1]), float(np.hypot(*(bias.error / bias.mean)) / math.log(2))
-
-
-def _sentence(findings: list[Finding], order: float, error: float, lr: float, at_own: float) -> str:
-    measured = f"the bias falls as the step size to the power of {order:.2f} ± {error:.2f}"
-    if off := most_off(findings):
-        return f"the bias is not that of the step size: {off}"
-    if at_own >= TOO_LARGE:
-        how = f"makes variances {at_own:.0%} too large" if math.isfinite(at_own) else "explodes"
-        return f"lr {lr:g} is too large: on linear regression with standardised inputs it {how}"
-    if not error < PRECISE:
-        return f"too few draws to tell: {measured}"
-    return f"{measured}, as it should; at lr {lr:g} variances are {at_own:.2%} too large on linear regression"

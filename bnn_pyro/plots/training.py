@@ -20,15 +20,17 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
 
-#: What a trace may hold, {name: label}: the objective, and the parts that it is made of.
-_OBJECTIVES = {"elbo": "ELBO", "log_joint": "log joint density"}
-_PARTS = {"log_likelihood": "log likelihood", "kl": "KL to the prior", "log_prior": "log prior density"}
-#: What a stochastic-gradient sampler may leave behind, {name: (axis label, title)}.
-_SAMPLER = {
+_NATS = "nats, all training rows"
+#: What a trace may hold, in the order of the panels, {name: (axis label, title)}.
+_CURVES = {
     "kinetic_temperature": ("kinetic temperature", "1 where the momenta are in equilibrium"),
     "step_size": ("step size", "step size"),
-    "validation_nll": ("NLL, nats per validation row", "ensemble so far, on validation rows"),
-    "log_joint": ("nats, all training rows", "log joint density"),
+    "elbo": (_NATS, "ELBO (higher is better)"),
+    "log_joint": (_NATS, "log joint density (higher is better)"),
+    "log_likelihood": (_NATS, "log likelihood"),
+    "kl": (_NATS, "KL to the prior"),
+    "log_prior": (_NATS, "log prior density"),
+    "validation_nll": ("NLL, nats per validation row", "NLL of validation rows"),
 }
 #: What a pruned network gets wrong.
 _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units",
@@ -44,50 +46,35 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, which is said.
 
     Of a stochastic-gradient sampler: kinetic temperature, 1 in equilibrium (dashed; above it the step is too large or
-    the noise estimate too small), step size, NLL of the draws stored so far (from the dotted line), log joint density.
+    the noise estimate too small), step size, log joint density, NLL of the draws stored so far (from the dotted line).
 
     trace: ``posterior.trace``.   Raises UserError where it has neither an objective nor what a sampler leaves behind.
     """
     table = pd.DataFrame({name: values for name, values in trace.items() if len(values)}, dtype=float)
     # A line an epoch, numbered from 1 where the trace does not say.
     table = table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
-    if "kinetic_temperature" in table or "step_size" in table:
-        return _sampler_curves(table)
-    if (name := next((name for name in _OBJECTIVES if name in table), None)) is None:
+    present = [name for name in _CURVES if name in table and np.isfinite(table[name]).any()]
+    if not {"elbo", "log_joint", "kinetic_temperature", "step_size"} & {*present}:
         raise UserError(f"a training curve needs 'elbo' or 'log_joint'; the trace has {', '.join(trace) or 'nothing'}")
-    labels = {name: label for name, label in (_OBJECTIVES | _PARTS).items() if name in table}
-    nll, order = table.get("validation_nll"), [name, *(part for part in _PARTS if part in table)]
-    axes = panels(len(order) + (nll is not None), 3, (3.4, 2.7))
-    for k, (ax, column) in enumerate(zip(axes, order, strict=False)):
-        title = f"{labels[column]}{' (higher is better)' if k == 0 else ''}: {readable(table[column].iloc[-1])} at last"
-        _curve(ax, table[column], "nats, all training rows", title, k)
-    if nll is not None:
-        _curve(axes[-1], nll.rename("validation rows"), "NLL, nats per validation row", "NLL of validation rows")
-        best = nll.idxmin()  # the first of equals
-        label = f"lowest: epoch {best:g}, {nll[best]:.4f} nats"
-        axes[-1].plot(best, nll[best], "D", color=DATA, zorder=4, label=label)
-        axes[-1].axvline(best, color=DATA, linestyle=":", linewidth=1)
-        legend_below(axes[-1], 1)
-    return axes
-
-
-def _sampler_curves(table: pd.DataFrame) -> np.ndarray:
-    present = [name for name in _SAMPLER if name in table and np.isfinite(table[name]).any()]
-    axes = panels(len(present), 3, (3.5, 2.8), least=4.4)
     stored = table.index[table.get("draws", np.zeros(len(table))) > 0]
-    for ax, name in zip(axes, present, strict=True):
-        values, (label, title) = table[name], _SAMPLER[name]
+    axes = panels(len(present), 3, (3.4, 2.7), least=4.4)
+    for k, (ax, name) in enumerate(zip(axes, present, strict=True)):
+        values, (label, title) = table[name], _CURVES[name]
+        title += f": {readable(values[np.isfinite(values)].iloc[-1])} at last" * (name != "kinetic_temperature")
         if name == "kinetic_temperature" and len(stored):
             title = f"mean {values[stored].mean():.3f} while draws are stored"
-        elif name == "validation_nll":
-            title = f"{title}: {values[np.isfinite(values)].iloc[-1]:.4f} at last"
-        _curve(ax, values, label, title)
+        _curve(ax, values, label, title, k)
         if name == "kinetic_temperature":
             ax.axhline(1, **DASHED)
         elif name == "step_size":
             ax.set_ylim(0, 1.08 * values.max())
         if len(stored):
             first = ax.axvline(stored[0], color=REFERENCE, linestyle=":", label="first stored draw")
+        elif name == "validation_nll":
+            best, lowest = values.idxmin(), values.min()  # the first of equals
+            ax.plot(best, lowest, "D", color=DATA, zorder=4, label=f"lowest: epoch {best:g}, {lowest:.4f} nats")
+            ax.axvline(best, color=DATA, linestyle=":", linewidth=1)
+            legend_below(ax, 1)
     if len(stored):
         axes[0].figure.legend(handles=[first], loc="outside lower center")
     return axes
@@ -107,14 +94,9 @@ def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> 
     finite = values[np.isfinite(values)].to_numpy()
     late = finite[len(finite) // 10 :]
     margin = 0.06 * (np.ptp(late) or 1.0)
-    low, high = late.min() - margin, late.max() + margin
-    if np.ptp(finite) > 3 * (high - low):
-        ax.set_ylim(low, high)
-        y, va, edge = (0.03, "bottom", low) if finite[0] < low else (0.97, "top", high)
-        ends_there = abs(late[-1] - edge) < 0.2 * (high - low)
-        x, ha = (0.5, "center") if ends_there else (0.98, "right")  # where the cut curve is not
-        place = dict(xycoords="axes fraction", ha=ha, va=va)
-        ax.annotate(f"starts at {readable(finite[0])}", (x, y), color="0.35", size=8, **place)
+    if np.ptp(finite) > 3 * (np.ptp(late) + 2 * margin):
+        ax.set_ylim(late.min() - margin, late.max() + margin)
+        ax.set_title(f"{title}\nstarts at {readable(finite[0])}")
 
 
 @drawn
