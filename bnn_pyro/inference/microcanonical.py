@@ -32,8 +32,9 @@ SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
 #: Gradients of a step; steps that compiled code takes at once, where nothing is learned of them, at most; and steps ·
 #: chains · rows · weights of one call, about a tenth of a second, for which Ctrl-C waits.
 GRADIENTS, AT_ONCE, WORK = 2, 64, 1e8
-#: Least mean ξ that a step grows by: a few errors tell little of the largest.
-LEAST = 0.5
+#: Least mean ξ that a step grows by, as a few errors tell little of the largest; the mean ξ of stiffer places, at most: at
+#: 1 steps would be too short to get around there.
+LEAST, MOST = 0.5, 5.0
 #: Transitions of a window after which log scales count half: positions are correlated.
 FEW = 100
 
@@ -179,9 +180,9 @@ class EnergyTuning:
 
     @property
     def factor(self) -> np.ndarray:
-        """What ε is to be multiplied by for these to have had a mean ξ of 1, (G,); it grows by an eighth at most."""
+        """What ε is to be multiplied by for a mean ξ of 1 to ``MOST``, (G,); it grows by an eighth at most."""
         mean = np.where(self.seen > 0, self.excess / np.maximum(self.seen, 1), 1.0)
-        return np.maximum(mean, LEAST) ** (-1 / 6)
+        return np.maximum(mean / np.clip(mean, 1.0, MOST), LEAST) ** (-1 / 6)
 
     def anew(self) -> "EnergyTuning":
         """For other coordinates: the step counts as a tenth of one at its target, lest one error make the next."""
