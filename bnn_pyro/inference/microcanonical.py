@@ -32,8 +32,8 @@ SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
 #: Gradients of a step; steps that compiled code takes at once, where nothing is learned of them, at most; and steps ·
 #: chains · rows · weights of one call, about a tenth of a second, for which Ctrl-C waits.
 GRADIENTS, AT_ONCE, WORK = 2, 64, 1e8
-#: Least mean ξ that a step grows by, as a few errors tell little of the largest; the mean ξ of stiffer places, at most: at
-#: 1 steps would be too short to get around there.
+#: Least mean ξ that a step grows by, as a few errors tell little of the largest; the most of stiffer places, as with
+#: shorter steps chains would not get around there.
 LEAST, MOST = 0.5, 5.0
 #: Transitions of a window after which log scales count half: positions are correlated.
 FEW = 100
