@@ -72,13 +72,9 @@ def of_frozen_layers(model: nn.Module, data: Dataset, progress: bool = False) ->
     """The same for the frozen layers of a network of one's own: computed once, and not kept on disk."""
     from bnn_pyro.parts.frozen_layers import without_frozen_layers
 
-    if (split := without_frozen_layers(model, data.x_train, training=True)) is None:
-        return model, data
-    made = []
-    for x in (data.x_train, data.x_val):
-        with progress_bar(f"frozen layers · {data.name}", progress, unit="row") as report:
-            made.append(split[1](x, report))
-    return split[0], _with_inputs(data, *made)
+    with progress_bar(f"frozen layers · {data.name}", progress, unit="row") as report:
+        split = without_frozen_layers(model, data.x_train, data.x_val, training=True, report=report)
+    return (model, data) if split is None else (split[0], _with_inputs(data, *split[1]))
 
 
 def _with_inputs(data: Dataset, train: Tensor, val: Tensor) -> Dataset:

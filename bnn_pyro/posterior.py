@@ -65,8 +65,8 @@ def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
     if getattr(model, "still", ()):
         from bnn_pyro.parts.frozen_layers import without_frozen_layers  # of networks of one's own alone
 
-        head, features = without_frozen_layers(model, x) or (model, lambda x: x)
-        return head, features(x)
+        head, (x,) = without_frozen_layers(model, x) or (model, [x])
+        return head, x
     return (model.head, model.backbone(x)) if isinstance(model, OnFeatures) else (model, x)
 
 

@@ -39,6 +39,18 @@ def without_gradient(net: Net, x: Tensor) -> Tensor:
     return net.head(h + net.still(x))
 
 
+def for_few(net: Net, x: Tensor) -> Tensor:
+    h, s, few = net.body(x), net.rare(x), x[:, 0] > 1.4  # none of the first seven, by which layers are found
+    return net.head(torch.where(few[:, None], s, h) if few.any() else h)
+
+
+def by_experts(net: Net, x: Tensor) -> Tensor:
+    h, first = x.new_zeros(len(x), 4), x[:, 0] < 0.6
+    for expert, rows in ((net.a, first), (net.b, ~first)):
+        h[rows] = expert(x[rows])
+    return net.head(h)
+
+
 IMAGES, NUMBERS, IDS = torch.zeros(1, 4, 4), torch.zeros(6), torch.zeros(5, dtype=torch.int64)
 #: {case: (network, one input, where, what the features are)}.
 CASES = {
@@ -83,6 +95,16 @@ CASES = {
         lambda: Net(without_gradient, body=nn.Linear(6, 4), still=nn.Linear(6, 4), head=nn.Linear(4, 3)),
         NUMBERS, "head|body", None,
     ),
+    "a layer for few rows": (
+        lambda: Net(for_few, body=nn.Linear(6, 4), rare=nn.Linear(6, 4), head=nn.Linear(4, 3)), NUMBERS, "head", None,
+    ),
+    "rows in another order": (
+        lambda: Net(lambda n, x: n.head(n.body(x[(o := x[:, 0].argsort())])[o.argsort()]), body=nn.Linear(6, 4),
+                    head=nn.Linear(4, 3)), NUMBERS, "head", None,
+    ),
+    "experts of a part of the rows": (
+        lambda: Net(by_experts, a=nn.Linear(6, 4), b=nn.Linear(6, 4), head=nn.Linear(4, 3)), NUMBERS, "head", None,
+    ),
     "time first": (
         lambda: Net(lambda n, x: n.head(n.body(x.reshape(-1, 6, 1).transpose(0, 1)).tanh().mean(0)),
                     body=nn.Linear(1, 4), head=nn.Linear(4, 3)), NUMBERS, "head", None,
@@ -120,13 +142,12 @@ def made(case: str, **how):
 def test_the_head_on_features_is_the_network(case):
     entry, data, used = made(case)
     model = entry.model(data.schema)
-    split = without_frozen_layers(model, data.x_train, training=True)
+    split = without_frozen_layers(model, data.x_train, data.x_test, training=True)
     assert (split is None) == (used is None)
     if split is None:
         return
-    head, features = split
+    head, (_, z) = split
     assert head.net._plan.used == used and dict(head.net.named_parameters()).keys() == model.initial.keys()
-    z = features(data.x_test)
     for training in (False, True):
         for seed in (3, 4):  # at weights far from its own
             with isolated(seed):

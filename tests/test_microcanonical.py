@@ -126,11 +126,12 @@ def test_a_step_that_leads_far_beyond_the_usual_error_is_taken_back_and_has_not_
         return state, np.broadcast_to(np.array([[51.0], [49.0]]) * usual, errors.shape).copy()
 
     monkeypatch.setattr("bnn_pyro.inference.mile.langevin_steps", steps)
-    for _ in range(2):
+    for shorter in (1.0, 0.5):  # where the way back is as bad, and chains would stay for ever
         figures = kernel.step()
         assert (kernel.point.z[0] == before.z[0]).all() and not (kernel.point.z[1] == before.z[1]).any()
-        assert not figures["diverging"].any() and (kernel.step_size == step).all()
-    assert not np.allclose(kernel.point.u[0], before.u[0])
+        assert not figures["diverging"].any() and (kernel.step_size == step * [shorter, 1.0]).all()
+    assert not np.allclose(kernel.point.u[0], before.u[0]) and not kernel.halved.any()
+    assert kernel.tuning.factor[0] < 0.5, "they count as errors"
 
 
 def test_directions_that_data_make_narrow_keep_their_width_at_the_default():

@@ -96,8 +96,8 @@ def dataset(
         raise UserError("X is a tuple or dict, inputs of a module, which take no exposure= and no missing='indicator'; "
                         "leave it out, or fill gaps in and give a mask as another input")  # fmt: skip
     table = as_table("X", x)
-    own_name = getattr(event, "name", None)  # a comparison of the times has theirs
-    own_name = "event" if own_name in (None, "", getattr(y, "name", y if isinstance(y, str) else None)) else own_name
+    own_name = event.name if isinstance(event, pd.Series) else None  # that of a comparison of the times is theirs
+    own_name = "event" if own_name in (None, "", y.name if isinstance(y, pd.Series) else y) else own_name
     of_event: tuple[str, ...] = () if event is None else (str(own_name),)
     if isinstance(event, str):
         event, *_ = of_event = event_column("X", event, [] if table is None else list(table.columns))

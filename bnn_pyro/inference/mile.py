@@ -198,8 +198,8 @@ class Kernel:
         if noise.shape[1] > 1 and not good.all():  # which of them did is found one by one
             return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]
         error, drawing = errors[:, -1], self.done >= settings.warmup
-        again, self.turned = (self.done >= self.ends[2]) & diverged & self.turned, diverged
-        self.step_size, self.halved = np.where(again, step / 2, step), self.halved + again  # the way back diverges too
+        again, self.turned = (self.done >= self.ends[2]) & ~good & self.turned, ~good  # the way back is as bad
+        self.step_size, self.halved = np.where(again, step / 2, step), self.halved + (again & diverged)
         self.lost = self.lost | (self.halved > HALVINGS)
         if self.lost.all():
             chain = int(np.argmax(diverged))
@@ -216,7 +216,7 @@ class Kernel:
             self.step_size = self.tuning.step
             check_steps(self.step_size, self.done)
         if self.ends[2] <= self.done < settings.warmup:
-            self.tuning.observe(errors, good, self.size, settings.energy_variance)
+            self.tuning.observe(np.fmin(abs(errors), FAR * usual), ~self.lost, self.size, settings.energy_variance)
         figures = dict(lp=self.point.density, n_steps=np.full_like(step, GRADIENTS), step_size=step)
         figures |= dict(decoherence_length=self.length, diverging=np.where(self.lost, 2.0, drawing & diverged))
         self._learn_length(noise.shape[1])

@@ -8,11 +8,11 @@ Such a layer is called once, requires no gradient at weights that do, and return
 import copy
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -74,16 +74,19 @@ class _Uses(TorchFunctionMode):
 
 
 def without_frozen_layers(
-    model: nn.Module, x: Tensor, training: bool = False
-) -> tuple[nn.Module, Callable[..., Tensor]] | None:
-    """(head, φ): the model on features (N, F), and what makes them of inputs; None: no layers, or too large features.
+    model: nn.Module, *inputs: Tensor, training: bool = False, report: Callable[[int, int], None] | None = None
+) -> tuple[nn.Module, list[Tensor]] | None:
+    """(the model on features, the features (N, F) of each of the inputs); None: no such layers, or too large features.
 
-    model: a ``BayesianNet`` of a user's network.   x: (N, *input_shape).   training: whether the head is to be trained.
-    φ(x, report) calls report(rows done, of how many).
+    model: a ``BayesianNet`` of a user's network.   inputs: (N, *input_shape).   training: whether the head will train.
+    report: called as report(rows done, of how many) of each.
     """
-    if not getattr(model, "still", ()) or model.statistics is not None or not isinstance(x, Tensor) or not len(x):
+    net, modes, x = model.net, (False, True)[: 1 + training], inputs[0]
+    in_memory = all(isinstance(one, Tensor) for one in inputs) and len(x)
+    if (
+        not model.still or model.statistics is not None or not in_memory or isinstance(net, GraphModule)
+    ):  # without hooks
         return None
-    net, modes = model.net, (False, True)[: 1 + training]
     rows = x[:PROBE].to(next(net.parameters()).device)
     with suppress(Exception), isolated(0), calling(net):  # whatever the user's code raises
         found = [_constant(net, rows, mode) for mode in modes]
@@ -96,22 +99,20 @@ def without_frozen_layers(
         with own.register_forward_pre_hook(lambda _, args: uses.note("", args[0]), prepend=True), torch.no_grad():
             own.register_forward_pre_hook(_give, prepend=True)
             own._plan = every = _Plan({**shapes, "": x.shape[1:]}, (*shapes, ""))
-            z = _features(net, every, rows)
+            z = _features(net, None, every, rows)
             for mode in modes:
                 with outputs_seen(own, lambda path, f: uses.note(path, f) if path in shapes else None), uses:
                     uses.used |= uses.of(_output(own, {}, z, mode))
         plan = own._plan = every._replace(used=tuple(path for path in every.used if path in uses.used))
         if not shapes.keys() & plan.used or is_large((len(x), sum(plan.sizes))):
             return None
-        z = torch.cat([_features(net, plan, part) for part in rows.split(4)])  # by other batches: of each row alone
-        with torch.no_grad():
-            w = {
-                name: p * (1 + 0.1 * torch.randn_like(p)) for name, p in net.named_parameters()
-            }  # some reach no gradient
+        z = torch.cat([_features(net, own, plan, part) for part in rows.split(2)])  # in other batches
+        with torch.no_grad():  # at other weights too, as some have no gradient
+            w = {name: p * (1 + 0.1 * torch.randn_like(p)) for name, p in net.named_parameters()}
             if all(_close(_output(own, w, z, mode), _output(net, w, rows, mode)) for mode in modes):
                 head = copy.copy(model)
                 head._modules, head.still = {**model._modules, "net": own}, ()
-                return head, partial(_features, net, plan)
+                return head, [_features(net, own, plan, x, report) for x in inputs]
     return None
 
 
@@ -138,8 +139,13 @@ def _constant(net: nn.Module, x: Tensor, training: bool) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _features(net: nn.Module, plan: _Plan, x: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
-    """φ(x), (N, F), where the network is, a few rows at a time."""
+def _features(
+    net: nn.Module, head: nn.Module | None, plan: _Plan, x: Tensor, report: Callable[[int, int], None] | None = None
+) -> Tensor:
+    """φ(x), (N, F), where the network is, a few rows at a time.
+
+    Raises ValueError where the head gives other outputs of them in another order: a layer may be for some rows alone.
+    """
     device, size = next(net.parameters()).device, max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
     whole = torch.empty(len(x), sum(plan.sizes), device=device)
     for start in range(0, len(x), size):
@@ -151,8 +157,10 @@ def _features(net: nn.Module, plan: _Plan, x: Tensor, report: Callable[[int, int
                 seen[path] = value.clone()  # which the next layer may change in place
 
         with outputs_seen(net, record), calling(net):
-            _output(net, {}, rows, training=False)
-        whole[start : start + size] = torch.cat([seen[path].flatten(1) for path in plan.used], 1)
+            f = _output(net, {}, rows, training=False)
+        whole[start : start + size] = z = torch.cat([seen[path].flatten(1) for path in plan.used], 1)
+        if head is not None and not _close(_output(head, {}, z.flip(0), training=False).flip(0), f):
+            raise ValueError("the head on features is another function")
         if report is not None:
             report(start + len(rows), len(x))
     return whole

@@ -58,9 +58,11 @@ def in_one_memory(guide: nn.Module, net: nn.Module) -> Iterator[None]:
     sites, own = {name: value for sites in parts for name, value in sites.items()}, dict(net.named_parameters())
     for name in own.keys() & sites.keys():
         own[name].data = sites[name].detach()
-    yield
-    for weight in own.values():  # each of its own: a view would be pickled with all others
-        weight.data = weight.data.clone()
+    try:
+        yield
+    finally:
+        for weight in own.values():  # each of its own: a view would be pickled with all others
+            weight.data = weight.data.clone()
 
 
 def inverse_softplus(scale: Tensor) -> Tensor:

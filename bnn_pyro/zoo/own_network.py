@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
 from bnn_pyro.errors import UserError
@@ -174,6 +175,11 @@ class Bayesian(Settings):
         points = [name for name, _ in net.named_parameters() if name not in bayesian]
         if not bayesian:
             raise UserError("no parameter is Bayesian: those in frozen, and those that require no gradient, are not")
+        if isinstance(net, GraphModule) and (self.inputs == "raw" or schema.input_parts):
+            what = "raw inputs" if self.inputs == "raw" else "several inputs"
+            raise UserError(
+                f"a graph, as of torch.export, is given {what} by hooks, which its copies lose: give the module itself"
+            )
         if self.inputs == "raw":
             net.register_forward_pre_hook(partial(_unstandardise, schema))
         if schema.input_parts:
