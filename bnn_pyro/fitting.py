@@ -129,9 +129,8 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
     this fit, there is no such backbone, or rows that validate or test here may have trained it.
     """
     make_setup(setup.entry, setup.method)  # raises where the entry's settings leave out what the method needs
-    own = setup.variant == "my-network" or (
-        hasattr(setup.entry, "backbone") and not setup.backbone_variant(data.schema)
-    )
+    own = setup.variant == "my-network" or getattr(setup.entry, "backbone", None) is not None
+    own = own and not setup.backbone_variant(data.schema)  # no network of the package
     if not own and (codes := [part.name for part in data.schema.input_parts if part.is_whole]):
         warnings.warn(f"whole numbers in '{codes[0]}' stay as they are, for an nn.Embedding of a network of your own; "
                       f"{setup.variant} takes them for quantities: give X.astype(float)", stacklevel=2)  # fmt: skip

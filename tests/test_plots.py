@@ -262,3 +262,12 @@ def test_an_ensemble_grows_by_the_stored_draws_in_their_order(numbers, monkeypat
         assert list(line_of(ax, label).get_ydata()) == pytest.approx(expected, rel=1e-5)
     low, middle, high = np.quantile(-p.log().mean(-1), (0.16, 0.5, 0.84))
     assert f"{middle:.4f} ({low:.4f} to {high:.4f})" in line_of(ax, "a single draw").get_label()
+
+
+def test_the_lowest_validation_nll_is_seen_and_named(clean_matplotlib):
+    """Also in a steep start that is cut off; a sampler's log joint density is no objective."""
+    falls = [*np.linspace(9, 0.4, 20), 0.1, *np.linspace(0.5, 0.6, 79)]
+    axes = plots.training_curves({"log_joint": [*np.arange(100.0)], "validation_nll": falls})
+    assert axes[-1].get_ylim()[0] < 0.1 and axes[-1].get_legend_handles_labels()[1][0] == "validation rows"
+    axes = plots.training_curves({"log_joint": falls, "validation_nll": falls, "draws": [*np.arange(100.0)]})
+    assert "higher" not in axes[0].get_title() and axes[-1].get_title().startswith("NLL of the draws so far")

@@ -82,10 +82,8 @@ def without_frozen_layers(
     report: called as report(rows done, of how many) of each.
     """
     net, modes, x = model.net, (False, True)[: 1 + training], inputs[0]
-    in_memory = all(isinstance(one, Tensor) for one in inputs) and len(x)
-    if (
-        not model.still or model.statistics is not None or not in_memory or isinstance(net, GraphModule)
-    ):  # without hooks
+    able = model.still and model.statistics is None and not isinstance(net, GraphModule)  # whose copies have no hooks
+    if not able or not len(x) or not all(isinstance(one, Tensor) for one in inputs):
         return None
     rows = x[:PROBE].to(next(net.parameters()).device)
     with suppress(Exception), isolated(0), calling(net):  # whatever the user's code raises

@@ -60,10 +60,12 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     axes = panels(len(present), 3, (3.4, 2.7), least=4.4)
     for k, (ax, name) in enumerate(zip(axes, present, strict=True)):
         values, (label, title) = table[name], _CURVES[name]
+        if len(stored):  # of a sampler
+            title = "NLL of the draws so far" if name == "validation_nll" else title.removesuffix(" (higher is better)")
         title += f": {readable(values[np.isfinite(values)].iloc[-1])} at last" * (name != "kinetic_temperature")
         if name == "kinetic_temperature" and len(stored):
             title = f"mean {values[stored].mean():.3f} while draws are stored"
-        _curve(ax, values, label, title, k)
+        _curve(ax, values.rename("validation rows" if name == "validation_nll" else name), label, title, k)
         if name == "kinetic_temperature":
             ax.axhline(1, **DASHED)
         elif name == "step_size":
@@ -74,6 +76,8 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
             best, lowest = values.idxmin(), values.min()  # the first of equals
             ax.plot(best, lowest, "D", color=DATA, zorder=4, label=f"lowest: epoch {best:g}, {lowest:.4f} nats")
             ax.axvline(best, color=DATA, linestyle=":", linewidth=1)
+            low, high = ax.get_ylim()
+            ax.set_ylim(min(low, lowest - 0.05 * (high - low)), high)  # a steep start may hold it
             legend_below(ax, 1)
     if len(stored):
         axes[0].figure.legend(handles=[first], loc="outside lower center")
