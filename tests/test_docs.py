@@ -30,7 +30,7 @@ from benchmarks.speed.steps import CONTESTANTS
 from bnn_pyro.checks.reference import references
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted(ROOT.glob("docs/**/*.md")), *ROOT.glob("*/README.md")]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *ROOT.glob("*/README.md")]
 README = (ROOT / "README.md").read_text()
 
 
@@ -117,8 +117,10 @@ def test_tables_are_those_of_the_code_and_summaries_repeat_the_measured_figures(
     assert sorted(RECIPES) == references() and TABLES["references"]().count("\n") == len(RECIPES) + 1
     rows = re.findall(r"^\| (`.*?) \| .+ \| .+ \|$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
     assert set(re.findall("`(.*?)`", " ".join(rows))) == {name for kind in bp.metrics.METRICS.values() for name in kind}
-    measured = "".join(page.read_text() for page in ROOT.glob("docs/results/*.md"))
-    summary = (ROOT / "RESULTS.md").read_text()
+    pages = {page.name: page.read_text() for page in ROOT.glob("docs/results/*.md")}
+    summary = pages.pop("README.md")
+    measured = "".join(pages.values())
+    assert set(re.findall(r"^\| \[.*?\]\(([\w-]+\.md)\)", summary, re.MULTILINE)) == set(pages)
     assert figures(summary) and figures(summary) <= figures(measured)
     results = README.split("## Results")[1].split("\n## ")[0]
     assert figures(results) and figures(results) <= figures(summary)
