@@ -1,7 +1,7 @@
 """Metrics of a Prediction, by task, each with a bootstrap interval over the test points.
 
-``metrics.nll(prediction, y)`` is a float, ``evaluate(prediction, y)`` all that the task has. To add one: a
-:class:`Metric` and a line in ``METRICS``. Log-densities and entropies are in nats.
+``metrics.nll(prediction, y)`` returns a float, ``evaluate(prediction, y)`` every metric of the task. To add a metric,
+define a :class:`Metric` and add a line to ``METRICS``. Log densities and entropies are in nats.
 """
 
 from bnn_pyro.lazy import lazy_names

@@ -1,7 +1,7 @@
-"""Metrics of class probabilities. Probabilities are averaged over the draws, then scored; all in float64.
+"""Metrics of class probabilities. Probabilities are averaged over the draws before they are scored, in float64.
 
-Calibration bins are right-closed, (i/15, (i+1)/15], so that a confidence of exactly 1 lies in the last one. An ECE is
-never 0, not even of a perfect model: :func:`ece_floor` tells what such a model would show.
+Calibration bins are right-closed, (i/15, (i+1)/15], so that a confidence of exactly 1 lies in the last bin. On finitely
+many rows even a perfectly calibrated model has an ECE above 0: :func:`ece_floor` estimates how large it would be.
 """
 
 from functools import partial
@@ -16,12 +16,14 @@ from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.metrics.metric import BLOCK, Evaluation, Metric, Targets, Undefined, intervals, mean_of, targets, tied
 from bnn_pyro.predictive import Prediction
 
-#: Calibration bins, as in Guo et al. 2017; simulated test sets of the floor of the ECE.
-BINS, REPLICATES = 15, 1000
+#: Number of calibration bins, as in Guo et al. 2017.
+BINS = 15
+#: Number of test sets that :func:`ece_floor` simulates.
+REPLICATES = 1000
 
 
 def mean_probs(prediction: Prediction) -> np.ndarray:
-    """The predictive class probabilities (B, K), float64, divided by their sum: rounding near 1 makes ties."""
+    """The predictive class probabilities (B, K), float64, normalised, because rounding near 1 would create ties."""
     probs = prediction.probs.mean(0, dtype=torch.float64).numpy()
     return probs / probs.sum(1, keepdims=True)
 
@@ -36,19 +38,19 @@ def _right(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 
 
 def _in_bins(confidence: np.ndarray, value: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """(…, bins): each value in the column of its confidence's equal-width bin, 0 in the others."""
+    """(…, bins): each value in the column of the equal-width bin that its confidence lies in; 0 in other columns."""
     index = np.clip(np.searchsorted(np.linspace(0.0, 1.0, bins + 1), confidence, side="left") - 1, 0, bins - 1)
     return np.where(index[..., None] == np.arange(bins), np.asarray(value)[..., None], 0.0)
 
 
 def _top_label(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    """(B, 2): confidence in the most probable class, and confidence − correct."""
+    """(B, 2): the confidence in the most probable class, and that confidence minus 1 if the class is correct."""
     confidence = mean_probs(prediction).max(1)
     return np.stack([confidence, confidence - _right(prediction, y)], 1)
 
 
 def _class_gaps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    """p_k − 1{y = k} in the bin of p_k, over K: (B, K · bins)."""
+    """(p_k − 1{y = k}) / K in the bin of p_k, for each class k: (B, K · bins)."""
     probs = mean_probs(prediction)
     classes = probs.shape[1]
     return (_in_bins(probs, probs - np.eye(classes)[y]) / classes).reshape(len(y), -1)
@@ -64,7 +66,7 @@ def _equal_mass_ece(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 class Reliability(NamedTuple):
-    """Per bin of confidence: edges (bins + 1,); mean confidence, accuracy (NaN where empty) and count."""
+    """Edges (bins + 1,) and, for each bin, mean confidence, accuracy (both NaN if the bin is empty) and count."""
 
     edges: np.ndarray
     confidence: np.ndarray
@@ -73,9 +75,9 @@ class Reliability(NamedTuple):
 
 
 def reliability(prediction: Prediction, y: Targets, bins: int = BINS, *, of: int | None = None) -> Reliability:
-    """What a reliability diagram shows. Σ count/B · |accuracy − confidence| over the filled bins is the ECE.
+    """The numbers of a reliability diagram. The ECE is Σ count/B · |accuracy − confidence| over the non-empty bins.
 
-    of: a class, whose probability and share take the place of the most probable class's confidence and accuracy.
+    of: if a class is given, its probability and its frequency replace the confidence and accuracy of the top label.
     """
     if bins < 1:
         raise UserError(f"a reliability diagram needs at least 1 bin, got {bins}")
@@ -88,16 +90,16 @@ def reliability(prediction: Prediction, y: Targets, bins: int = BINS, *, of: int
 
 
 class Floor(NamedTuple):
-    """The ECE of a perfectly calibrated model: its mean, and the value that it exceeds once in 20 test sets."""
+    """The ECE of a perfectly calibrated model: its mean and its 95 % quantile over test sets."""
 
     mean: float
     quantile_95: float
 
 
 def ece_floor(prediction: Prediction) -> Floor:
-    """The noise floor of the ECE: what a perfectly calibrated model with these confidences shows at this test size.
+    """The noise floor of the ECE: that of a perfectly calibrated model with the same confidences and number of points.
 
-    Simulated: each point's top label is right with a probability of exactly its confidence.
+    It is simulated: the top label of each point is correct with a probability that equals its confidence.
     """
     rng, confidence = np.random.default_rng(0), mean_probs(prediction).max(1)
     columns = _in_bins(confidence, np.ones_like(confidence))
@@ -110,7 +112,7 @@ def ece_floor(prediction: Prediction) -> Floor:
 
 
 def in_order(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """points (B, 2) = (key, value): values of each replicate in ascending order of key, (R, B); ties share the mean."""
+    """points (B, 2) = (key, value): each replicate's values sorted by key, (R, B); equal keys share their mean."""
     key, value = points.T
     size, total = tied(key, counts, counts * value)
     shared = np.divide(total, size, out=np.zeros_like(total), where=size > 0)
@@ -140,7 +142,10 @@ def _risks(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def selective_risk(prediction: Prediction, y: Targets) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage (B,) = 1/B … 1 and risk (B,): the error among the points of least total entropy. Ties share."""
+    """Coverage (B,) = 1/B … 1, and risk (B,): the error rate of that share of points, those of lowest total entropy.
+
+    Points of equal entropy share their mean error.
+    """
     points = aurc.summarise(prediction, y)
     return np.arange(1, len(points) + 1) / len(points), _risks(points, np.ones((1, len(points))))[0]
 
@@ -172,31 +177,32 @@ aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda 
 
 def _mutual_information(prediction: Prediction) -> np.ndarray:
     if prediction.num_draws == 1:
-        raise Undefined("mutual information needs more than one draw: a single one has none to disagree with")
+        raise Undefined("mutual information needs more than one draw: it measures how much draws disagree")
     parts = (part.double().numpy() for part in prediction.probs.split(1000, dim=1))
     aleatoric = [entr(p / p.sum(-1, keepdims=True)).sum(-1).mean(0) for p in parts]
     return np.maximum(_entropy(prediction) - np.concatenate(aleatoric), 0.0)
 
 
-#: What is high where the network should not trust itself: Prediction -> (B,); 1 − max p as a sum, which has its digits.
+#: Uncertainty scores, Prediction -> (B,). 1 − max p is the sum of the other probabilities, which avoids rounding.
 SCORES = {"total_entropy": _entropy, "max_prob": lambda p: np.sort(mean_probs(p), 1)[:, :-1].sum(1),
           "mutual_information": _mutual_information}  # fmt: skip
 
 
 def ood_auroc(inside: Prediction, outside: Prediction, score: str = "total_entropy") -> float:
-    """P(an outside point scores above an inside one), ties counting ½.
+    """P(an out-of-distribution point scores above an in-distribution one), where a tie counts ½.
 
     score: "total_entropy" (H[E p]), "max_prob" (1 − max p) or "mutual_information" (epistemic part).
-    Raises UserError for an unknown score, for no points or NaN, and for mutual information of a single draw.
+    Raises UserError for an unknown score, for predictions without points or with NaN, and for the mutual information of
+    a single draw.
     """
     points = _points(inside, outside, score)
     return float(auroc_of(points, np.ones((1, len(points))))[0])
 
 
 def ood_table(inside: Prediction, outside: Prediction, **resampling: Any) -> Evaluation:
-    """Score name -> AUROC with its interval; inside and outside points are resampled each by themselves.
+    """Score name -> AUROC with its interval; inside and outside points are resampled independently of each other.
 
-    resampling: ``bootstrap``, ``seed`` and ``confidence``, as of ``evaluate``.
+    resampling: ``bootstrap``, ``seed`` and ``confidence``, as for ``evaluate``.
     """
     points, notes = {}, {}
     for score in SCORES:

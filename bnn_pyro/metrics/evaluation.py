@@ -1,10 +1,10 @@
 """Metrics of a real target, in its own units; all metrics of a task at once; and how two predictions differ.
 
-Scores are of the mixture over the draws, never of a matched Gaussian. Two predictions of the same points differ in a
-metric, see :func:`paired`, or lie a distance apart, whatever the targets: agreement and total variation of the mean
-class probabilities (Izmailov, Vikram, Hoffman & Wilson 2021, arXiv:2104.14421, section 7); for regression the
-Wasserstein-1 distance of the predictive mixtures. These compare averages over the draws. Of finitely many draws no
-distance is 0, not even between two runs of one exact sampler, or halves of its draws (``prediction.of_draws``).
+Scores are those of the mixture over the draws, never of a Gaussian with its moments. Two predictions of the same points
+are compared by a metric (:func:`paired`), or by a distance that needs no targets: agreement and total variation of the
+mean class probabilities (Izmailov, Vikram, Hoffman & Wilson 2021, arXiv:2104.14421, section 7), or the Wasserstein-1
+distance of the predictive mixtures of a regression. With finitely many draws no distance is exactly 0, not even between
+two runs of the same exact sampler or between halves of its draws (``prediction.of_draws``).
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from bnn_pyro.predictive import Prediction
 
 def _crps(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     prediction._need("regression", "crps")
-    order = prediction.total.argsort()  # of counts, rows together take as long as the widest of them
-    some = order.split(max(1, 4 * BLOCK // (GRID * prediction.num_draws)))
-    return torch.cat([prediction[rows].crps(torch.from_numpy(y)[rows]) for rows in some])[order.argsort()].numpy()
+    order = prediction.total.argsort()  # a block of counts takes as long as its widest row
+    blocks = order.split(max(1, 4 * BLOCK // (GRID * prediction.num_draws)))
+    return torch.cat([prediction[rows].crps(torch.from_numpy(y)[rows]) for rows in blocks])[order.argsort()].numpy()
 
 
 def _steps(prediction: Prediction, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(P(Y ≤ y), P(Y < y)), each (B,): the same where Y is continuous."""
+    """(P(Y ≤ y), P(Y < y)), each (B,); they are equal where Y is continuous."""
     below, at = (share.mean(-2) for share in prediction.component_below(torch.from_numpy(y)))
     return (below + at).numpy(), below.numpy()
 
@@ -40,22 +40,22 @@ def _steps(prediction: Prediction, y: np.ndarray) -> tuple[np.ndarray, np.ndarra
 def pit(prediction: Prediction, y: Targets, *, seed: int | None = None) -> np.ndarray:
     """Probability integral transform P(Y ≤ y) of each point, (B,): uniform on (0, 1) if calibrated.
 
-    Of counts P(Y < y) + u P(Y = y): with ``seed`` u is uniform, and so is the PIT (Dunn & Smyth 1996, JCGS 5:236-244);
-    without it u = ½, and the PIT is uniform but for their steps. Of a time that is censored P(T ≤ t) + u P(T > t).
-    Raises UserError for classes without an order.
+    For counts it is P(Y < y) + u P(Y = y), and for a censored time P(T ≤ t) + u P(T > t). With ``seed``, u is drawn
+    uniformly, which makes the PIT exactly uniform (Dunn & Smyth 1996, JCGS 5:236-244); without it, u = ½.
+    Raises UserError for classes without an order and for several targets.
     """
     if prediction.task == "classification":
         raise UserError("classes have no order, and so no P(Y ≤ y): take bp.plots.reliability")
     if prediction.task in ("targets", "labels"):
         prediction._need("regression", "pit")
     upper, lower = _steps(prediction, targets(prediction, y))
-    # A stream of its own: data simulated from the same seed must not depend on it.
+    # A random stream of its own, independent of data that were simulated from the same seed.
     return lower + (upper - lower) * (0.5 if seed is None else np.random.default_rng([seed, 1996]).random(len(upper)))
 
 
 def _covered(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    by_lot = prediction.task == "survival"  # where in its interval a censored time is
-    upper, lower = (pit(prediction, y, seed=0),) * 2 if by_lot else _steps(prediction, y)
+    randomised = prediction.task == "survival"  # the place of a censored time in its interval is drawn at random
+    upper, lower = (pit(prediction, y, seed=0),) * 2 if randomised else _steps(prediction, y)
     return (np.maximum(lower - 0.5, 0.5 - upper) <= share / 2).astype(np.float64)
 
 
@@ -65,10 +65,10 @@ def _coverage(share: float, what: str = "targets", more: str = "") -> Metric:
 
 
 def interval_verdict(share: float, observed: float, num: int) -> str:
-    """Whether intervals that should hold a ``share`` of the targets, and hold ``observed`` of ``num``, are right.
+    """Whether intervals with a nominal coverage of ``share`` that cover ``observed`` of ``num`` targets have it.
 
-    "about right" where the count lies in the central 95 % of a binomial one, else "too narrow" or "too wide"; of fewer
-    than 10 rows "too few rows to tell", in place of "about right".
+    "too narrow" or "too wide" where the number of covered targets lies outside the central 95 % of its binomial
+    distribution, else "about right", or "too few rows to tell" if there are fewer than 10 rows.
     """
     right = "about right" if num >= 10 else "too few rows to tell"
     count, (low, high) = round(observed * num), binom.ppf([0.025, 0.975], num, share)
@@ -100,7 +100,7 @@ _CLASSES |= {name: vars(classification)[name] for name in ("ece", "adaptive_ece"
 _CLASSES |= dict(average_precision=base.average_precision)
 _LABELS = dict(label_error=base.label_error, nll=nll, label_brier=base.label_brier)
 _LABELS |= dict(average_precision=base.average_precision)
-#: Every metric by its name, by task; of several targets those of all together.
+#: {task: {name: metric}}; metrics of several targets are of all targets together.
 METRICS: dict[str, dict[str, Metric]] = {
     "classification": _CLASSES,
     "ordinal": {"rps": classification.rps, **_CLASSES},
@@ -113,14 +113,12 @@ METRICS: dict[str, dict[str, Metric]] = {
 
 
 def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluation:
-    """Every metric of the prediction's task with its bootstrap interval, of shares the exact binomial one.
-
-    ``.flat()`` gives the JSON-able form.
+    """Every metric of the prediction's task with its bootstrap interval; shares have the exact binomial interval.
 
     y: (B,) labels 0 … K−1, or targets in their own units.
     resampling: ``bootstrap`` = 1000 replicates of the same points for all metrics, ``seed`` = 0, ``confidence`` = 0.95.
-    A metric without a value on these data is left out, see ``.notes``; values on resampled points: ``.replicates``.
-    Raises UserError for a bad y, or where the prediction is NaN.
+    A metric without a value on these data is left out and has an entry in ``.notes``; ``.replicates`` has the values on
+    the resampled points, ``.flat()`` the JSON-able form. Raises UserError for a bad y, or where the prediction is NaN.
     """
     y = targets(prediction, y)
     table, points, notes = METRICS[prediction.task], {}, {}
@@ -135,7 +133,7 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
     evaluation.notes.update(notes)
     confidence = resampling.get("confidence", 0.95)
     evaluation.update({name: base.share_of(p, confidence) for name, p in points.items() if table[name].share})
-    # An absolute value stays one: only the biased metrics' intervals are moved, and could fall below 0.
+    # Biased metrics are sums of absolute values, and their intervals, which are shifted, must not fall below 0.
     evaluation.update({n: one._replace(low=max(one.low, 0.0)) for n, one in evaluation.items() if n in biased})
     return evaluation
 
@@ -143,10 +141,10 @@ def evaluate(prediction: Prediction, y: Targets, **resampling: Any) -> Evaluatio
 def paired(
     metric: str | Metric, prediction_a: Prediction, prediction_b: Prediction, y: Targets, **resampling: Any
 ) -> Estimate:
-    """metric(a) − metric(b) on the same points, which are resampled together: far sharper than two intervals.
+    """metric(a) − metric(b) on the same points, which are resampled together: far more precise than two intervals.
 
-    metric: a name in METRICS[task], or a Metric.   resampling: as of :func:`evaluate`.
-    Raises UserError for an unknown name, predictions of other lengths or tasks, or where either has no value.
+    metric: a name in METRICS[task], or a Metric.   resampling: as for :func:`evaluate`.
+    Raises UserError for an unknown name, predictions of different lengths or tasks, or where either has no value.
     """
     if prediction_a.task != prediction_b.task:
         raise UserError(f"cannot compare a {prediction_a.task} with a {prediction_b.task} prediction")
@@ -163,7 +161,7 @@ def paired(
 def _transport(a: Prediction, b: Prediction) -> np.ndarray:
     """∫ |F(y) − G(y)| dy by the trapezoid rule, from 8 standard deviations below the lowest component to 8 above.
 
-    In even steps, and in those of a CRPS, which grow from the median component.
+    The nodes are evenly spaced ones together with those of the CRPS, whose steps grow from the median component.
     """
     distances = []
     for rows in torch.arange(len(a)).split(max(1, BLOCK // (GRID * max(a.num_draws, b.num_draws)))):
@@ -183,16 +181,16 @@ _OF_CLASSES: dict[str, Callable[[Prediction, Prediction], np.ndarray]] = {
     "total_variation": lambda a, b: 0.5 * np.abs(mean_probs(a) - mean_probs(b)).sum(1),
 }
 _OF_NUMBERS = {"wasserstein": _transport}
-#: By task, {distance: (a, b) -> (B,) float64}. agreement: whether the most probable class is the same in both.
+#: {task: {distance: (a, b) -> (B,) float64}}. agreement: whether the most probable class is the same in both.
 #: total_variation: ½ Σ_k |p_k − q_k| of the mean probabilities, 0 to 1. wasserstein: ∫ |F − G| of the two predictive
-#: mixtures, target units (Wasserstein-1: of Normals of one scale the distance of their means), to 1/1000 of the scale.
+#: mixtures, target units, to 1/1000 of the scale (Wasserstein-1; for Normals of one scale the distance of their means).
 DISTANCES = dict(classification=_OF_CLASSES, ordinal=_OF_CLASSES, regression=_OF_NUMBERS, survival=_OF_NUMBERS)
 
 
 def distances(a: Prediction, b: Prediction, *, bootstrap: int = 1000, seed: int = 0) -> dict[str, Estimate]:
-    """Every distance of the task, mean over the points, with its 95 % interval over ``bootstrap`` resamples of them.
+    """The mean over the points of every distance of the task, with its 95 % interval over ``bootstrap`` resamples.
 
-    Raises UserError for predictions of other tasks, of different numbers of points or classes, or not finite.
+    Raises UserError for predictions of different tasks or numbers of points or classes, or that are not finite.
     """
     if a.task != b.task:
         raise UserError(f"cannot compare a {a.task} with a {b.task} prediction")

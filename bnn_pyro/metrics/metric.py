@@ -1,7 +1,7 @@
-"""A metric is a number per test point and a reduction; resampling the points gives its bootstrap interval.
+"""A metric consists of numbers per test point and a reduction; resampling the points gives its bootstrap interval.
 
-An interval tells what another test set of the same size would have changed, not another seed or training set. The
-reductions take how often each point occurs in each of R replicates, so that one sort or product serves a whole block.
+An interval shows the variation over test sets of the same size, not over seeds or training sets. A reduction takes the
+number of times that each point occurs in each of R replicates, so that one sort or product serves all replicates.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ Reduction = Callable[[np.ndarray], np.ndarray]  # counts (R, B) -> (R,)
 
 
 class Undefined(UserError):
-    """The metric has no value on these data, such as an AUROC where the test set holds one class."""
+    """The metric has no value on these data, such as an AUROC of a test set with a single class."""
 
 
 class Estimate(NamedTuple):
@@ -40,9 +40,9 @@ class Estimate(NamedTuple):
 class Evaluation(dict[str, Estimate]):
     """Metric name -> Estimate.
 
-    notes       why a metric was left out, by its name
-    replicates  {name: (R,)}, the value on each of R resampled test sets. Evaluations of equally many points resample
-                the same ones, so that replicates of two predictions for the same points are pairs
+    notes       {name: why the metric was left out}
+    replicates  {name: (R,)}, the value on each of R resampled test sets. With the same seed and number of points the
+                resampled points are the same, so that the replicates of two predictions for the same points are pairs
     """
 
     def __init__(self, replicates: Mapping[str, np.ndarray]) -> None:
@@ -54,7 +54,7 @@ class Evaluation(dict[str, Estimate]):
         raise Undefined(self.notes[name])
 
     def flat(self) -> dict[str, float]:
-        """{"nll": …, "nll_low": …, "nll_high": …, …}: what metrics.json holds."""
+        """{"nll": …, "nll_low": …, "nll_high": …, …}, as in metrics.json."""
         return {key: value for name, estimate in self.items() for key, value in estimate.flat(name).items()}
 
 
@@ -64,11 +64,11 @@ class Metric:
 
     points       (prediction, checked y as a numpy array (B,)) -> (B, …) float64
     reduce       (points, counts (R, B)) -> (R,): the value in each replicate, NaN where it has none
-    description  what it is, with its units and conventions, for tables
-    better       "lower", "higher", or "nominal": near to a value of its own
-    biased       a sum of absolute values (the ECEs). Each replicate carries the sampling noise twice, so that its raw
-                 percentile interval can lie wholly above the value: it is moved back by mean(replicates) − value
-    share        the points are 0 or 1, and the value is their mean: ``evaluate`` gives it an exact interval
+    description  what is measured, with units and conventions, for tables
+    better       whether "lower" or "higher" values are better; "nominal": values near a nominal value
+    biased       whether it is a sum of absolute values (an ECE). Resampling adds sampling noise a second time, so that
+                 the raw percentile interval can lie above the value: it is shifted by value − mean(replicates)
+    share        whether the points are 0 or 1 and the value is their mean: ``evaluate`` gives it an exact interval
     """
 
     points: Callable[[Prediction, np.ndarray], np.ndarray]
@@ -84,7 +84,7 @@ class Metric:
         return float(self.reduce(points, np.ones((1, len(points))))[0])
 
     def summarise(self, prediction: Prediction, y: Targets) -> np.ndarray:
-        """The numbers per point, (B, …), all finite; the same errors as a call."""
+        """The numbers per point, (B, …), all finite. Raises the same errors as a call."""
         points = self.points(prediction, targets(prediction, y))
         if not (finite := np.isfinite(points).reshape(len(points), -1).all(1)).all():
             row = int(np.argmin(finite))
@@ -97,7 +97,8 @@ class Metric:
 def targets(prediction: Prediction, y: Targets) -> np.ndarray:
     """Labels (int64) or target values (float64), (B,) or (B, T), checked against the prediction.
 
-    Raises UserError: not numbers, not one per point, NaN or infinite, or a label that is none of 0 … K−1, or 0 and 1.
+    Raises UserError unless y holds one finite number for each point (and target), and each is possible: a class is one
+    of 0 … K−1, a label 0 or 1, and a count a whole number of 0 or more.
     """
     with refusing("y must hold numbers, one for each point (of classes their places): {error}", TypeError, ValueError):
         y = np.array(y.detach().cpu().numpy() if isinstance(y, Tensor) else y, dtype=np.float64)
@@ -130,23 +131,23 @@ def mean_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def tied(key: np.ndarray, *values: np.ndarray) -> list[np.ndarray]:
-    """Sums of values (R, B) over each group of equal keys (B,), in the ascending order of the keys: (R, groups)."""
+    """Sums of each of the values (R, B) over groups of equal keys (B,), in ascending order of key: (R, groups)."""
     order = np.argsort(key, kind="stable")
     starts = np.flatnonzero(np.r_[True, key[order][1:] != key[order][:-1]])
     return [np.add.reduceat(v[:, order], starts, axis=1) for v in values]
 
 
 def share_of(points: np.ndarray, confidence: float = 0.95) -> Estimate:
-    """The mean of points (B,) that are 0 or 1 with its exact binomial interval.
+    """The mean of points (B,) that are 0 or 1, with its exact binomial interval.
 
-    Clopper & Pearson 1934, Biometrika 26:404-413. A bootstrap of points that are all alike would say [1, 1].
+    Clopper & Pearson 1934, Biometrika 26:404-413. A bootstrap interval would have no width where all points are equal.
     """
     exact = binomtest(int(points.sum()), len(points)).proportion_ci(confidence, "exact")
     return Estimate(float(points.mean()), float(exact.low), float(exact.high))
 
 
 def _means(prediction: Prediction) -> np.ndarray:
-    """(B, T) float64, of labels the probabilities of 1."""
+    """Predictive means (B, T), float64; for labels the probabilities of 1."""
     return prediction.components.mean.double().mean(0).numpy()
 
 
@@ -160,7 +161,7 @@ def _standard_squares(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 def _in_standard_deviations(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """points (B, 3, T) = (squared error, y, y²): the root of the mean over the targets of MSE / variance, (R,)."""
     error, mean, square = np.moveaxis(np.tensordot(counts, points, 1) / len(points), 1, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a replicate of equal values has none
+    with np.errstate(divide="ignore", invalid="ignore"):  # a replicate whose values are all equal has no value
         values = np.sqrt((error / (square - np.square(mean))).mean(1))
     return np.where(np.isfinite(values), values, np.nan)
 
@@ -180,14 +181,15 @@ def _ranked(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 def mean_average_precision(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """points (B, T, 2) = (score, 1 if positive): the mean over the targets of Σ (R_i − R_{i−1}) P_i, (R,).
 
-    As ``sklearn.metrics.average_precision_score``, ties together; NaN where a replicate has no positive of some target.
+    R is recall and P precision; equal scores form one step, as in ``sklearn.metrics.average_precision_score``. NaN
+    where a replicate has no positive of some target.
     """
     values = []
     for score, positive in np.moveaxis(points, (1, 2), (0, 1)):
         hits, num = tied(-score, counts * positive, counts)
         recalled = hits.cumsum(1)
-        found = (hits * recalled / np.maximum(num.cumsum(1), 1)).sum(1)
-        values.append(np.divide(found, recalled[:, -1], out=np.full(len(counts), np.nan), where=recalled[:, -1] > 0))
+        total = (hits * recalled / np.maximum(num.cumsum(1), 1)).sum(1)
+        values.append(np.divide(total, recalled[:, -1], out=np.full(len(counts), np.nan), where=recalled[:, -1] > 0))
     return np.mean(values, 0)
 
 
@@ -201,7 +203,7 @@ average_precision = Metric(_ranked, mean_average_precision, _AP, "higher")
 
 
 def _ranked_times(prediction: Prediction, y: np.ndarray) -> np.ndarray:
-    """(B, 3): the time's rank, a censored one behind an event's; whether it happened; the rank of the median."""
+    """(B, 3): rank of the time (at equal times events come first), whether it is an event, rank of the median."""
     time, score = (np.unique(v, return_inverse=True)[1] for v in (np.abs(y), prediction.quantile(0.5)[0].numpy()))
     points = np.stack([2 * time + (y < 0), y > 0, score], 1).astype(np.float64)
     if not concordant(points, np.ones((1, len(y))))[1].any():
@@ -210,11 +212,11 @@ def _ranked_times(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 
 
 def concordant(points: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(pairs in the right order, of which equal scores count ½; pairs that are comparable), each (R,).
+    """(pairs in the right order, where equal scores count ½; comparable pairs), each (R,).
 
-    Two rows are comparable where the event of one happened before the time of the other. Of two ranks the smaller one
-    has a 0 at the highest bit in which they differ: the pairs of each bit are counted at once, rows in order of
-    (higher bits, score), in O(R·B log² B).
+    Two rows are comparable if the event of one happened before the time of the other. The smaller of two ranks has a 0
+    at the highest bit in which they differ. All pairs that first differ in one bit are counted together, with the rows
+    sorted by (higher bits, score), in O(R·B log² B).
     """
     rank, event, score = points.T.astype(np.int64)
     right = pairs = np.zeros(len(counts))
@@ -224,8 +226,8 @@ def concordant(points: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.n
         block = block[order]
         equal = np.flatnonzero(np.diff(block * len(score) + score[order], prepend=-1))
         first, last = (np.add.reduceat(counts[:, order] * w[order], equal, 1) for w in (event * (1 - later), later))
-        before = np.c_[np.zeros(len(counts)), first.cumsum(1)]  # events of all groups before each
-        start = np.searchsorted(block[equal], block[equal])  # the first group of its block, and behind its last
+        before = np.c_[np.zeros(len(counts)), first.cumsum(1)]  # number of events in the groups before each one
+        start = np.searchsorted(block[equal], block[equal])  # the first group of the block
         end = np.searchsorted(block[equal], block[equal], side="right")
         right = right + (last * (before[:, :-1] - before[:, start] + first / 2)).sum(1)
         pairs = pairs + (last * (before[:, end] - before[:, start])).sum(1)
@@ -245,12 +247,12 @@ def intervals(
     reductions: Mapping[str, Reduction], sizes: Sequence[int], *, biased: Collection[str] = (), bootstrap: int = 1000,
     seed: int = 0, confidence: float = 0.95,
 ) -> Evaluation:  # fmt: skip
-    """Values on all points with percentile intervals of several reductions, from the same resampled points.
+    """Values on all points, with percentile intervals of several reductions over the same resampled points.
 
-    sizes: how many points; more than one number where groups are resampled each by itself (inside and outside).
-    biased: which reductions' intervals are moved by their bias, see :class:`Metric`.
-    Replicates in which a reduction is NaN (one class drawn) are left out of its interval. One that is NaN on all points
-    or in every replicate is left out, with a note, and indexing by its name raises Undefined.
+    sizes: the number of points; of several groups (inside and outside) that are resampled separately, one number each.
+    biased: names of the reductions whose intervals are shifted by their bias, see :class:`Metric`.
+    Replicates in which a reduction is NaN (one class drawn) do not count in its interval. If it is NaN on all points or
+    in every replicate, it is left out, with a note; indexing by its name raises Undefined.
     Raises UserError for fewer than 2 replicates or a confidence outside (0, 1).
     """
     if bootstrap < 2:
@@ -274,7 +276,7 @@ def intervals(
 
 
 def _resamples(sizes: Sequence[int], replicates: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Blocks (R, Σ sizes) of how often each point was drawn, with replacement within its group."""
+    """Blocks (R, Σ sizes) of the number of times that each point is drawn, with replacement within its group."""
     rows = max(1, BLOCK // sum(sizes))
     for start in range(0, replicates, rows):
         count = min(rows, replicates - start)
