@@ -11,7 +11,7 @@ from scipy.stats import betabinom
 
 import bnn_pyro as bp
 from bnn_pyro.calibration import RECALIBRATIONS, SCORES, Conformal, likelihood_ratio, rows_needed, threshold
-from bnn_pyro.calibration.conformal import DRAWN, NEAREST
+from bnn_pyro.calibration.conformal import NEAREST, SHRINKAGE
 from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.several import SeveralMixture
 
@@ -92,7 +92,7 @@ def test_local_difficulty_is_the_mean_error_of_the_nearest_rows():
     known = bp.Prediction(Normal(torch.zeros(1, 400).double(), torch.ones(1, 400).double()))
     conformal, errors = Conformal.fit("local", known, y, x), y[::2].abs()
     near = (x[1::2, None, 0] - x[None, ::2, 0]).abs().argsort(1)[:, :NEAREST]
-    difficulty = errors[near].mean(1) + DRAWN * errors.mean()
+    difficulty = errors[near].mean(1) + SHRINKAGE * errors.mean()
     torch.testing.assert_close(conformal.difficulty(x[1::2]), difficulty)
     np.testing.assert_allclose(conformal.scores, y[1::2].abs() / difficulty, rtol=1e-6)
 

@@ -1,6 +1,7 @@
-"""Guarantees on top of a posterior predictive: recalibration, conformal prediction, and whether they still hold.
+"""Recalibration and conformal prediction with a posterior, and tests of whether their guarantees still hold.
 
-``calibrate(posterior, x, y, method=…)`` takes rows that did not train and returns what is used as a posterior.
+``calibrate(posterior, x, y, method=…)`` takes rows that were not used in training, and returns an object that is used
+like a posterior.
 """
 
 from bnn_pyro.lazy import lazy_names

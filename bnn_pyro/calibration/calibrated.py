@@ -1,4 +1,4 @@
-"""A posterior with what calibration rows taught of it: ``calibrate``, prediction, and its file beside the archive."""
+"""``calibrate`` a posterior with rows that were not used in training; predict with the result, save and load it."""
 
 import base64
 import json
@@ -30,18 +30,19 @@ from bnn_pyro.predictive import NUM_DRAWS, Prediction, predict
 from bnn_pyro.zoo import Entry
 
 FILE, FORMAT = "calibration.json", 1
-#: Fields of :class:`Calibrated` that the file has under their names.
-AS_THEY_ARE = ("column", "epistemic", "borders", "num_draws", "seed")
-#: Every method: the task that it is for.
+#: Fields of :class:`Calibrated` that the file stores unchanged, under the same names.
+STORED_FIELDS = ("column", "epistemic", "borders", "num_draws", "seed")
+#: {method: the task that it is for}.
 METHODS = {name: task for name, (*_, task) in RECALIBRATIONS.items()} | {n: s.task for n, s in SCORES.items()}
-#: The task in ``DEFAULTS`` that another one is a kind of.
+#: Tasks that are treated like another one.
 KINDS = {"ordinal": "classification", "counts": "regression"}
+#: {task: the default method}.
 DEFAULTS = {"regression": "normalised", "classification": "lac", "targets": "joint"}
-#: In place of a column's name: thirds of the rows by their predicted uncertainty.
+#: Value of ``groups`` that is no column's name: the groups are thirds of the rows by predicted uncertainty.
 UNCERTAINTY = "uncertainty"
-#: A column of numbers makes so many groups at most.
-MOST_GROUPS = 20
-#: More calibration rows that equal training rows than chance has duplicates, with this probability, are refused.
+#: Largest number of groups that a column may have.
+MAX_GROUPS = 20
+#: Calibration rows that equal training rows are refused if so many duplicates have a probability below this.
 DUPLICATES = 1e-3
 
 
@@ -49,19 +50,19 @@ def calibrate(
     posterior: "Posterior | Calibrated", x: Tensor | Any, y: Tensor, method: str | None = None, *, level: float = 0.9,
     groups: str | Sequence[Any] | None = None, per_class: bool = False, num_draws: int = NUM_DRAWS, seed: int = 0,
 ) -> "Calibrated":  # fmt: skip
-    """Correct a posterior's predictions, or give them a guarantee, by rows that had no part in its training.
+    """Correct a posterior's predictions, or give them a guarantee, with rows that were not used in its training.
 
-    x, y: (n, *input_shape) and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``; names of classes too.
+    x, y: (n, *input_shape) and (n,) or (n, T), such as ``data.x_val`` and ``data.y_val``; y may hold class names.
     method: a name in ``METHODS``. Recalibration changes the predictive distribution: temperature, vector, dirichlet
-        of classes, beta, isotonic-classes of two; isotonic, distribution, variance of numbers. Conformal prediction
-        changes intervals and sets alone: normalised (default), local, cqr, pit, absolute of numbers; joint of several
-        targets; lac (default), aps, raps of classes. One after the other takes other rows for each.
-    level: the one that ``cqr`` is made for; intervals of any level can be asked for afterwards.
-    groups: a column, or a label for each row: the guarantee then holds in each group by itself. "uncertainty": in
-        thirds of the rows by the total uncertainty that is predicted, with borders of the calibration rows.
-    per_class: the same for each true class, as ``groups`` with the target's name does.
+        (classes), beta, isotonic-classes (two classes), isotonic, distribution, variance (numbers). Conformal
+        prediction changes only intervals and sets: normalised (default), local, cqr, pit, absolute (numbers), joint
+        (several targets), lac (default), aps, raps (classes). A second calibration needs other rows than the first.
+    level: the level that ``cqr`` is optimised for; intervals of any level can be requested afterwards.
+    groups: a column name, or a label for each row: the guarantee then holds in each group separately. "uncertainty":
+        the groups are thirds of the calibration rows by predicted total uncertainty.
+    per_class: the guarantee holds in each true class separately, as with the target's name as ``groups``.
     num_draws, seed: of all predictions; they must be the same for calibration and new rows.
-    Raises UserError for rows that trained or calibrated before, bad targets or level, and a method of the other task.
+    Raises UserError for rows already used in training or calibration, bad targets or level, or another task's method.
     """
     posterior.schema.need_uncensored("calibrate")
     made = posterior if isinstance(posterior, Calibrated) else Calibrated(posterior, num_draws=num_draws, seed=seed)
@@ -94,9 +95,9 @@ def calibrate(
         borders = np.quantile(one_number(prediction.total), [1 / 3, 2 / 3]).tolist() if column == UNCERTAINTY else []
         made = replace(made, column=column, borders=borders)
         groups = made.groups_of(x, prediction, groups)
-        if column is not None and len(set(groups)) > MOST_GROUPS:
+        if column is not None and len(set(groups)) > MAX_GROUPS:
             raise UserError(f"column '{column}' has {len(set(groups))} values, too many for groups: cut it into "
-                            f"{MOST_GROUPS} at most, and give their labels")  # fmt: skip
+                            f"{MAX_GROUPS} at most, and give their labels")  # fmt: skip
         how = dict(x=x, groups=groups, per_class=per_class, level=level)
         made = replace(made, conformal=Conformal.fit(method, prediction, y, **how))
     else:
@@ -107,11 +108,14 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A posterior with maps of its predictive distribution, and conformal scores; ``bp.predict`` takes it as one.
+    """A posterior with maps of its predictive distribution and conformal scores; ``bp.predict`` accepts it.
 
-    maps       (name, map), applied one after the other     conformal  scores of calibration rows, or None
-    column, borders  that groups are read from              rows       (n,) digests of all calibration rows
-    epistemic  of the last calibration rows                 num_draws, seed  of every prediction
+    maps             (name, map) pairs, applied in this order
+    conformal        scores of the calibration rows, or None
+    column, borders  the column, or the borders of predicted uncertainty, that determine the groups
+    rows             (n,) digests of all calibration rows
+    epistemic        epistemic uncertainty of the most recent calibration rows
+    num_draws, seed  of every prediction
     """
 
     posterior: Posterior
@@ -128,12 +132,12 @@ class Calibrated:
 
     @property
     def label(self) -> str:
-        """What tables call its predictions."""
+        """The name of its predictions in tables."""
         return f"{'conformal' if self.conformal else 'recalibrated'}: {self.provenance['calibration']['methods'][-1]}"
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """That of the posterior, with what was done to it under ``calibration``."""
+        """The provenance of the posterior, with the methods and number of rows under ``calibration``."""
         methods = [name for name, _ in self.maps] + ([self.conformal.method] if self.conformal else [])
         return {**self.posterior.provenance, "calibration": {"methods": methods, "rows": len(self.rows)}}
 
@@ -142,10 +146,10 @@ class Calibrated:
         weights: tuple[np.ndarray, np.ndarray] | None = None, level: float | None = None, num_draws: int | None = None,
         seed: int | None = 0, **how: Any,
     ) -> Prediction:  # fmt: skip
-        """As ``bp.predict``, by the draws that calibrated.
+        """``bp.predict`` with the draws that were used for calibration.
 
-        groups: (B,) labels, where calibration had labels and no column.   weights: see ``Conformal.at``.
-        level: one that all intervals and sets then have.
+        groups: (B,) labels, if calibration was given labels and no column.   weights: see ``Conformal.at``.
+        level: a level that replaces the one of all intervals and sets.
         """
         if num_draws not in (None, self.num_draws) or seed not in (0, self.seed):
             warnings.warn(f"calibrated with {self.num_draws} draws of seed {self.seed}, which are taken", stacklevel=2)
@@ -163,7 +167,7 @@ class Calibrated:
         return prediction
 
     def groups_of(self, x: Tensor, prediction: Prediction, labels: Sequence[Any] | None = None) -> list[str] | None:
-        """The group of each row: by ``column`` a third, a category or a number, else as labels say; None: no groups."""
+        """The group of each row, by ``borders``, ``column`` or else ``labels``; None if there are no groups."""
         if self.borders:
             return [f"third {k + 1}" for k in np.digitize(one_number(prediction.total), self.borders)]
         if self.column is None:
@@ -175,47 +179,47 @@ class Calibrated:
         categories, place = places[self.column]
         raw = self.schema.unstandardise(x[:].cpu().double())[:, place]
         if categories is None:
-            raw = torch.where(raw.abs() < 1e-6 * self.schema.x_scale[place.start], 0.0, raw)  # what 32 bits leave of 0
+            raw = torch.where(raw.abs() < 1e-6 * self.schema.x_scale[place.start], 0.0, raw)  # rounding errors of 0
             return [f"{value:{'.0f' if abs(value) >= 1e6 else '.6g'}}" for value in raw[:, 0].tolist()]
-        known = raw.amax(1) > 0.5  # others have a category that training did not have
+        known = raw.amax(1) > 0.5  # all indicators are 0 for a category that was not in the training data
         return [categories[k] if is_known else "(unknown)" for is_known, k in zip(known, raw.argmax(1), strict=True)]
 
     def unusual(self, prediction: Prediction) -> np.ndarray:
-        """Share of the calibration rows whose epistemic uncertainty is at least a new row's, (B,): a p-value."""
+        """p-value of each new row (B,): the share of calibration rows with at least its epistemic uncertainty."""
         known = np.sort(self.epistemic)
         above = len(known) - np.searchsorted(known, one_number(prediction.epistemic), side="left")
         return (1 + above) / (1 + len(known))
 
     def save(self, folder: str | os.PathLike) -> None:
-        """The posterior's archive, and ``calibration.json``."""
+        """Write the posterior's archive and ``calibration.json``."""
         self.posterior.save(folder)
         self.write(folder)
 
     def write(self, folder: str | os.PathLike) -> None:
-        """``calibration.json`` alone, beside this posterior's archive."""
+        """Write only ``calibration.json``, beside this posterior's archive."""
         content = {"format": FORMAT, "posterior": _checksum(folder), **self.provenance["calibration"]}
         maps = [[name, {key: np.asarray(v).tolist() for key, v in vars(map).items()}] for name, map in self.maps]
         content |= {"maps": maps, "conformal": self.conformal and asdict(self.conformal)}
         content |= {"digests": base64.b64encode(self.rows.numpy().tobytes()).decode()}
-        content |= {name: getattr(self, name) for name in AS_THEY_ARE}
+        content |= {name: getattr(self, name) for name in STORED_FIELDS}
         write_whole(Path(folder) / FILE, json.dumps(content, indent=1).encode())
 
 
 def load(folder: str | os.PathLike, entry: Entry | None = None, *, module: Any = None) -> Posterior | Calibrated:
-    """What ``save`` wrote: a posterior (see ``loading.load``), and where it was calibrated, with that."""
+    """Load what ``save`` wrote: a posterior (see ``loading.load``), with its calibration if it has one."""
     return with_calibration(load_posterior(folder, entry, module=module), folder)
 
 
 def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posterior | Calibrated:
-    """A posterior of this folder with its calibration, if any. Raises UserError where that is damaged or another's."""
+    """The posterior with the calibration in the folder, if any. UserError if it is damaged or of another posterior."""
     if not (path := Path(folder) / FILE).is_file():
         return posterior
     with refusing(f"{path} is damaged; remove it and calibrate again", ValueError, KeyError, TypeError):
-        saved = {"borders": ()} | json.loads(path.read_text("utf-8"))  # which old ones lack
+        saved = {"borders": ()} | json.loads(path.read_text("utf-8"))  # files of older versions have no borders
         maps = tuple((name, RECALIBRATIONS[name][0](**values)) for name, values in saved["maps"])
         conformal = saved["conformal"] and Conformal(**saved["conformal"])
         rows = torch.from_numpy(np.frombuffer(base64.b64decode(saved["digests"]), np.int64).copy())
-        others = {name: saved[name] for name in AS_THEY_ARE}
+        others = {name: saved[name] for name in STORED_FIELDS}
         checksum, known = saved["posterior"], saved["format"] == FORMAT
     if not known or checksum != _checksum(folder):
         raise UserError(f"{path} is of another posterior or version; remove it and calibrate again")
@@ -227,7 +231,7 @@ def _checksum(folder: str | os.PathLike) -> str:
 
 
 def as_inputs(x: Any, schema: Schema) -> Tensor | Rows:
-    """Inputs as of ``predict``, standardised. Raises UserError for a tensor with a row that is not finite."""
+    """Standardised inputs, from any that ``predict`` takes. Raises UserError for a tensor with non-finite rows."""
     x = x if isinstance(x, Tensor | Rows) else inputs(x, schema)
     if isinstance(x, Tensor) and not (finite := x.isfinite().flatten(1).all(1)).all():
         raise UserError(f"x is not finite at row {int(finite.int().argmin())}; leave such rows out")
@@ -235,7 +239,7 @@ def as_inputs(x: Any, schema: Schema) -> Tensor | Rows:
 
 
 def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
-    """Digests of the calibration rows. Raises UserError where some calibrated before, or trained (duplicates may)."""
+    """Digests of the calibration rows. Raises UserError if some were used before, in calibration or in training."""
     if torch.isin(digests := row_digests(x, y), made.rows).any():
         raise UserError("some of these rows calibrated this posterior before; a second step takes other rows")
     if made.posterior.rows is None:
@@ -251,21 +255,22 @@ def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
 
 
 def fitted_rows(posterior: Posterior, digests: Tensor) -> int:
-    """How many of these rows trained a posterior or stopped its training; 0 where duplicates explain them.
+    """Number of these rows that were used in training, early stopping included; 0 if duplicates explain them.
 
-    They do not where each is there as often as it trained, which Poisson numbers have with a chance below DUPLICATES.
+    Duplicates do not explain them if every training row occurs at least as often as in training, and Poisson counts
+    would do so with a probability below DUPLICATES; or if there are more than the share of duplicates makes likely.
     """
     rows, times = posterior.rows.unique(return_counts=True)
     known = digests[torch.isin(digests, rows)]
-    used, found = len(known), torch.bincount(torch.searchsorted(rows, known), minlength=len(rows))
+    used, counts = len(known), torch.bincount(torch.searchsorted(rows, known), minlength=len(rows))
     chance = poisson.logsf(times - 1, times * (len(digests) / len(posterior.rows))).sum()
-    if bool((found >= times).all()) and chance < math.log(DUPLICATES):
+    if bool((counts >= times).all()) and chance < math.log(DUPLICATES):
         return used
-    twice = int(times[times > 1].sum())
-    twice = (twice + 3 * (2 * twice) ** 0.5 + 0.5) / (len(posterior.rows) + 1)  # with 3 standard errors, as of pairs
-    return used if used and binom.sf(used - 1, len(digests), twice) < DUPLICATES else 0
+    repeated = int(times[times > 1].sum())  # their share among the training rows, plus 3 standard errors
+    share = (repeated + 3 * (2 * repeated) ** 0.5 + 0.5) / (len(posterior.rows) + 1)
+    return used if used and binom.sf(used - 1, len(digests), share) < DUPLICATES else 0
 
 
 def one_number(values: Tensor) -> np.ndarray:
-    """Variances (B,) as they are, or of T targets (B, T) their geometric mean, whose order no unit changes; float64."""
+    """Variances (B,) unchanged, (B, T) as their geometric mean over targets, whose order no unit changes; float64."""
     return (values.double() if values.dim() == 1 else values.double().log().mean(-1).exp()).numpy()

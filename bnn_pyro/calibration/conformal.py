@@ -1,9 +1,9 @@
-"""Split conformal prediction: intervals and sets that cover a promised share of new rows, whatever the model.
+"""Split conformal prediction: intervals and sets that cover a given share of new rows, whatever the model.
 
-A score says how badly y fits the prediction at x. Of n calibration rows and a new one that are exchangeable, the
-⌈(n + 1) level⌉-th smallest calibration score is exceeded by the new one with a probability of at most 1 − level (Vovk,
-Gammerman & Shafer 2005; Lei et al. 2018, arXiv:1604.04173). The coverage that given calibration rows lead to is
-Beta(k, n + 1 − k) distributed, k = ⌈(n + 1) level⌉, and at least so where scores tie.
+A score measures how badly y fits the prediction at x. If n calibration rows and a new row are exchangeable, the score
+of the new row exceeds the k-th smallest calibration score, k = ⌈(n + 1) level⌉, with a probability of at most 1 − level
+(Vovk, Gammerman & Shafer 2005; Lei et al. 2018, arXiv:1604.04173). Over sets of calibration rows the coverage has a
+Beta(k, n + 1 − k) distribution; if scores can tie, it is at least as large.
 """
 
 import math
@@ -21,20 +21,20 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.parts.decisions import ClassSet, Interval
 from bnn_pyro.parts.mixtures import Mixture
 
-#: Relative room for the rounding of (n + 1) level: 10 · 0.7 is to be 7.
+#: Relative tolerance for rounding errors in (n + 1) level, so that ⌈10 · 0.7⌉ is 7.
 ROUNDING = 1e-9
-#: RAPS: what each class beyond the first few adds to the score, and how many are free.
+#: RAPS: what each class beyond the first ``FREE`` most probable ones adds to the score.
 PENALTY, FREE = 0.01, 2
-#: Of ``local``: how many rows are similar, and how far their mean score is drawn to the mean of all.
-NEAREST, DRAWN = 10, 0.5
+#: ``local``: the number of nearest rows, and the weight of the mean score of all rows that is added to theirs.
+NEAREST, SHRINKAGE = 10, 0.5
 
 
 def threshold(
     scores: np.ndarray, level: float | np.ndarray, weights: np.ndarray | None = None, new: np.ndarray | float = 1.0
 ) -> np.ndarray:
-    """The smallest score s for which the calibration rows of scores up to s have ``level`` of all weight; else ∞.
+    """The smallest score s such that calibration rows with scores up to s have a share ``level`` of all weight, or ∞.
 
-    scores: (n,).   weights: (n,) of the calibration rows, all equal where None.   new: weight of the new row, (…).
+    scores: (n,).   weights: (n,) of the calibration rows; None: all equal.   new: weight of the new row, (…).
     With likelihood ratios of a covariate shift as weights: Tibshirani et al. 2019, arXiv:1904.06019.
     """
     order = np.argsort(scores, kind="stable")
@@ -44,15 +44,15 @@ def threshold(
 
 
 def rows_needed(level: float) -> int:
-    """The fewest calibration rows with which an interval of this level can be finite."""
+    """The smallest number of calibration rows for which intervals of this level are finite."""
     return math.ceil(level / (1 - level) * (1 - ROUNDING))
 
 
 class Score(NamedTuple):
-    """How badly y fits.
+    """A measure of how badly y fits a prediction.
 
-    of: (prediction, y (B,), level) -> (B,) for numbers; (prediction) -> (B, K) of every class. T targets: y (B, T).
-    bounds: of numbers, (prediction, threshold (B,), level) -> the ends of {y: score ≤ threshold}.
+    of: for numbers (prediction, y (B,) or (B, T), level) -> (B,); for classes (prediction) -> (B, K), of every class.
+    bounds: for numbers (prediction, threshold (B,), level) -> the ends of {y: score ≤ threshold}.
     """
 
     task: str
@@ -94,8 +94,10 @@ def _central_ends(prediction: Mixture, share: Tensor, level: float) -> tuple[Ten
 
 
 def _cumulative(prediction: Mixture, penalty: float = 0.0) -> Tensor:
-    """Mass of the classes before k, the most probable first, and a part u of k's own, from the probabilities' digits:
-    as good as at random, and without it all rows whose class is the last one would tie.
+    """Probability of the classes that are more probable than k, plus a share u of k's own probability, for every k.
+
+    u is a function of the last digits of the probabilities and behaves like a random number. Without it, all rows whose
+    class is the least probable one would have equal scores.
     """
     probs, order = prediction.probs.mean(0, dtype=torch.float64).sort(dim=-1, descending=True, stable=True)
     share = (probs @ (1e6 * torch.arange(2, probs.shape[-1] + 2, dtype=torch.float64).sqrt()))[:, None] % 1
@@ -111,15 +113,15 @@ NORMALISED = Score(
 )
 SCORES: Mapping[str, Score] = {
     "normalised": NORMALISED,
-    # the same, divided by how large it is of similar calibration rows: see ``Conformal.difficulty``
+    # the same, divided by its mean over similar calibration rows: see ``Conformal.difficulty``
     "local": NORMALISED,
-    # how far y is outside the central predictive interval (Romano et al. 2019, arXiv:1905.03222)
+    # distance of y from the central predictive interval, negative inside (Romano et al. 2019, arXiv:1905.03222)
     "cqr": Score("regression", _outside, _widened),
-    # share of the smallest central predictive interval with y in it (Chernozhukov et al. 2021, arXiv:1909.07889)
+    # level of the smallest central predictive interval that holds y (Chernozhukov et al. 2021, arXiv:1909.07889)
     "pit": Score("regression", _central, _central_ends),
-    # |y − mean|: intervals of one width
+    # |y − mean|: all intervals have the same width
     "absolute": Score("regression", lambda p, y, _: (y - p.mean).abs(), lambda p, t, _: (p.mean - t, p.mean + t)),
-    # the largest normalised score of several targets: boxes that hold all of them at once
+    # the largest normalised score of several targets, for boxes that hold all targets at once
     "joint": Score(
         "targets",
         lambda p, y, level: NORMALISED.of(p, y, level).amax(-1),
@@ -127,36 +129,30 @@ SCORES: Mapping[str, Score] = {
     ),
     # 1 − p(y): the smallest sets (Sadinle et al. 2019)
     "lac": Score("classification", lambda p: 1 - p.probs.mean(0, dtype=torch.float64)),
-    # probability of the classes before y and of a random part of y (Romano et al. 2020, arXiv:2006.02544)
+    # probability of the more probable classes, plus a random share of that of y (Romano et al. 2020, arXiv:2006.02544)
     "aps": Score("classification", _cumulative),
-    # aps + PENALTY for each class down to y beyond the first FREE (Angelopoulos et al. 2021, arXiv:2009.14193)
+    # aps, plus PENALTY for each class beyond the first FREE, down to y (Angelopoulos et al. 2021, arXiv:2009.14193)
     "raps": Score("classification", lambda p: _cumulative(p, PENALTY)),
 }
 
 
 @dataclass(frozen=True)
 class Conformal:
-    """Scores of calibration rows, and with ``at``, the guarantee of a prediction.
+    """Scores of the calibration rows; ``at`` gives the guarantee of a prediction."""
 
-    method  a name in ``SCORES``          scores  (n,), in the order of the calibration rows
-    groups  (n,) labels: coverage holds in each group by itself (Mondrian); None: one group
-    per_class  the groups are the true classes     level  of the predictive interval that ``cqr`` starts from
-    inputs, errors  of ``local``, (m, F) and (m,): of every second calibration row, whose score is not among ``scores``
-    by_lot  whether scores that would tie are ordered by lot: of ``cqr`` and counts, unless calibrated by an old version
-    """
-
-    method: str
-    scores: list[float] = field(repr=False)
-    groups: list[str] | None = None
-    per_class: bool = False
-    level: float = 0.9
+    method: str  # a name in ``SCORES``
+    scores: list[float] = field(repr=False)  # (n,), in the order of the calibration rows
+    groups: list[str] | None = None  # (n,) labels: coverage holds in each group separately (Mondrian); None: one group
+    per_class: bool = False  # whether the groups are the true classes
+    level: float = 0.9  # of the predictive interval that ``cqr`` starts from
+    # For ``local``, (m, F) and (m,): of every second calibration row, which has no entry in ``scores``.
     inputs: list[list[float]] = field(default=(), repr=False)
     errors: list[float] = field(default=(), repr=False)
-    by_lot: bool = False
+    by_lot: bool = False  # whether equal scores are ordered at random: for ``cqr`` of counts, except in old files
 
     @classmethod
     def fit(cls, method: str, prediction: Mixture, y: Tensor, x: Tensor | None = None, **how: Any) -> Self:
-        """From the calibration rows' prediction, y (n,) and for ``local`` x (n, F); how: the other fields."""
+        """Compute the scores of the calibration rows; y (n,), for ``local`` x (n, F).   how: the other fields."""
         made = cls(method, [], by_lot=method == "cqr" and prediction.is_discrete, **how)
         if method == "local":
             errors, labels = made.score(prediction, y), made.groups and made.groups[1::2]
@@ -166,36 +162,37 @@ class Conformal:
         return replace(made, scores=scores, **({"groups": [str(k) for k in y.tolist()]} if made.per_class else {}))
 
     def score(self, prediction: Mixture, y: Tensor) -> Tensor:
-        """How badly each y (B,) fits its prediction, (B,) float64; up to the threshold it is covered."""
+        """How badly each y (B,) fits its prediction, (B,) float64; y is covered if it is at most the threshold."""
         of = SCORES[self.method].of
         if prediction.has_classes:
             return of(prediction).gather(1, y.long()[:, None])[:, 0]
         return of(prediction.untransformed, prediction.transform.inv(y.double()), self.level) + self.lots(prediction)
 
     def lots(self, prediction: Mixture) -> Tensor | float:
-        """What is added to whole scores, from 0 to 1, (B,): the digits of the mean, as good as at random."""
+        """Numbers in [0, 1), (B,), that break ties of scores: the last digits of the mean, which look random."""
         return prediction.mean.double() * 1e6 * math.sqrt(2) % 1 if self.by_lot else 0.0
 
     def difficulty(self, x: Tensor) -> Tensor:
-        """What a score is divided by, (B,): the mean error of the NEAREST rows of ``inputs``, drawn to that of all.
+        """The divisor of a score, (B,): mean error of the NEAREST rows of ``inputs`` plus SHRINKAGE · that of all rows.
 
-        Their scores are not among ``scores``, which so stay exchangeable with a new row's. 1 for other methods.
+        The scores of these rows are not in ``scores``, so that those remain exchangeable with the score of a new row.
+        1 for methods other than ``local``.
         """
         from sklearn.neighbors import KNeighborsRegressor
 
         if not self.errors or not len(x):
             return torch.ones(len(x), dtype=torch.float64)
         near = KNeighborsRegressor(min(NEAREST, len(self.errors))).fit(self.inputs, self.errors)
-        return torch.from_numpy(near.predict(x[:].cpu().flatten(1)) + DRAWN * np.mean(self.errors))
+        return torch.from_numpy(near.predict(x[:].cpu().flatten(1)) + SHRINKAGE * np.mean(self.errors))
 
     def at(
         self, num: int, groups: np.ndarray | None = None, weights: tuple[np.ndarray, np.ndarray] | None = None,
         level: float | None = None, x: Tensor | None = None,
     ) -> "Rows":  # fmt: skip
-        """The guarantee of ``num`` new rows, for ``local`` of inputs x (num, F).
+        """The guarantee of ``num`` new rows.
 
         groups: (num,) labels.   weights: likelihood ratios of calibration rows (n,) and new rows (num,).
-        level: takes the place of every level asked for, as ``Adaptive`` does.
+        level: replaces every level that is requested later, as ``Adaptive`` needs.   x: inputs (num, F), for ``local``.
         """
         groups = np.full(num, "") if groups is None else np.asarray(groups)
         ratios, new = (None, np.ones(num)) if weights is None else (np.asarray(w, float) for w in weights)
@@ -210,7 +207,7 @@ class Conformal:
 
 @dataclass(frozen=True)
 class Rows:
-    """The guarantee of B new rows; see ``Conformal.at``. An index gives that of some of them."""
+    """The guarantee of B new rows, which can be indexed; see ``Conformal.at``."""
 
     conformal: Conformal
     groups: np.ndarray
@@ -226,10 +223,10 @@ class Rows:
     def interval(self, prediction: Mixture, level: float) -> Interval:
         """See ``Decisions.interval``."""
         level, limits, words = self._limits(level)
-        most, bounds = limits * self.scale - self.conformal.lots(prediction), SCORES[self.conformal.method].bounds
-        ends = bounds(prediction.untransformed, most, self.conformal.level)
+        limits = limits * self.scale - self.conformal.lots(prediction)
+        ends = SCORES[self.conformal.method].bounds(prediction.untransformed, limits, self.conformal.level)
         low, high = (prediction.transform(end.double()) for end in ends)
-        if level <= 0:  # nothing is covered, which a point is the nearest to
+        if level <= 0:  # nothing is to be covered: the interval is a point
             low = high = prediction.mean.double()
         if prediction.is_discrete:  # no count is below 0
             low = torch.where(high < 0, low, low.clamp_min(0.0))
@@ -252,7 +249,7 @@ class Rows:
         return ClassSet(scores <= limits, level, *words)
 
     def _limits(self, level: float, classes: int = 0) -> tuple[float, Tensor, tuple[str, str]]:
-        """(the level that holds, thresholds (B,) or (B, K or 1) of classes, kind and note of intervals or sets)."""
+        """(the level that applies, thresholds (B,) or for classes (B, K or 1), kind and note of intervals or sets)."""
         level, new = level if self.at_level is None else self.at_level, self.new
         groups, scores = self.groups, np.asarray(self.conformal.scores)
         if classes:

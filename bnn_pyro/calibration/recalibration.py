@@ -1,8 +1,8 @@
-"""Predictive distributions corrected by rows that did not train: probabilities of classes, or the cdf of a number.
+"""Maps that correct class probabilities, or the cdf of a number, fitted to rows that were not used in training.
 
-Each map but ``ConformalCdf`` is fitted by the log score of the calibration rows, and never makes that worse: doing
-nothing is among its values. Probabilities are averaged over the draws first; what is corrected is the log of their
-mean. What the draws disagree on, the epistemic part, is that of the draws before.
+Each map except ``ConformalCdf`` is fitted by the log score of the calibration rows, and cannot make that score worse,
+because the identity is among its values. The map is applied to the log of the mean probabilities over the draws. The
+epistemic uncertainty of a corrected prediction is that of the uncorrected draws.
 """
 
 import math
@@ -36,7 +36,7 @@ def log_mean_probs(prediction: Mixture) -> Tensor:
 
 
 class Map:
-    """What corrects probabilities of classes, or the cdf of numbers."""
+    """A correction of class probabilities, or of the cdf of numbers."""
 
     def apply(self, prediction: Mixture) -> Mixture:
         """The corrected prediction."""
@@ -46,10 +46,10 @@ class Map:
 class LogitMap(Map):
     """p ∝ exp(W log p̄ + b).
 
-    Temperature scaling: W = I / T (Guo et al. 2017, arXiv:1706.04599, of the mixture). ``vector``: a diagonal W and b,
-    ``dirichlet``: any W and b (Kull et al. 2019, arXiv:1910.12656); ``beta``, of two classes: a diagonal W ≥ 0 and b
-    (Kull, Silva Filho & Flach 2017). All with a Normal(0, 1) prior, on log T, or W − I and b: labels that p̄ separates
-    have no finite optimum, and p would become 0 or 1.
+    Temperature scaling: W = I / T (Guo et al. 2017, arXiv:1706.04599, here of the mixture). ``vector``: a diagonal W
+    and b; ``dirichlet``: any W and b (Kull et al. 2019, arXiv:1910.12656); ``beta``, for two classes: a diagonal W ≥ 0
+    and b (Kull, Silva Filho & Flach 2017). log T, or W − I and b, have a Normal(0, 1) prior: without it, labels that p̄
+    separates would have no finite optimum, and p would become 0 or 1.
     """
 
     def __init__(self, weight: list[list[float]], bias: list[float]) -> None:
@@ -88,11 +88,11 @@ class LogitMap(Map):
 
 
 class StepMap(Map):
-    """Of two classes p = (1 − share) R(p̄) + share p̄: R is linear between ``edges`` (M,) with ``values`` (M,).
+    """For two classes, p = (1 − share) R(p̄) + share p̄. R is linear between ``edges`` (M,) with ``values`` (M,).
 
-    R, the isotonic regression of the labels, has the best log score of all increasing maps, but says 0 and 1 at its
-    ends (Zadrozny & Elkan 2002, KDD). With one more row a step, spread as p̄ says, p increases and is never 0 or 1; as
-    the score is convex in the share, it is no worse than that of p̄.
+    R, the isotonic regression of the labels, has the best log score of all increasing maps, but it is 0 or 1 at its
+    ends (Zadrozny & Elkan 2002, KDD). The share is that of one pseudo-observation of p̄ per step, which makes p
+    increasing and never 0 or 1. As the score is convex in the share, it is no worse than that of p̄.
     """
 
     def __init__(self, edges: list[float], values: list[float], share: float) -> None:
@@ -100,7 +100,7 @@ class StepMap(Map):
 
     @classmethod
     def fit(cls, prediction: Mixture, y: Tensor) -> Self:
-        """By labels y (B,)."""
+        """Fit the map to labels y (B,)."""
         steps = IsotonicRegression().fit(log_mean_probs(prediction)[:, 1].exp().numpy(), y.double().numpy())
         num = len(np.unique(steps.y_thresholds_))
         return cls(steps.X_thresholds_.tolist(), steps.y_thresholds_.tolist(), num / (len(y) + num))
@@ -113,12 +113,12 @@ class StepMap(Map):
 
 
 class Recalibrated:
-    """What corrected predictions have in common: ``base``, the one before, and ``map``, by which it was corrected."""
+    """Base class of corrected predictions: ``base`` is the uncorrected prediction, ``map`` the correction."""
 
     condition = "if the recalibrated model is right"
 
     def __new__(cls, base: Mixture, map: Map) -> Self:
-        """``one``: the distribution that stands for all draws."""
+        """The single component, which stands for all draws, is ``cls.one(base, map)``."""
         new = super().__new__(cls, cls.one(base, map))
         new.base, new.map, new.transform = base, map, base.transform
         new.condition = getattr(map, "condition", cls.condition)
@@ -131,7 +131,7 @@ class Recalibrated:
         """See :meth:`Mixture.of_draws`: these draws, corrected."""
         return self.map.apply(self.base.of_draws(index))
 
-    #: That of the draws before, at most the total; nats or squared target units.
+    #: Epistemic uncertainty of ``base``, but at most the total; nats or squared target units.
     epistemic = cached_property(lambda self: torch.minimum(self.base.epistemic, self.total))
     aleatoric = cached_property(lambda self: self.total - self.epistemic)
 
@@ -154,7 +154,7 @@ class Affine:
         return cls(_best_factor(lambda factor: -cls(factor).apply(prediction).log_prob(y).double().mean().item()))
 
     def apply(self, prediction: Mixture) -> Mixture:
-        """The same family; raises UserError where it has no location and scale."""
+        """The corrected prediction, of the same family. Raises UserError if it has no location and scale."""
         d = prediction.components
         values = {} if hasattr(prediction, "base") else {name: v for name, (v, _) in parameters(d).items()}
         if not {"loc", "scale"} <= values.keys():
@@ -165,11 +165,11 @@ class Affine:
 
 
 class CdfMap(Map):
-    """P(Y ≤ y) = R(F(y)): R increases from (0, 0) to (1, 1), linear between ``edges`` (M,) with ``values`` (M,).
+    """P(Y ≤ y) = R(F(y)). R increases from (0, 0) to (1, 1), linear between ``edges`` (M,) with ``values`` (M,).
 
-    Isotonic recalibration (Kuleshov, Fenner & Ermon 2018, arXiv:1807.00263): there R is the empirical cdf of the
-    F(y) of the calibration rows, which has no density. Here it is a histogram of about 2 n^⅓ bins of equal counts with
-    one more row a bin spread evenly, so that R′(F(y)) f(y) is a density everywhere.
+    In isotonic recalibration (Kuleshov, Fenner & Ermon 2018, arXiv:1807.00263) R is the empirical cdf of F(y) on the
+    calibration rows, which has no density. Here R is the cdf of a histogram with about 2 n^⅓ bins of equal counts, plus
+    one uniform pseudo-observation per bin, so that R′(F(y)) f(y) is a density everywhere.
     """
 
     def __init__(self, edges: list[float], values: list[float]) -> None:
@@ -177,7 +177,7 @@ class CdfMap(Map):
 
     @classmethod
     def fit(cls, prediction: Mixture, y: Tensor) -> Self:
-        """By the F(y) of targets y (B,). A histogram between the uniform one and its optimum has no worse score."""
+        """Fit R to targets y (B,). The pseudo-observations keep the log score between the optimum's and that of F."""
         level = pit(prediction, y)
         bins = int(np.ceil(2 * len(level) ** (1 / 3)))
         edges = np.quantile(level, np.arange(1, bins) / bins)
@@ -192,7 +192,7 @@ class CdfMap(Map):
         return torch.from_numpy(np.interp(level.numpy(), self.edges, self.values))
 
     def inverse(self, level: np.ndarray) -> np.ndarray:
-        """R⁻¹, strictly between 0 and 1 where the level is."""
+        """R⁻¹(level), strictly between 0 and 1 if the level is."""
         inside = np.interp(level, self.values, self.edges).clip(1e-12, 1 - 1e-12)
         return np.where((level > 0) & (level < 1), inside, level)
 
@@ -204,28 +204,28 @@ class CdfMap(Map):
 class ConformalCdf(CdfMap):
     """Conformal predictive distributions: R(F(y)) is k / (n + 1) at the k-th smallest F(y) of the calibration rows.
 
-    Rows that are exchangeable lie below the quantile of k / (n + 1) with that probability, whatever the model (Vovk et
-    al. 2019, Machine Learning 108:445-474). Between and beyond, the model says how mass is spread. Counts have a random
-    part of the probability of their value.
+    Exchangeable rows lie below the quantile of k / (n + 1) with that probability, whatever the model (Vovk et al. 2019,
+    Machine Learning 108:445-474). Between and beyond these F(y), mass is spread as in the model. For counts F(y) is
+    randomised, see ``metrics.pit``.
     """
 
     condition = "to within 2 / (n + 1), if they are exchangeable with the n calibration rows"
 
     @classmethod
     def fit(cls, prediction: Mixture, y: Tensor) -> Self:
-        """By the F(y) of targets y (B,)."""
+        """Fit R to targets y (B,)."""
         places = pit(prediction, y, seed=0).clip(1e-9, 1 - 1e-9).round(9)
         edges, counts = np.unique(places, return_counts=True)
         return cls([0.0, *edges.tolist(), 1.0], [0.0, *(counts.cumsum() / (len(places) + 1)).tolist(), 1.0])
 
 
 def _bins(edges: np.ndarray, level: np.ndarray) -> np.ndarray:
-    """The number of the bin (edge, next edge] of each level."""
+    """The index of the bin (edge, next edge] that each level lies in."""
     return np.searchsorted(edges, level, side="left").clip(1, len(edges) - 1) - 1
 
 
 class _Corrected(Distribution):
-    """One distribution a point, (1, B), of the cdf R(F(y)): what a mixture asks of its components."""
+    """The distributions with the cdf R(F(y)), (1, B), as far as a mixture needs them as its components."""
 
     arg_constraints: ClassVar[dict] = {}
 
@@ -235,7 +235,7 @@ class _Corrected(Distribution):
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance, each (1, B), by the cells of the corrected cdf."""
+        """Mean and variance, each (1, B), from the cells of the corrected cdf."""
         at, mass = self.map.apply(self.base).cells()
         mean = (mass * at).sum(0, keepdim=True)
         return mean.float(), (mass * (at - mean).square()).sum(0, keepdim=True).float()
@@ -246,21 +246,21 @@ class _Corrected(Distribution):
 
 
 class RecalibratedNumbers(Recalibrated, Mixture):
-    """A prediction whose cdf is corrected, as one component."""
+    """A prediction with a corrected cdf, as a mixture of one component."""
 
     total = cached_property(lambda self: self.components.variance[0])
     one = _Corrected
 
     @cached_property
     def untransformed(self) -> Mixture:
-        """See :meth:`Mixture.untransformed`: R is of probabilities, which a transform leaves as they are."""
+        """See :meth:`Mixture.untransformed`; R acts on probabilities, which a transform does not change."""
         return self if self.base.untransformed is self.base else self.map.apply(self.base.untransformed)
 
     def log_probs(self, y: Tensor) -> Tensor:
         """log of the density R′(F(y)) f(y), or of the share R(F(y)) − R(F(y⁻)) of a count, (1, B), nats."""
         below, at = (share.mean(-2) for share in self.base.component_below(y))
         log_p = self.map.slope(below + at).log() + self.base.log_prob(y).double()
-        if self.is_discrete:  # where R has an edge in between; elsewhere the difference would cancel
+        if self.is_discrete:  # if R has an edge between the two; otherwise the difference would cancel
             edge = _bins(self.map.edges, below.numpy()) < _bins(self.map.edges, (below + at).numpy())
             share = self.map(below + at) - self.map(below)
             log_p = torch.where(torch.from_numpy(edge), share.log(), log_p)
@@ -276,13 +276,13 @@ class RecalibratedNumbers(Recalibrated, Mixture):
 
 
 def _best_factor(loss: Callable[[float], float]) -> float:
-    """Where loss(factor) is least; 1 where nothing is better."""
+    """The factor that minimises the loss; 1 if no other is better."""
     best = minimize_scalar(lambda log: loss(float(np.exp(log))), bounds=LOG_BOUNDS, method="bounded",
                            options={"xatol": 1e-9})  # fmt: skip
     return float(np.exp(best.x)) if best.fun < loss(1.0) else 1.0
 
 
-#: How each map is made again, by its attributes, how it is fitted, and for which task.
+#: {method: (class, which is restored from its attributes; function that fits it; task)}.
 RECALIBRATIONS: Mapping[str, tuple[type, Callable[[Mixture, Tensor], Any], str]] = {
     "temperature": (LogitMap, LogitMap.temperature, "classification"),
     "vector": (LogitMap, LogitMap.linear, "classification"),

@@ -1,7 +1,8 @@
 """Distribution shift: tests of whether new rows are like the calibration rows, and conformal levels that adapt to it.
 
-Each test's false-alarm rate holds whatever the model and the data: they only use that calibration and new rows are
-exchangeable. An alarm says that something changed, not that predictions are wrong; no alarm is no proof.
+The false-alarm rate of each test holds for every model and data set, because the null hypothesis is only that
+calibration and new rows are exchangeable. An alarm means that the distribution changed, not that predictions are wrong;
+the absence of an alarm proves nothing.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -23,14 +24,14 @@ from bnn_pyro.metrics.metric import targets
 from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.predictive import Prediction
 
-#: New rows of a higher epistemic uncertainty than this share of the calibration rows are counted.
+#: New rows count as uncertain if their epistemic uncertainty is above this quantile of the calibration rows.
 HIGH = 0.95
-#: The martingale's bets 1 + ε (p − ½), and how much of its capital is divided anew after each row.
+#: Martingale: the ε of its bets 1 + ε (p − ½), and the share of its capital that is redistributed after each row.
 BETS, JUMP = np.array([-2.0, -1.0, 0.0, 1.0, 2.0]), 0.01
 
 
 class Verdict(NamedTuple):
-    """What a test says. p_value: of the martingale 1 / its largest value, which bounds one."""
+    """The result of a test. The p_value of the martingale is the bound 1 / its largest value."""
 
     test: str
     p_value: float
@@ -41,11 +42,13 @@ class Verdict(NamedTuple):
 def monitor(
     calibrated: Calibrated, x: Tensor, x_new: Tensor, y_new: Tensor | None = None, *, false_alarm: float = 0.01
 ) -> list[Verdict]:
-    """All tests that apply; of rows that are like the calibration rows, any of them alarms at most that often.
+    """Run all tests that apply.
 
-    x: the calibration rows, (n, *input_shape).   x_new: (m, *input_shape), in the order in which they came.
-    y_new: (m,), for the martingale, which needs a conformal method.   false_alarm: of all tests together (Bonferroni).
-    Raises UserError for a rate outside (0, 1), fewer than four rows of either, or not as many x as calibrated.
+    x: the calibration rows, (n, *input_shape).   x_new: (m, *input_shape), in order of arrival.
+    y_new: (m,), for the martingale, which needs a conformal method.
+    false_alarm: probability that at least one test alarms although nothing changed (Bonferroni).
+    Raises UserError for a rate outside (0, 1), fewer than four rows of x or x_new, or an x of another length than at
+    calibration.
     """
     check_level(1 - false_alarm)
     if not isinstance(calibrated, Calibrated):
@@ -65,7 +68,7 @@ def monitor(
         y_new = torch.as_tensor(targets(prediction, y_new))
         scores = calibrated.conformal.at(len(x_new), x=x_new).score(prediction, y_new).numpy()
         peak = max(0.0, martingale(conformal_p(calibrated.conformal.scores, scores)).max())
-        stake = f"{np.exp(peak):.3g}" if peak < 700 else f"1e{peak / np.log(10):.0f}"  # beyond the numbers
+        stake = f"{np.exp(peak):.3g}" if peak < 700 else f"1e{peak / np.log(10):.0f}"  # beyond the range of floats
         results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {stake}")
     verdicts = []
     for test, (p, words) in results.items():
@@ -78,10 +81,11 @@ def monitor(
 def classifier_p(x: Tensor, x_new: Tensor, seed: int = 0) -> tuple[float, float]:
     """(p-value, AUROC) of a classifier two-sample test (Lopez-Paz & Oquab 2017, arXiv:1610.06545).
 
-    Logistic regression on features and their squares learns from half of the rows; Mann-Whitney compares the others.
+    Logistic regression on features and their squares is fitted to half of the rows; a Mann-Whitney test compares its
+    outputs on the others.
     """
     rng = np.random.default_rng(seed)
-    old, new = (_flat(v)[rng.permutation(len(v))[:2000]] for v in (x, x_new))  # so many rows at most
+    old, new = (_flat(v)[rng.permutation(len(v))[:2000]] for v in (x, x_new))  # at most 2,000 rows
     a, b = len(old) // 2, len(new) // 2
     log_odds = _classifier(old[:a], new[:b])
     test = mannwhitneyu(scores := log_odds(new[b:]), others := log_odds(old[a:]), alternative="greater")
@@ -89,14 +93,14 @@ def classifier_p(x: Tensor, x_new: Tensor, seed: int = 0) -> tuple[float, float]
 
 
 def likelihood_ratio(x: Tensor, x_new: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """p_new(x) / p(x) of both, (n,) and (m,), by the same classifier: the weights of a covariate shift."""
+    """p_new(x) / p(x) of the rows x and x_new, (n,) and (m,), by a classifier: the weights of a covariate shift."""
     old, new = _flat(x), _flat(x_new)
     log_odds = _classifier(old, new)
     return tuple(np.exp(log_odds(rows)) * len(old) / len(new) for rows in (old, new))
 
 
 def epistemic_p(known: Sequence[float], new: np.ndarray) -> tuple[float, float]:
-    """(p-value, share) of the new rows above the calibration rows' ``HIGH`` quantile: their number is beta-binomial."""
+    """Share of new rows above the calibration rows' ``HIGH`` quantile: (beta-binomial p-value, share)."""
     n = len(known)
     k = min(n, int(np.ceil((n + 1) * HIGH)))
     above = int((new > np.sort(known)[k - 1]).sum())
@@ -104,7 +108,10 @@ def epistemic_p(known: Sequence[float], new: np.ndarray) -> tuple[float, float]:
 
 
 def conformal_p(known: Sequence[float], new: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Of each new score its rank among all scores up to it, ties at random: independent and uniform if exchangeable."""
+    """Conformal p-values, (m,): independent and uniform if rows are exchangeable.
+
+    The p-value of a new score is its rank among all scores so far, with ties broken at random.
+    """
     seen, rng, ranks = sorted(known), np.random.default_rng(seed), []
     for score in new.tolist():
         insort(seen, score)
@@ -116,7 +123,7 @@ def conformal_p(known: Sequence[float], new: np.ndarray, seed: int = 0) -> np.nd
 def martingale(p_values: np.ndarray) -> np.ndarray:
     """log of the Simple Jumper's capital after each p-value (Vovk et al. 2021, arXiv:2102.10439).
 
-    It ever reaches c with a probability of at most 1 / c (Ville's inequality) if p-values are independent and uniform.
+    If p-values are independent and uniform, it ever reaches c with a probability of at most 1 / c (Ville's inequality).
     """
     capital, grown, path = np.full(len(BETS), 1 / len(BETS)), 0.0, []
     for p in p_values:
@@ -132,7 +139,7 @@ def _flat(x: Tensor) -> np.ndarray:
 
 
 def _classifier(old: np.ndarray, new: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """rows -> log odds that they are new."""
+    """Fit a classifier: rows -> log odds that they are new."""
     rows = np.concatenate([old, new])
     fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=300))
     fitted.fit(np.hstack([rows, rows**2]), np.arange(len(rows)) >= len(old))
@@ -142,7 +149,7 @@ def _classifier(old: np.ndarray, new: np.ndarray) -> Callable[[np.ndarray], np.n
 class Adaptive:
     """Adaptive conformal inference: β ← β + rate · (missed − (1 − level)) after every row (Gibbs & Candès 2021).
 
-    Over T rows the share that is covered is within about 1 / (rate · T) of the level, whatever happens to the data
+    Over T rows the covered share is within about 1 / (rate · T) of the level, however the data change
     (arXiv:2106.00170, Proposition 4.1). Intervals of a level β ≥ 1 exclude nothing; those of β ≤ 0 cover nothing.
     """
 
@@ -156,12 +163,12 @@ class Adaptive:
         self._last: Prediction | None = None
 
     def predict(self, x: Tensor | Any, **how: Any) -> Prediction:
-        """As ``Calibrated.predict``, with intervals or sets of the level as it is now."""
+        """``Calibrated.predict`` with intervals or sets of the current level."""
         self._last = self.calibrated.predict(x, level=self.now, **how)
         return self._last
 
     def update(self, y: Tensor | Sequence[float]) -> Tensor:
-        """Whether each target of the rows predicted last, (B,), was covered; the level is adapted by it."""
+        """Whether each target (B,) of the last prediction was covered, which also updates the level."""
         if self._last is None:
             raise UserError("update takes the targets of the rows that were predicted last, once")
         y = torch.as_tensor(targets(self._last, y))
