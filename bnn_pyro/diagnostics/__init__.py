@@ -1,4 +1,4 @@
-"""Can the posterior be trusted? Convergence, distance from the exact posterior, calibration; and the way to ArviZ."""
+"""Diagnostics of a posterior: convergence, distance from the exact posterior, calibration; conversion to ArviZ."""
 
 from bnn_pyro.lazy import lazy_names
 

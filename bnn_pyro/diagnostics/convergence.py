@@ -1,11 +1,11 @@
-"""R-hat, effective sample size and their kin, for many series of draws at once.
+"""R-hat, effective sample size and related statistics, for many series of draws at once.
 
     values (M, C, D): M scalars, each a series of D draws in C chains -> (M,)
 
-Vehtari, Gelman, Simpson, Carpenter & Bürkner 2021 (arXiv:1903.08008); where many short chains share a few starting
-points, the nested R-hat of Margossian et al. 2022 (arXiv:2110.13017). They are ArviZ's, number for number, which takes
-series one at a time; NaN of a scalar that never varies. In chains of fewer than 50 draws ArviZ counts too many
-effective draws: of 16 chains and more C·Var/Var(means) is taken where it is smaller.
+Vehtari, Gelman, Simpson, Carpenter & Bürkner 2021 (arXiv:1903.08008); if many short chains share a few starting points,
+the nested R-hat of Margossian et al. 2022 (arXiv:2110.13017). The results equal ArviZ's, which takes one series at a
+time; they are NaN for a scalar that never varies. For chains of fewer than 50 draws ArviZ's effective sample size is
+too large: with 16 or more such chains, the smaller of it and C·Var/Var(means) is taken.
 """
 
 import warnings
@@ -16,22 +16,23 @@ from scipy.fft import next_fast_len
 from scipy.special import chdtrc, ndtri
 from scipy.stats import f_oneway, rankdata
 
-#: Numbers that are worked on at once: few enough to stay in the processor's cache.
+#: Numbers that are processed at once: few enough to stay in the processor's cache.
 BLOCK = 2**19
-#: Draws of a chain below which it cannot be split for R-hat; below which autocorrelation tells nothing, and not enough;
-#: and chains that are enough to tell by the variance of their means.
-LEAST_DRAWS, COUNTED, SHORT, MANY = 4, 10, 50, 16
+#: Smallest number of draws per chain for split R-hat, and for an effective sample size by autocorrelations.
+LEAST_DRAWS, COUNTED = 4, 10
+#: If chains have fewer than SHORT draws and there are MANY of them, the variance of their means is used as well.
+SHORT, MANY = 50, 16
 
 
 @dataclass(frozen=True)
 class ChainStatistics:
-    """Of M scalars, each (M,).
+    """Statistics of M scalars, each (M,).
 
-    rhat      rank-normalised split R-hat, or nested R-hat: near 1 where chains agree, below 1.01 is the usual demand
-    rhat_p    p-value of "the chains agree": how often they would show as large an R-hat by chance
-    ess_bulk  effective number of draws for the centre of the distribution, of C·D
-    ess_tail  that for its 5 % and 95 % quantiles, the smaller one
-    mcse      Monte-Carlo standard error of the mean, in standard deviations of the scalar itself
+    rhat      rank-normalised split R-hat, or nested R-hat: near 1 if the chains agree; usually below 1.01 is required
+    rhat_p    p-value of the hypothesis that the chains agree: how often chance alone makes R-hat as large
+    ess_bulk  effective sample size for the centre of the distribution, of C·D draws
+    ess_tail  the smaller of the effective sample sizes for the 5 % and 95 % quantiles
+    mcse      Monte-Carlo standard error of the mean, in standard deviations of the scalar
     """
 
     rhat: np.ndarray
@@ -42,9 +43,9 @@ class ChainStatistics:
 
 
 def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -> ChainStatistics:
-    """All of them, of ``values`` (M, C, D); NaN where chains are too few or too short.
+    """All statistics of ``values`` (M, C, D); NaN where chains are too few or too short.
 
-    superchain: (C,) which starting point each chain shared with others; R-hat is then the nested one.
+    superchain: (C,) the number of the starting point of each chain, if chains share some; R-hat is then nested.
     """
     chains, draws = values.shape[1:]
     statistics = ChainStatistics(*np.full((5, len(values)), np.nan))
@@ -63,7 +64,7 @@ def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -
 
 
 def _numbers(v: np.ndarray, superchain: np.ndarray | None) -> dict[str, np.ndarray]:
-    """{statistic: (M,)} of series that vary; superchain: None but for nested R-hat."""
+    """{statistic: (M,)} of series that vary.   superchain: (C,) for nested R-hat, else None."""
     chains, draws = v.shape[1:]
     splits, nested, numbers = draws >= LEAST_DRAWS, superchain is not None, {}
     halves = _split(v) if splits else v
@@ -72,10 +73,10 @@ def _numbers(v: np.ndarray, superchain: np.ndarray | None) -> dict[str, np.ndarr
         if nested or (chains > 1 and splits):
             groups = np.tile(superchain, 1 + splits) if nested else np.arange(halves.shape[1])
             rhat = np.fmax(*(nested_rhat(s, groups) for s in both))
-            # The usual one, where each chain has a start of its own, has 1 − 1/D in place of 1.
+            # R-hat of chains with separate starting points has 1 − 1/D in place of the 1 in nested R-hat.
             numbers["rhat"] = rhat if nested else np.sqrt(np.square(rhat) - 1 / halves.shape[2])
             chance = np.minimum(*(_chance(s, superchain, chains) for s in both))
-            numbers["rhat_p"] = np.minimum(2 * chance, 1.0)  # the larger R-hat of two was taken
+            numbers["rhat_p"] = np.minimum(2 * chance, 1.0)  # corrected for taking the larger of two R-hats
         numbers["ess_bulk"] = _counted(both[0], _normal_scores(v)[0] if chains >= MANY and draws < SHORT else v)
         tails = (v <= q[:, None, None] for q in np.quantile(v, (0.05, 0.95), axis=(1, 2)))
         numbers["ess_tail"] = np.minimum(*(_counted(_split(tail), tail) for tail in tails))
@@ -84,17 +85,18 @@ def _numbers(v: np.ndarray, superchain: np.ndarray | None) -> dict[str, np.ndarr
 
 
 def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> np.ndarray:
-    """p-values (M,) of "all chains have one mean", of their normal scores (M, C or 2C halves, D).
+    """p-values (M,) of the hypothesis that all chains have the same mean, from normal scores (M, C or 2C halves, D).
 
-    R-hat² − 1 is, but for factors, the F of an analysis of variance. Between superchains the yardstick is the spread of
-    chain means within one; without them variance / effective draws of a half, by autocorrelations around its own mean.
+    Up to factors, R-hat² − 1 is the F statistic of an analysis of variance. The means of superchains are compared with
+    the spread of chain means within a superchain. Without superchains, the means of the halves are compared with
+    variance / effective sample size of a half, whose autocorrelations are around its own mean.
     """
     means = scores.mean(2)
     if superchain is not None:
-        whole = means.reshape(len(means), -1, chains).mean(1)  # of whole chains: halves of one are not independent
+        whole = means.reshape(len(means), -1, chains).mean(1)  # whole chains, as their halves are not independent
         groups = [whole[:, superchain == name] for name in np.unique(superchain)]
         if min(group.shape[1] for group in groups) > 1:
-            with warnings.catch_warnings(action="ignore"):  # of means that are all the same
+            with warnings.catch_warnings(action="ignore"):  # about means that are all equal
                 return f_oneway(*groups, axis=1).pvalue
     own = scores - means[..., None]
     effective = _ess(own) / scores.shape[1]
@@ -103,7 +105,7 @@ def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> n
 
 
 def _counted(halves: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Effective sample size of ``values`` (M, C, D) and, for the autocorrelations, of their split chains; (M,)."""
+    """Effective sample size (M,) of ``values`` (M, C, D), with autocorrelations of their ``halves`` (M, 2C, D // 2)."""
     chains, draws = values.shape[1:]
     effective = _ess(halves) if draws >= COUNTED else np.full(len(values), np.nan)
     if chains < MANY or draws >= SHORT:
@@ -112,15 +114,16 @@ def _counted(halves: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def ess_mean(values: np.ndarray) -> np.ndarray:
-    """Effective sample size for the mean of each of ``values`` (M, C, D), of C·D; (M,)."""
+    """Effective sample size for the mean of each of ``values`` (M, C, D), (M,)."""
     return _ess(_split(np.asarray(values, dtype=np.float64)))
 
 
 def nested_rhat(values: np.ndarray, superchain: np.ndarray) -> np.ndarray:
-    """√(1 + B/W) of ``values`` (M, C, D) as they are, equations 6 to 8 of Margossian et al. 2022; (M,).
+    """√(1 + B/W) of ``values`` (M, C, D), without rank normalisation, (M,): Margossian et al. 2022, equations 6 to 8.
 
-    B is the variance between the means of superchains, W that within them: of draws in a chain, and between the means
-    of the chains that started together, so these may be short. (C,) superchain numbers; superchains weigh the same.
+    B is the variance between the means of superchains. W is the variance within superchains: of the draws in a chain
+    plus that between the means of chains with the same starting point, so that chains may be short.
+    superchain: (C,) the number of the superchain of each chain; all superchains have equal weight.
     """
     names, which = np.unique(superchain, return_inverse=True)
     member = (which[:, None] == np.arange(len(names))).astype(np.float64)  # (C, K)
@@ -136,8 +139,8 @@ def nested_rhat(values: np.ndarray, superchain: np.ndarray) -> np.ndarray:
 def bfmi(energy: np.ndarray) -> np.ndarray:
     """Bayesian fraction of missing information of every chain: energy (C, D) in nats -> (C,).
 
-    E[(Eₜ − Eₜ₋₁)²] / Var E (Betancourt 2016, arXiv:1604.00695): below 0.3, momenta that are drawn afresh change the
-    energy too little to reach the tails. NaN for a chain of fewer than 4 draws, or of one energy.
+    E[(Eₜ − Eₜ₋₁)²] / Var E (Betancourt 2016, arXiv:1604.00695): below 0.3, new momenta change the energy too little to
+    reach the tails. NaN for a chain of fewer than 4 draws, or with constant energy.
     """
     energy = np.asarray(energy, dtype=np.float64)
     if energy.shape[1] < LEAST_DRAWS:
@@ -147,13 +150,13 @@ def bfmi(energy: np.ndarray) -> np.ndarray:
 
 
 def _split(values: np.ndarray) -> np.ndarray:
-    """(M, C, D) -> (M, 2C, D // 2): the halves of every chain as chains of their own."""
+    """(M, C, D) -> (M, 2C, D // 2): the two halves of every chain as separate chains."""
     half = values.shape[2] // 2
     return np.concatenate([values[..., :half], values[..., values.shape[2] - half :]], 1)
 
 
 def _normal_scores(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Normal quantiles of the ranks over all chains, (M, C, D): of ``values``, and folded, of |value − median|."""
+    """Normal quantiles of the ranks over all chains, (M, C, D), of ``values`` and of |value − median| (folded)."""
     flat = values.reshape(len(values), -1)
     both, size = (flat, np.abs(flat - np.median(flat, 1, keepdims=True))), flat.shape[1]
     return tuple(ndtri((rankdata(v, axis=1) - 0.375) / (size + 0.25)).reshape(values.shape) for v in both)
@@ -169,7 +172,7 @@ def _ess(values: np.ndarray) -> np.ndarray:
     length = next_fast_len(2 * draws, real=True)
     transformed = np.fft.rfft(values - values.mean(2, keepdims=True), n=length, axis=2)
     power = (np.square(transformed.real) + np.square(transformed.imag)).mean(1)
-    covariance = np.fft.irfft(power, n=length, axis=1)[:, :draws] / draws  # biased, mean over the chains: (M, D)
+    covariance = np.fft.irfft(power, n=length, axis=1)[:, :draws] / draws  # biased, mean over chains: (M, D)
     within = covariance[:, 0] * draws / (draws - 1)
     overall = covariance[:, 0] + (values.mean(2).var(1, ddof=1) if chains > 1 else 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -182,6 +185,6 @@ def _ess(values: np.ndarray) -> np.ndarray:
     falling = np.minimum.accumulate(pairs, 1) * (np.arange(pairs.shape[1]) < last[:, None])
     rows = np.arange(num)
     even = rho[rows, 2 * last]
-    odd_one_out = np.where((pairs[rows, last] >= 0) | (even > 0) | (last == 0), even, 0.0)
-    time = np.maximum(-1 + 2 * falling.sum(1) + odd_one_out, 1 / np.log10(total))
-    return np.where(np.ptp(values, axis=(1, 2)) < 1e-15, total, total / time)  # of an indicator that is always 1
+    unpaired = np.where((pairs[rows, last] >= 0) | (even > 0) | (last == 0), even, 0.0)
+    time = np.maximum(-1 + 2 * falling.sum(1) + unpaired, 1 / np.log10(total))
+    return np.where(np.ptp(values, axis=(1, 2)) < 1e-15, total, total / time)  # constant, as an indicator may be

@@ -1,10 +1,11 @@
-"""Any posterior as an ArviZ data set, what was drawn and what it predicts; and netCDF files of them.
+"""Conversion of any posterior, with its predictions, to an ArviZ data set, and netCDF files. The groups are:
 
-    posterior            every weight that fits, dimensions (chain, draw, layer.out, layer.in)
-    sample_stats         of the sampler, by ArviZ's names
-    log_likelihood       of the training rows, nats, in target units; posterior_predictive: new targets for them
-    prior, prior_predictive, observed_data, constant_data (the standardised inputs)
-    predictions          what the network says of the test inputs: probabilities of classes, or the mean
+    posterior, prior                          the weights, with dimensions (chain, draw, layer.out, layer.in)
+    posterior_predictive, prior_predictive    new targets for the training rows
+    sample_stats                              statistics of the sampler, by ArviZ's names
+    log_likelihood                            of the training rows, nats, in target units
+    observed_data, constant_data              the training targets; the standardised inputs
+    predictions                               class probabilities, or the mean, at the test inputs
 
 Memory is bounded: large sites and some rows are left out, and the attribute ``left_out`` says which.
 """
@@ -32,21 +33,21 @@ from bnn_pyro.posterior import Posterior
 
 #: {variable: (names of its dimensions, values)}.
 Variables = Mapping[str, tuple[tuple[str, ...], np.ndarray]]
-#: Numbers that one group may hold: 80 MB in float64.
+#: Largest number of values in a group: 80 MB in float64.
 NUMBERS = 10**7
-#: Fresh draws of a guide, and of a prior; test inputs.
+#: Largest numbers of draws of a guide, draws of the prior, and test inputs.
 GUIDE_DRAWS, PRIOR_DRAWS, POINTS = 1000, 500, 200
 
 
 def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = None, seed: int = 0) -> Any:
-    """The posterior with its data as what the installed ArviZ takes: ``InferenceData`` (0.23) or ``DataTree`` (1.x).
+    """Convert a posterior and its data for the installed ArviZ: ``InferenceData`` (0.23) or ``DataTree`` (1.x).
 
-    num_draws: at most so many draws in all. None: every stored draw, or 1,000 of a guide, as long as that is no great
-        work; chains are thinned evenly, all by the same step.
+    num_draws: largest number of draws in all; chains are thinned evenly, all by the same step. None: every stored draw,
+        or 1,000 draws of a guide, fewer if the network is large.
     seed: for draws of a guide, of the prior and of new targets.
 
-    Attributes say what the draws are (``approximate`` is "yes" where they are not those of Markov chains), the
-    temperature and what was left out, as the prior is where it is improper or was left out of the fit.
+    Attributes describe the draws (``approximate`` is "yes" unless they are from Markov chains), the temperature and
+    what was left out; the prior is left out if it is improper or was not used in the fit.
     Raises UserError for a number of draws below 1.
     """
     if num_draws is not None and num_draws < 1:
@@ -99,7 +100,7 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
 
 
 def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[str, np.ndarray]]:
-    """({site: names of its dimensions}, {dimension: labels}): features and classes by name, all else by numbers."""
+    """({site: names of its dimensions}, {dimension: labels}): names of features and classes, numbers for the rest."""
     schema, model = posterior.schema, posterior.model
     names: dict[str, tuple[str, ...]] = {}
     coords: dict[str, np.ndarray] = {}
@@ -112,13 +113,13 @@ def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[
             names[site] = (f"{layer}.out",)
         known = zip(names.get(site, ()), value.shape, strict=False)
         if site not in names or any(len(coords.get(name, range(size))) != size for name, size in known):
-            names[site] = tuple(f"{site}.dim_{i}" for i in range(value.dim()))  # a transposed convolution's bias, say
+            names[site] = tuple(f"{site}.dim_{i}" for i in range(value.dim()))  # as in transposed convolutions
         coords |= {name: np.arange(size) for name, size in zip(names[site], value.shape, strict=True)}
     if weights := [site for site in names if site.endswith(".weight")]:
         outputs = schema.classes[1:] if len(schema.classes) == 2 else schema.classes
         one = getattr(getattr(model, "likelihood", None), "outputs", 1) == 1
         outputs = outputs or ((schema.target,) if one else ("mean", "spread"))
-        features = () if hasattr(model, "backbone") else schema.features  # else the inputs are those of a backbone
+        features = () if hasattr(model, "backbone") else schema.features  # a backbone's outputs have no names
         for name, labels in ((names[weights[0]][1:2], features), (names[weights[-1]][:1], outputs)):
             if name and len(coords[name[0]]) == len(labels) == len(set(labels)):
                 coords[name[0]] = np.array(labels)
@@ -126,7 +127,7 @@ def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[
 
 
 def _weights(posterior: Posterior, shape: tuple[int, int], names: Mapping, left_out: list[str], seed: int) -> Variables:
-    """The sites that fit together, the small ones first, in the model's order."""
+    """The sites, in the model's order; from the smallest on, as many as fit into NUMBERS values."""
     sizes = {site: value.numel() * math.prod(shape) for site, value in posterior.model.initial.items()}
     ordered = sorted(sizes, key=sizes.__getitem__)
     fits = dict(zip(ordered, np.cumsum([sizes[site] for site in ordered]) <= NUMBERS, strict=True))
@@ -180,8 +181,8 @@ def _predicted(posterior: Posterior, data: Dataset, shape: tuple[int, int], seed
 
 
 def _as_arviz(groups: Mapping[str, Variables], coords: Mapping[str, Any], attrs: Mapping[str, Any]) -> Any:
-    """What the installed ArviZ takes; empty groups are left out, and a dimension of another length is numbered."""
-    with warnings.catch_warnings(action="ignore"):  # 0.23 announces 1.0 once a day
+    """The groups that are not empty as one ArviZ object; a dimension whose labels do not fit is numbered."""
+    with warnings.catch_warnings(action="ignore"):  # ArviZ 0.23 announces 1.0 once a day
         import xarray
 
         datasets = {"/": xarray.Dataset(attrs=dict(attrs))}
@@ -199,10 +200,10 @@ def _as_arviz(groups: Mapping[str, Variables], coords: Mapping[str, Any], attrs:
 
 
 def save_netcdf(tree: Any, path: str | os.PathLike) -> None:
-    """Write what :func:`to_arviz` returned as netCDF, whole or not at all. Raises UserError where it cannot be."""
+    """Write the result of :func:`to_arviz` as netCDF, atomically. Raises UserError if it cannot be written."""
     with telling(path := Path(path)), warnings.catch_warnings(action="ignore"):
         try:
             with whole_file(path) as file:
                 (tree.to_datatree() if is_arviz_0() else tree).to_netcdf(file.name, engine="h5netcdf")
-        except RuntimeError as error:  # what h5py may raise for a disk that is full
+        except RuntimeError as error:  # h5py may raise this if the disk is full
             raise OSError(errno.ENOSPC, first_line(error)) from error

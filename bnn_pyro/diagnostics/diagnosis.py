@@ -1,7 +1,7 @@
-"""Everything at once: can this posterior be trusted, and if not, what to try.
+"""All diagnostics of a posterior together: whether it can be used, and if not, what to change.
 
-Convergence is judged by what the network computes, input by input. Weights are the wrong place to look: units of a
-network can be exchanged and signs flipped, so that chains which agree on every prediction sit at different weights.
+Convergence is judged by the network's outputs at each input, not by its weights: hidden units can be exchanged and
+signs flipped, so that chains which agree on every prediction may have different weights.
 """
 
 import math
@@ -23,24 +23,24 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction
 
-#: Test points (and single weights) that are looked at, at most, and numbers that the network computes there in all
-#: draws; where they are more, fewer points are taken. Of a whole diagnosis, and of one that takes a second or two.
+#: (largest number of test points and of single weights, largest number of outputs at these points in all draws) of a
+#: full diagnosis, and of one that takes a second or two.
 WHOLE, QUICK = (200, 5e7), (50, 5e6)
-#: What a quick one tells.
+#: The verdicts that a quick diagnosis of chains can contain.
 CHAINS_ALONE = ("overall", "stuck chains", "spread", "kinetic temperature", "divergences", "trajectories", "acceptance")
-#: What the worst of all weights are called, of the statistics of outputs.
+#: {statistic of outputs: the name of the same statistic of weights}.
 WEIGHT_NAMES = {"rhat_max": "weight_rhat_max", "rhat_p": "weight_rhat_p", "ess_bulk_min": "weight_ess_min"}
-#: Points and weights that figures show.
+#: Number of points and of weights that figures show.
 SHOWN = 6
-#: Fresh draws of a guide, and numbers that are drawn of one for the table of its weights.
+#: Largest numbers of draws of a guide, and of values that are drawn for the table of its weights.
 GUIDE_DRAWS, WEIGHT_DRAWS = 1000, 1e8
 
 
 @dataclass(frozen=True)
 class Convergence(ChainStatistics):
-    """The same of what the network computes at B inputs, each a Tensor (B, K) of K outputs: classes, or the mean.
+    """Statistics of the network's outputs at B inputs, each a Tensor (B, K) of K outputs: classes, or the mean.
 
-    NaN where every draw gives the same value.   nested: of chains that shared their starting points, R-hat is nested.
+    NaN where every draw gives the same value.   nested: whether R-hat is nested, as chains shared starting points.
     """
 
     nested: bool = False
@@ -54,10 +54,10 @@ class Convergence(ChainStatistics):
 def function_space(posterior: Posterior, x: Tensor) -> Convergence:
     """R-hat and effective sample size of the network's outputs at inputs x (B, *input_shape), standardised.
 
-    What is compared: class probabilities, on the scale of their log-odds (ranks, which is all that R-hat and the bulk
-    look at, are the same), K = 2 for two classes; in regression the mean of every draw's likelihood. Where the
-    sampler's ``stats`` name a superchain for every chain, R-hat is nested.
-    Raises UserError for a guide, for fewer than two chains, or (but for nested R-hat) fewer than four draws a chain.
+    The outputs are the log-odds of class probabilities (R-hat and bulk ESS, which use ranks, are those of the
+    probabilities), K = 2 for two classes, and in regression the mean of every draw's likelihood. R-hat is nested if the
+    sampler's ``stats`` have a superchain for every chain.
+    Raises UserError for a guide, for fewer than two chains, or fewer than four draws a chain (unless R-hat is nested).
     """
     if posterior.chains is None:
         raise UserError("R-hat compares Markov chains, and this posterior is a guide: its draws are independent and "
@@ -68,12 +68,12 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
                         f"{shape[0]} of {shape[1]}; sample again with chains=4")  # fmt: skip
     parts = [chain_statistics(values.reshape(-1, *shape), groups) for _, _, values in _outputs(posterior, x, shape)]
     columns = (np.concatenate(column).reshape(len(x), -1) for column in zip(*map(astuple, parts), strict=True))
-    repeat = 2 if len(posterior.schema.classes) == 2 else 1  # both classes' log-odds are one number, but for its sign
+    repeat = 2 if len(posterior.schema.classes) == 2 else 1  # the two log-odds differ only in sign
     return Convergence(*(torch.from_numpy(c.repeat(repeat, 1)) for c in columns), nested=groups is not None)
 
 
 def _superchains(posterior: Posterior) -> np.ndarray | None:
-    """(C,) which starting point each chain shared with others; None where the sampler names none, or only one."""
+    """(C,) the number of each chain's starting point; None unless the sampler stored several."""
     if (named := posterior.stats.get("superchain")) is None or named.dim() != 2:
         return None
     groups = named[:, 0].cpu().numpy().astype(int)
@@ -81,30 +81,30 @@ def _superchains(posterior: Posterior) -> np.ndarray | None:
 
 
 def _outputs(posterior: Posterior, x: Tensor, shape: tuple[int, int]) -> Iterator[tuple[slice, Prediction, np.ndarray]]:
-    """(rows, the prediction for them, the K numbers by which its draws are compared (B, K, C, D) float64)."""
+    """(rows, the prediction for them, its K outputs in every draw (B, K, C, D) float64), a few rows at a time."""
     for rows, prediction in draws.walk(posterior, x, shape[0] * shape[1]):
         values = np.moveaxis(prediction.output_values().numpy(), 0, -1)
         yield rows, prediction, values.reshape(*values.shape[:-1], *shape)
 
 
 def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, int], None] | None = None) -> Diagnosis:
-    """Diagnose any posterior with the data that it was fitted to.
+    """Diagnose any posterior with the data that it was fitted to; see :class:`Diagnosis` for the results.
 
-    The overall verdict rests on what the network computes at up to 200 test points (training points where there are no
-    test rows); weights are listed, a few hundred at most. Numbers and arrays are those that the class
-    :class:`Diagnosis` lists. Costs seconds: of large networks and data sets, fewer draws, rows and points are taken.
+    The overall verdict depends on the outputs at up to 200 test points (training points if there are no test rows); up
+    to 200 weights are listed. For large networks and data sets fewer draws, rows and points are used, so that a
+    diagnosis takes seconds.
 
-    progress: called as progress(steps done, of how many).
-    Raises UserError for data of other inputs than the posterior's.
+    progress: called as progress(steps done, number of steps).
+    Raises UserError for data whose inputs have another shape than the posterior's.
     """
     if tuple(data.schema.input_shape) != tuple(posterior.schema.input_shape):
         raise UserError(f"the data have inputs of shape {tuple(data.schema.input_shape)}, and the posterior was fitted "
                         f"to {tuple(posterior.schema.input_shape)}; give the data of its own run")  # fmt: skip
     data.schema.need_one_target("diagnose", ", or take bp.diagnostics.function_space(posterior, x) of all")
     work = _Work(posterior, data, *WHOLE)
-    work.findings.failed = str(failure(posterior, data) or "")  # whether knowing nothing predicts better
-    fitted = (work.functions, work.weights, work.sampler, work.training, work.approximation)
-    steps = (*fitted, work.held_out, work.replication)
+    work.findings.failed = str(failure(posterior, data) or "")
+    steps = work.functions, work.weights, work.sampler, work.training, work.approximation, work.held_out
+    steps = *steps, work.replication
     for done, step in enumerate((*steps, lambda: None)):
         if progress is not None:
             progress(done, len(steps))
@@ -113,11 +113,11 @@ def diagnose(posterior: Posterior, data: Dataset, *, progress: Callable[[int, in
 
 
 def diagnose_briefly(posterior: Posterior, data: Dataset) -> Diagnosis | None:
-    """By the rules of :func:`diagnose`, at fewer points: whether chains have converged.
+    """Whether chains have converged, by the rules of :func:`diagnose`, at fewer points.
 
-    Without chains, that the objective of a training which no held-out rows ended rose by more than √N nats, one
-    standard error of the log density of N rows, in the last tenth of its 20 or more lines, or in that before half of
-    them, when the learning rate was still high. None where it did not.
+    For other posteriors, a caution if the objective still rose by more than √N nats (one standard error of the log
+    density of N rows) in the last tenth of the training, or in the tenth before half of it, when the learning rate was
+    still high; else None. A training that ended by early stopping, or after fewer than 20 epochs, has no caution.
     """
     work = _Work(posterior, data, *QUICK)
     if not work.is_chain:
@@ -133,7 +133,10 @@ def diagnose_briefly(posterior: Posterior, data: Dataset) -> Diagnosis | None:
 
 
 class _Work:
-    """One diagnosis in the making; every step adds its statistics and its series."""
+    """A diagnosis in progress; every step adds its statistics and its series.
+
+    most, values: largest numbers of points, and of values at them, see WHOLE.
+    """
 
     def __init__(self, posterior: Posterior, data: Dataset, most: int, values: float) -> None:
         self.posterior, self.data, self.most, self.values = posterior, data, most, values
@@ -152,7 +155,7 @@ class _Work:
         self.groups = _superchains(posterior) if self.is_chain else None
 
     def functions(self) -> None:
-        """What the network computes at test points: R-hat and its kin, and the series that figures show."""
+        """Statistics of the network's outputs at test points, and the series that figures show."""
         schema, num = self.posterior.schema, self.shape[0] * self.shape[1]
         names = [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
         what = {"labels": "log-odds of", "survival": "mean of log"}.get(schema.task, "mean of")
@@ -180,7 +183,7 @@ class _Work:
         self.series["output_labels"] = [f"{names[i % of]}, {which} point {points[i // of] + 1}" for i in picks]
 
     def weights(self) -> None:
-        """A bounded table of single weights, and a few of their series."""
+        """A table of at most ``most`` weights, and a few of their series."""
         num = min(self.shape[1], max(50, int(WEIGHT_DRAWS / self.posterior.num_weights)))
         names, values = draws.even_weights(self.posterior, self.most, num)
         self.statistics["weights_shown"] = float(len(names))
@@ -196,7 +199,7 @@ class _Work:
         self.chosen = values
 
     def sampler(self) -> None:
-        """Energies, divergences, depth of trees, stuck chains."""
+        """Statistics of the sampler, and stuck chains."""
         series = {name: values.astype(np.float64) for name, values in draws.sampler_series(self.posterior).items()}
         self.series |= {name: series[name] for name in ("diverging", "lp") if name in series}
         if self.is_chain:
@@ -206,16 +209,16 @@ class _Work:
             self.statistics["stuck_chains"] = float(self.series["stuck"].sum())
 
     def training(self) -> None:
-        """Of an optimisation: by how much its objective still rose in the end."""
+        """By how much the objective of an optimisation still rose at its end."""
         trace = self.posterior.trace
         if not self.is_chain and np.isfinite(rise := draws.settled(trace)):
             self.statistics["elbo_rise"] = rise
             about = self.posterior.provenance
             how = {"final_lr": 0.01, "epochs": None} | about.get("method_settings", {})
-            if how["epochs"] and how["final_lr"] < 0.5 and "stopped" not in about:  # the learning rate fell all the way
+            if how["epochs"] and how["final_lr"] < 0.5 and "stopped" not in about:  # a schedule that falls to 0
                 self.statistics["elbo_rise_halfway"] = draws.settled(trace, until=0.5)
             if (stopping := self.posterior.provenance.get("early_stopping")) is not None:
-                if stopping.get("epoch") in (epochs := trace.get("epoch", [])[:-1]):  # a q of the way
+                if stopping.get("epoch") in (epochs := trace.get("epoch", [])[:-1]):  # q is that of an earlier epoch
                     self.statistics["elbo_rise"] = max(trace["elbo"]) - trace["elbo"][epochs.index(stopping["epoch"])]
                 self.statistics["stopping_rows"] = float(stopping["rows"])
                 self.statistics["sd_factor"] = stopping.get("sd_factor", 1.0)
@@ -223,7 +226,7 @@ class _Work:
             self.series["elbo"] = np.asarray(trace["elbo"], dtype=np.float64)
 
     def approximation(self) -> None:
-        """Of a guide: k̂ of its importance weights."""
+        """k̂ of the importance weights of a guide."""
         self.own, self.log_weights = self.posterior, None
         if self.findings.kind != "approximation":
             return
@@ -235,7 +238,7 @@ class _Work:
         self.statistics["khat"] = float(importance.psis(self.log_weights[None])[1][0])
 
     def held_out(self) -> None:
-        """Leave-one-out cross-validation and its calibration, where importance sampling can tell them."""
+        """Leave-one-out cross-validation and its calibration, if importance sampling is accurate enough."""
         few = self.shape[0] * self.shape[1] < importance.MIN_TAIL
         close = self.is_chain or self.statistics.get("khat", np.inf) <= importance.GOOD_K
         if self.findings.broken or few or not close:
@@ -252,14 +255,14 @@ class _Work:
         self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "loo_row_numbers": numbers}
 
     def replication(self) -> None:
-        """Data sets that the fitted model makes, beside the observed one; which times of it to censor is not known."""
+        """Data sets drawn from the fitted model and the observed one; not for times, whose censoring is no model's."""
         if not self.findings.broken and self.data.schema.task != "survival":
             made, observed, self.statistics["ppc_p"] = importance.replicate(self.posterior, self.data)
             self.series |= {"replicated": made, "observed": observed}
 
 
 def _worst(statistics: ChainStatistics) -> dict[str, float]:
-    """The statistics of all series together, those that there are; the p-value of the largest R-hat by Bonferroni."""
+    """The worst statistics of all series, without NaN; the p-value of the largest R-hat is corrected (Bonferroni)."""
     numbers, finite = {}, np.isfinite(statistics.rhat)
     if finite.any():
         large = finite & (statistics.rhat > RHAT)

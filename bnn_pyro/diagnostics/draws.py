@@ -1,6 +1,6 @@
-"""The draws of any posterior, few enough to work on, and what a sampler says of them and of itself.
+"""A bounded number of draws of any posterior, and statistics of its sampler or its training.
 
-Energies, divergences, trees that grew too deep, stuck chains, an objective that still rises.
+These are energies, divergences, trajectories cut at their maximal length, stuck chains, and a rising objective.
 """
 
 import math
@@ -18,17 +18,19 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
 
-#: What draws can be, by what a posterior holds; nothing here asks which method made it.
+#: Kinds of draws and their description; the kind depends on what the posterior holds, not on the method.
 KINDS = {
     "chains": "draws of Markov chains",
     "members": "one draw of each of several networks, trained apart: no chain, and no posterior to converge to",
     "point": "one network: a point estimate",
     "approximation": "independent draws of an approximation q(w), as one chain: R-hat says nothing of how good it is",
 }
-#: Numbers that one step of the work holds at once, 64 MB in float32; and multiplications that one may take: seconds.
-BLOCK, WORK = 2**24, 5e10
-#: A chain is in a poor mode where its mean log joint density lies so far below that of the others that among all chains
-#: one that never mixed would do so with this probability, and this many Monte-Carlo standard errors.
+#: Largest number of values that a prediction holds at once: 64 MB in float32.
+BLOCK = 2**24
+#: Largest number of multiplications of one step of a diagnosis, which take seconds.
+WORK = 5e10
+#: Of :func:`stuck_chains`: the probability of calling any chain stuck by chance, and the number of Monte-Carlo standard
+#: errors by which a stuck chain must differ.
 CHANCE, CERTAIN = 1e-3, 5.0
 
 
@@ -43,18 +45,18 @@ def kind(posterior: Posterior) -> str:
 
 
 def sized(posterior: Posterior, num_draws: int = 0) -> tuple[int, int]:
-    """(C, D) of the stored draws; (1, num_draws) where q is sampled afresh."""
+    """(C, D), the numbers of chains and of draws per chain that are stored; (1, num_draws) for a guide."""
     return (1, num_draws) if posterior.chains is None else tuple(next(iter(posterior.chains.values())).shape[:2])
 
 
 def stride(posterior: Posterior, most: int) -> int:
-    """k: where every k-th draw of every chain is taken, at most ``most`` remain in all, but one a chain."""
-    chains, draws = sized(posterior)  # of a guide none
+    """The smallest k such that every k-th draw of every chain makes at most ``most`` draws, or one per chain."""
+    chains, draws = sized(posterior)  # (1, 0) for a guide
     return max(1, math.ceil(draws / max(1, most // chains)))
 
 
 def thinned(posterior: Posterior, most: int) -> Posterior:
-    """Every k-th draw of every chain, see :func:`stride`; a guide as it is."""
+    """The posterior with every k-th draw of every chain, see :func:`stride`; a guide is returned unchanged."""
     if (step := stride(posterior, most)) == 1:
         return posterior
     stats = {name: value[:, ::step] for name, value in posterior.stats.items()}
@@ -67,21 +69,21 @@ def as_chain(posterior: Posterior, draws: Mapping[str, Tensor]) -> Posterior:
 
 
 def even(num: int, most: int) -> np.ndarray:
-    """At most ``most`` of 0 … num − 1, evenly chosen, first and last among them."""
+    """At most ``most`` of 0 … num − 1, evenly spaced, with the first and the last."""
     return np.unique(np.linspace(0, num - 1, min(num, max(most, 1))).round().astype(int))
 
 
 def rows_within(posterior: Posterior, num: int, draws: int, numbers: float) -> np.ndarray:
-    """Rows of ``num``, evenly chosen, so that draws × rows stays within ``numbers`` and the work within ``WORK``."""
+    """Evenly spaced rows of ``num``, such that draws × rows is at most ``numbers`` and the work at most ``WORK``."""
     return even(num, int(min(numbers / draws, WORK / (draws * posterior.num_weights))))
 
 
 def walk(posterior: Posterior, x: Tensor, num_draws: int, seed: int = 0) -> Iterator[tuple[slice, Prediction]]:
-    """(rows, the prediction for them), a few rows at a time and all draws: the same ones for all rows."""
+    """(rows, the prediction for them), a few rows at a time, with the same draws for all rows."""
     size = max(1, BLOCK // (num_draws * max(1, len(posterior.schema.classes))))
     for start in range(0, len(x), size):
         rows = slice(start, min(start + size, len(x)))
-        with pyro.validation_enabled(False):  # a draw may be broken, which is for a diagnosis to say
+        with pyro.validation_enabled(False):  # a draw may not be finite, which a diagnosis reports
             prediction = predict(posterior, x[rows], num_draws=num_draws, seed=seed)
         yield rows, prediction
 
@@ -89,7 +91,7 @@ def walk(posterior: Posterior, x: Tensor, num_draws: int, seed: int = 0) -> Iter
 def stored_or_fresh(
     posterior: Posterior, num_draws: int, seed: int, pick: Callable[[Mapping[str, Tensor]], Sequence[Tensor]]
 ) -> Sequence[Tensor]:
-    """What ``pick`` takes of {site: (C, D, …)}, every stored draw; of a guide so many fresh ones, as one chain."""
+    """``pick`` of the stored draws {site: (C, D, …)}, or of ``num_draws`` new draws of a guide, as one chain."""
     if posterior.chains is not None:
         return pick(posterior.chains)
     with isolated(seed):
@@ -98,9 +100,9 @@ def stored_or_fresh(
 
 
 def even_weights(posterior: Posterior, most: int, num_draws: int) -> tuple[list[str], np.ndarray]:
-    """(names, values (M, C, D) float64) of at most ``most`` weights, evenly chosen over the network, site after site.
+    """(names, values (M, C, D) float64) of at most ``most`` weights, evenly spaced over the network.
 
-    num_draws: of a guide; chains give all.
+    num_draws: number of draws of a guide; of chains all draws are taken.
     """
     shapes = [(site, tuple(value.shape)) for site, value in posterior.model.initial.items()]
     starts = np.cumsum([0, *(math.prod(shape) for _, shape in shapes)])
@@ -113,7 +115,7 @@ def even_weights(posterior: Posterior, most: int, num_draws: int) -> tuple[list[
 
 
 def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
-    """{name: (C, D)} of what the sampler kept, by ArviZ's names; "lp" is the log joint density."""
+    """{name: (C, D)}: statistics that the sampler stored, by ArviZ's names; "lp" is the log joint density."""
     pairs = posterior.stats.items()
     series = {"lp" if n == "log_joint" else n: v.cpu().numpy() for n, v in pairs if tuple(v.shape) == sized(posterior)}
     for name in series.keys() & {"n_steps", "tree_depth", "superchain"}:
@@ -129,17 +131,18 @@ def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
 def sampler_statistics(
     series: Mapping[str, np.ndarray], settings: Mapping[str, object], trace: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, float]:
-    """Numbers of a whole run: divergences, divergent_chains, acceptance_mean, bfmi_min, max_tree_share; and
-    kinetic_temperature, the smaller mean of the third and the fourth quarter of the run, but for exploration.
+    """Statistics of a run: divergences, divergent_chains, acceptance_mean, bfmi_min, max_tree_share; and the
+    kinetic_temperature: the smaller of its means in the third and the fourth quarter of the run, without epochs of
+    exploration (those with a larger step size).
 
-    settings: those of the method; ``max_tree_depth`` (or ``max_steps``) is where trajectories were cut.
+    settings: of the method; ``max_tree_depth`` (or ``max_steps``) is the length at which trajectories were cut.
     """
     statistics: dict[str, float] = {}
     if trace and "kinetic_temperature" in trace:
         pair = (np.asarray(trace[name]) for name in ("kinetic_temperature", "step_size"))
         kinetic, step = (values[len(values) // 2 :] for values in pair)
         kinetic = kinetic[step <= step.mean() * (1 + 1e-9)]
-        # It falls where a run has not settled yet, and stays high where the step size is too large.
+        # It falls while a run has not settled, and stays high if the step size is too large.
         statistics["kinetic_temperature"] = min(float(part.mean()) for part in np.array_split(kinetic, 2) if len(part))
     if "diverging" in series:
         statistics["divergences"] = float(series["diverging"].sum())
@@ -147,30 +150,31 @@ def sampler_statistics(
         statistics |= {"thin": float(settings["thin"])} if settings.get("thin", 1) > 1 else {}
     if "acceptance_rate" in series:
         statistics["acceptance_mean"] = float(np.nanmean(series["acceptance_rate"]))
-    each = max(1, int(settings.get("thin") or 1))  # transitions that a draw's n_steps are of
-    if (energy := series.get("energy", np.zeros((0, 0)))).shape[1] > 1 and each == 1:  # thinned ones seem to mix well
+    each = max(1, int(settings.get("thin") or 1))  # transitions per draw
+    if (energy := series.get("energy", np.zeros((0, 0)))).shape[1] > 1 and each == 1:  # thinning raises the BFMI
         with np.errstate(divide="ignore", invalid="ignore"):
-            # Of short chains together: one by one they would tell mostly noise, and too little.
+            # Short chains are pooled, as the BFMI of a single one would be noisy and biased downwards.
             pooled = np.square(np.diff(energy, axis=1)).mean() / energy.var()
         lowest = float(np.fmin.reduce(bfmi(energy))) if energy.shape[1] >= 100 else float(pooled)
         statistics |= {"bfmi_min": lowest} if np.isfinite(lowest) else {}
     if "cut" in series:
         statistics["max_tree_share"] = float(series["cut"].mean())
-    elif "tree_depth" in series and "max_tree_depth" in settings:  # of an earlier version: the deepest of thinned ones
+    elif "tree_depth" in series and "max_tree_depth" in settings:  # old files: the depth is the largest of a draw's
         shorter = (series["tree_depth"] < settings["max_tree_depth"]).mean()
         statistics["max_tree_share"] = float(1 - shorter ** (1 / each))
     return statistics
 
 
 def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarray:
-    """(C,) bool: chains that never move, and chains that are caught in a poor mode.
+    """(C,) bool: chains that never move, and chains that stay in a mode of low density.
 
-    log_joint: (C, D) of the draws, nats, or None.   weights: (M, C, D), some of them.
+    log_joint: (C, D) of the draws, nats, or None.   weights: (M, C, D), some of the weights.
 
-    In equilibrium the chains' mean log joint densities differ by their Monte-Carlo error. A chain is caught whose mean
-    lies below the median of the others' by more than 3.5 (of 4 chains; 4.8 of 512) of their standard deviations, both
-    within and (robustly, as short chains do not see it all) between them, and by ``CERTAIN`` standard errors. A poor
-    mode may still be part of the posterior: what is said is that chains do not travel between it and the others.
+    In equilibrium the chains' mean log joint densities differ by their Monte-Carlo error. A chain is stuck if its mean
+    is below the median of the other means by more than ``CERTAIN`` standard errors and by more than 3.5 standard
+    deviations (for 4 chains; 4.8 for 512), which combine that within chains with a robust estimate of that between
+    chains, as short chains do not explore everything. A poor mode may still be part of the posterior: the result only
+    says that chains do not move between it and the others.
     """
     num, draws = weights.shape[1:]
     if draws < LEAST_DRAWS:
@@ -195,7 +199,10 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
 
 
 def settled(trace: Mapping[str, Sequence[float]], until: float = 1.0) -> float:
-    """Nats by which a tenth of the training, before this share, raised the objective; 0: noise, NaN under 20 epochs."""
+    """Rise of the objective in nats in the last tenth of the training up to the share ``until``.
+
+    0 if the rise is within the noise; NaN for fewer than 20 epochs, and for samplers with a kinetic temperature.
+    """
     objective = trace.get("elbo") or trace.get("log_joint") or ()
     if (tenth := len(objective) // 10) < 2 or "kinetic_temperature" in trace:
         return float("nan")

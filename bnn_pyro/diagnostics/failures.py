@@ -1,12 +1,12 @@
-"""Whether a fit has failed: it has no finite predictions, a chain of it diverged, or knowing nothing predicts better.
+"""Whether a fit has failed: predictions are not finite, a chain diverged, or a reference without inputs is better.
 
-What knows nothing is a Normal of the training targets' mean and standard deviation, the frequencies of the training
-classes, or of times the likeliest Weibull, by densities alone. The rows are the validation rows where there are 30 or
-more, else training rows; 1,000 at most, evenly chosen. On each, a difference d to that reference: of −log p(y), in
-nats; of the squared error of the mean, in variances of the training targets, or of whether the class is wrong.
-Predictions are worse where Student's one-sided test of mean d > ``MARGINS`` has p < 0.0001, of d cut from above at 10
-or at 1: a few rows that are off by any amount would else hide, in their own standard error, that all are off. Where the
-logarithm of the targets is modelled, that is what has a Normal, errors and variances.
+The reference is a Normal with the mean and standard deviation of the training targets, the frequencies of the training
+classes, or for times the Weibull of maximal likelihood, of which only densities are compared. It is compared on the
+validation rows if there are 30 or more, else on training rows; on 1,000 evenly spaced rows at most. The difference d of
+a row to the reference is that of −log p(y), in nats; of the squared error of the mean, in variances of the training
+targets; or of whether the class is wrong. Predictions are worse if Student's one-sided test of mean d > ``MARGINS`` has
+p < 0.0001 for d clipped from above at 10 or at 1; without clipping, a few rows with huge errors would raise the
+standard error so much that nothing is significant. If the logarithm of the targets is modelled, all of this is of it.
 """
 
 import math
@@ -24,22 +24,22 @@ from bnn_pyro.inference import METHODS
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, knows_nothing, predict
 
-#: Validation rows from which on they decide, and rows that are looked at, at most.
+#: Smallest number of validation rows that are compared, and largest number of rows.
 MIN_ROWS, MAX_ROWS = 30, 1000
-#: What mean d must exceed: nats, variances, a share of rows. By which error probability, and where d is cut.
+#: What mean d must exceed (nats, variances, a share of rows), the level of the test, and where d is clipped.
 MARGINS, ALPHA, CUTS = {"nll": 0.1, "square": 0.1, "error": 0.02}, 1e-4, (1.0, 10.0)
-#: Draws of a chain from which on one that diverged in every transition is none.
+#: A chain of at least so many draws has failed if it diverged in every transition.
 MIN_DRAWS = 10
 
 REMEDY = "try a smaller step size (--lr) or a narrower prior"
-#: The way out where other rows are predicted so.
+#: The advice if new rows are predicted worse than by the reference.
 UNLIKE = ("unless the run's own report says so too, they are unlike the rows that trained: look for inputs in other "
           "units, or that mean something else")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The cause and the way out, in one sentence.   finite: whether there are predictions that can be scored."""
+    """The cause and what to change, in one sentence.   finite: whether predictions are finite and can be scored."""
 
     sentence: str
     finite: bool = True
@@ -51,9 +51,9 @@ class Failure:
 def failure(
     posterior: Posterior, data: Dataset, *, num_draws: int = 100, new: tuple[Tensor, Tensor] | None = None
 ) -> Failure | None:
-    """Why predictions are of no use, or None.
+    """Why the fit has failed, or None.
 
-    num_draws: of each prediction, of at most 1,000 rows.   new: (x, y) of 14 other rows or more, which then decide.
+    num_draws: of the predictions.   new: (x, y) of other rows, at least 14, which are compared instead.
     """
     if broken := _not_finite(posterior):
         return Failure(f"{broken}: the computation broke down, {REMEDY}", finite=False)
@@ -64,7 +64,7 @@ def failure(
         return None
     rows = torch.from_numpy(even(len(y), MAX_ROWS)).to(y.device)
     x, y = x[rows], y[rows].cpu()
-    with pyro.validation_enabled(False):  # a draw may be broken
+    with pyro.validation_enabled(False):  # a draw may not be finite
         prediction = predict(posterior, x, num_draws=num_draws)
         nll = -prediction.log_prob(y).double()
     if bool((torch.isnan(nll) | (nll == -math.inf)).any()):
@@ -96,9 +96,9 @@ def failure(
 
 
 def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_draws: int = 100) -> str:
-    """What to change where rows that did not train are predicted worse than by knowing nothing.
+    """What to change if rows that were not used in training are predicted worse than by the reference.
 
-    by: "nll", or "errors".   certain: whether what is predicted is better, so that it is its uncertainty that is wrong.
+    by: the worse score, "nll" or "errors".   certain: whether the errors are smaller, so that the uncertainty is wrong.
     """
     if which := {"time": "later", "groups": "of other groups"}.get(data.split.get("kind", "")):
         return (f"they are {which} than the rows that trained, and may be unlike them, which longer training "
@@ -109,8 +109,9 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
     log_density, errors, its_errors = _knows_nothing(data, prediction, x, y)
     gain = its_errors - errors if by == "errors" else prediction.log_prob(y).double() - log_density
     start, settings = "what is predicted is better, but too certain: " * certain, about.get("method_settings", {})
-    entry, stopped = about.get("entry_settings", {}), "early_stopping" in about  # at the best epoch of all
-    known = {} if "warmup" in settings else {**about.get("schedule", {}), **settings}  # else of where it starts
+    entry, stopped = about.get("entry_settings", {}), "early_stopping" in about
+    # The epochs and the learning rate of a sampler are those of the fit that it starts from.
+    known = {} if "warmup" in settings else {**about.get("schedule", {}), **settings}
     trains = "epochs" in known and not stopped and "chains" not in settings
     ended = stopped and (posterior.trace.get("epoch") or [0])[-1] < settings.get("epochs", math.inf)
     weight = getattr(METHODS.get(about.get("method")), "prior_weight", 1.0)
@@ -131,9 +132,9 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
 
 
 def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
-    """Whether d (N,) shows that their mean exceeds the margin, by the test above."""
+    """Whether the mean of the differences d (N,) exceeds the margin, by the test of the module's docstring."""
     values = np.asarray(differences, dtype=np.float64)
-    if 0.5 ** len(values) >= ALPHA:  # by the test of signs no number of so few rows would show it
+    if 0.5 ** len(values) >= ALPHA:  # even a sign test could not be significant with so few rows
         return False
     return any(
         d.mean() > margin if np.ptp(d) == 0 else ttest_1samp(d, margin, alternative="greater").pvalue < ALPHA
@@ -142,12 +143,12 @@ def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
 
 
 def _knows_nothing(data: Dataset, prediction: Prediction, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the rows, (N,) each: log density of the reference, errors of the fit's mean, errors of the reference."""
+    """(log density of the reference, errors of the fit's mean, errors of the reference), each (N,)."""
     schema, train, pair = data.schema, data.y_train.cpu(), (prediction, knows_nothing(data, x))
     density = pair[1].log_prob(y).double()
     if schema.has_classes:
         return density, *((p.mean.argmax(-1) != y).double() for p in pair)
-    if schema.task == "survival":  # how far off a censored time is is not known
+    if schema.task == "survival":  # the error of a censored time is unknown
         return density, y.new_zeros(len(y)), y.new_zeros(len(y))
     train, at = (prediction.transform.inv(v.double()) for v in (train, y))
     sd = train.std(0, correction=0).clamp_min(torch.finfo(torch.float32).tiny)
@@ -156,7 +157,7 @@ def _knows_nothing(data: Dataset, prediction: Prediction, x: Tensor, y: Tensor) 
 
 
 def _not_finite(posterior: Posterior) -> str:
-    """Which weights are not finite; "" where all are."""
+    """A description of the weights that are not finite; "" if all are."""
     if posterior.chains is None:
         lost = [name for name, value in posterior.guide.named_parameters() if not bool(torch.isfinite(value).all())]
         return f"{len(lost)} of the guide's parameters ({lost[0]}, …) are not finite" if lost else ""
@@ -166,9 +167,9 @@ def _not_finite(posterior: Posterior) -> str:
 
 
 def _diverging(posterior: Posterior) -> str:
-    """Which chains diverged in every transition; "" where none did."""
+    """A description of the chains that diverged in every transition; "" if there are none."""
     flags = posterior.stats.get("diverging")
-    thin = posterior.provenance.get("method_settings", {}).get("thin", 1)  # a thinned draw tells if any one did
+    thin = posterior.provenance.get("method_settings", {}).get("thin", 1)  # as any of its transitions may have
     if flags is None or flags.shape[1] < MIN_DRAWS or thin > 1:
         return ""
     lost = flags.bool().all(1).nonzero()[:, 0].tolist()

@@ -1,11 +1,11 @@
-"""What importance weights tell: how far q(w) is from the posterior, and how each row is predicted without it.
+"""Importance weights: the distance of q(w) from the posterior, and predictions of each row without that row.
 
-    log r(w) = log p(y | x, w)/T + log p(w) − log q(w)            k̂ of r: is q close enough to stand for the posterior?
+    log r(w) = log p(y | x, w)/T + log p(w) − log q(w)            k̂ of r: is q close enough to the posterior?
     log r_i(w) = [log r(w), for a q] − log p(y_i | x_i, w)/T      leaves row i out: PSIS-LOO, and LOO-PIT
 
-k̂ is the shape of the Pareto tail of the weights (Yao, Vehtari, Simpson & Gelman 2018, arXiv:1802.02538): above 0.7 sums
-of these weights fail. Leave-one-out by Vehtari, Gelman & Gabry 2017 (arXiv:1507.04544); for draws of an approximation
-by Magnusson, Andersen, Jonasson & Vehtari 2019 (arXiv:1904.10679), which is valid where k̂ of q is below 0.7 itself.
+k̂ is the shape of the Pareto tail of the weights (Yao, Vehtari, Simpson & Gelman 2018, arXiv:1802.02538): above 0.7,
+sums of the weights are unreliable. Leave-one-out by Vehtari, Gelman & Gabry 2017 (arXiv:1507.04544); for draws of an
+approximation by Magnusson, Andersen, Jonasson & Vehtari 2019 (arXiv:1904.10679), which requires k̂ of q below 0.7.
 """
 
 import math
@@ -34,30 +34,30 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.parts.weights import base_of
 from bnn_pyro.posterior import Posterior, split_frozen
 
-#: Above it, sums of importance weights cannot be trusted.
+#: Largest k̂ for which sums of importance weights are reliable.
 GOOD_K = 0.7
-#: Draws below which there is no tail to fit a Pareto distribution to.
+#: Smallest number of draws to whose tail a Pareto distribution is fitted.
 MIN_TAIL = 25
-#: Draws that k̂ is estimated from at most; fewer than which are too few for k̂; weights of all together, 200 MB.
+#: Largest and smallest number of draws for k̂, and largest number of weights in all of them, 200 MB.
 MAX_DRAWS, MIN_DRAWS, MAX_WEIGHTS = 2000, 100, 5e7
-#: Draws that leave-one-out takes at most, and draws × rows.
+#: Leave-one-out: largest number of draws, and of draws × rows.
 LOO_DRAWS, LOO_NUMBERS = 4000, 1e7
-#: Rows and draws of the predictive check, the fewest data sets that it makes, and those kept for the figure.
+#: Predictive check: largest numbers of rows and draws, smallest number of data sets, number of sets in the figure.
 CHECK_ROWS, CHECK_DRAWS, MIN_SETS, SHOWN_SETS = 2000, 400, 100, 50
 
 
 class NoWeights(Exception):
-    """Says in a sentence why there are no importance weights."""
+    """There are no importance weights, for the reason in the message."""
 
 
 class Loo(NamedTuple):
     """Leave-one-out cross-validation by importance sampling, of M training rows.
 
-    rows      (M,) which of the training rows; all of them where that is little work
+    rows      (M,) indices of the training rows; all of them unless that would take too long
     elpd      (M,) log p(y_i | x_i, all other rows), nats
-    p_loo     (M,) log p(y_i | x_i, all rows) − elpd_i: what the row itself adds
-    pareto_k  (M,) k̂ of the row's weights: above 0.7 its elpd cannot be trusted
-    pit       (M,) P(Y ≤ y_i | x_i, all other rows), uniform if the model is right; a label's own share split at random
+    p_loo     (M,) log p(y_i | x_i, all rows) − elpd_i: the contribution of the row itself
+    pareto_k  (M,) k̂ of the row's weights: above 0.7 its elpd is unreliable
+    pit       (M,) P(Y ≤ y_i | x_i, all other rows), uniform if the model is right; randomised for discrete targets
     """
 
     rows: np.ndarray
@@ -68,21 +68,21 @@ class Loo(NamedTuple):
 
     @property
     def standard_error(self) -> float:
-        """Of the sum of ``elpd``, over rows."""
+        """Standard error of the sum of ``elpd``, over rows."""
         return float(np.sqrt(len(self.elpd)) * self.elpd.std(ddof=1)) if len(self.elpd) > 1 else float("nan")
 
 
 def psis(log_weights: np.ndarray, relative_efficiency: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """(smoothed log weights (N, S), each row normalised; Pareto k̂ (N,)) of importance weights (N, S), in nats.
 
-    Vehtari, Simpson, Gelman, Yao & Gabry 2024 (arXiv:1507.02646), by the installed ArviZ. k̂ is 0 where the largest
-    weights are all the same; NaN for fewer than 25 draws, and where one is not finite.
+    Vehtari, Simpson, Gelman, Yao & Gabry 2024 (arXiv:1507.02646), by the installed ArviZ. k̂ is 0 if the largest weights
+    are all equal; NaN for fewer than 25 draws, and if a weight is not finite.
 
-    relative_efficiency: effective draws per draw, of Markov chains; 1 for independent draws.
+    relative_efficiency: effective sample size of Markov chains per draw; 1 for independent draws.
     """
     log_weights = np.asarray(log_weights, dtype=np.float64)
     k = np.full(len(log_weights), np.nan)
-    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # 0.23 announces 1.0 once a day
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):  # ArviZ 0.23 announces 1.0 once a day
         smoothed = log_weights - logsumexp(log_weights, 1, keepdims=True)
         if log_weights.shape[1] < MIN_TAIL:
             return smoothed, k
@@ -98,7 +98,7 @@ def psis(log_weights: np.ndarray, relative_efficiency: float = 1.0) -> tuple[np.
 
 @cache
 def is_arviz_0() -> bool:
-    """Whether the installed ArviZ is 0.x, as on Python 3.11; 1.x has nearly every name changed."""
+    """Whether the installed ArviZ is 0.x, as on Python 3.11; nearly all names are different in 1.x."""
     return version("arviz").startswith("0.")
 
 
@@ -119,7 +119,7 @@ def temperature_of(posterior: Posterior) -> float:
 
 
 def proper_prior(posterior: Posterior, data: Dataset) -> str:
-    """ "" where the prior has samples and was used, else why there are none."""
+    """ "" if the prior can be sampled and was used in the fit, else the reason why not."""
     if getattr(METHODS.get(posterior.provenance.get("method")), "prior_weight", 1.0) == 0.0:
         return "the weights were fitted without their prior"
     try:
@@ -132,7 +132,7 @@ def proper_prior(posterior: Posterior, data: Dataset) -> str:
 
 
 def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[Posterior, np.ndarray]:
-    """(draws of the guide, log r (S,) in nats up to a constant); NoWeights without a density, or where too large."""
+    """(draws of the guide, log r (S,) in nats up to a constant). Raises NoWeights if it has none, or is too large."""
     if posterior.chains is not None:
         raise NoWeights("the draws are no approximation's")
     if reason := proper_prior(posterior, data):
@@ -163,7 +163,7 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
 def _density(node: dict) -> Tensor:
     """log q of one site, (S,)."""
     try:
-        if isinstance(base_of(node["fn"]), Delta | DroppedColumns):  # their log_prob is that of a mass
+        if isinstance(base_of(node["fn"]), Delta | DroppedColumns):  # log_prob of a probability mass
             raise NotImplementedError
         term = node["fn"].log_prob(node["value"])
     except NotImplementedError:
@@ -172,9 +172,9 @@ def _density(node: dict) -> Tensor:
 
 
 def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray | None = None, seed: int = 0) -> Loo:
-    """PSIS-LOO of the training rows, all of them or, of a large set, some evenly chosen.
+    """PSIS-LOO of the training rows, or of some evenly spaced rows of a large set.
 
-    log_weights: (S,) log r of the stored draws, where they are an approximation's; None for Markov chains.
+    log_weights: (S,) log r of the stored draws, if they are from an approximation; None for Markov chains.
     """
     data.schema.need_one_target("leave-one-out")
     posterior = thinned(posterior, LOO_DRAWS)
@@ -203,17 +203,17 @@ def leave_one_out(posterior: Posterior, data: Dataset, log_weights: np.ndarray |
 def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.ndarray, np.ndarray, float]:
     """Posterior-predictive check by a realised discrepancy T(y, w) (Gelman, Meng & Stern 1996, Stat. Sinica 6:733).
 
-    (data sets made by the fitted model (R, M) at M training rows, the observed one (M,), share of the former that fit
-    worse: near 0, the data are stranger than the model would make them; near 1, they fit better than its own).
-    T is −log p(y | x, w) for labels; in regression, where a learned noise always makes that fit, the largest
-    |y − mean| / noise: are there outliers that the noise does not know of?
+    (data sets drawn from the fitted model (R, M) at M training rows, the observed one (M,), p: the share of drawn sets
+    with a larger T. p near 0: the data fit worse than data from the model; near 1: they fit better).
+    T is −log p(y | x, w) for labels. In regression a learned noise would always make that fit, so T is the largest
+    |y − mean| / noise, which finds outliers.
     """
     posterior = thinned(posterior, CHECK_DRAWS)
     num = math.prod(sized(posterior, CHECK_DRAWS))
     rows = even(len(data.x_train), min(CHECK_ROWS, len(rows_within(posterior, len(data.x_train), num, 1e7))))
     y, repeats = data.y_train[rows].cpu(), max(1, -(-MIN_SETS // num))
     seen, made, samples = torch.zeros(num), torch.zeros(repeats, num), []
-    with isolated(seed + 1):  # not the numbers that the weights are drawn by
+    with isolated(seed + 1):  # other random numbers than those of the weights
         for part, prediction in walk(posterior, data.x_train[rows], num, seed):
             seen = prediction.discrepancy(y[part], seen)
             new = [prediction.components.sample() for _ in range(repeats)]
@@ -224,5 +224,5 @@ def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.nd
 
 
 def uniformity(pit: np.ndarray) -> float:
-    """p-value of "these probability integral transforms (M,) are uniform" (Kolmogorov-Smirnov); NaN below 10."""
+    """Kolmogorov-Smirnov p-value of uniform probability integral transforms (M,); NaN for fewer than 10."""
     return float(kstest(pit, "uniform").pvalue) if len(pit) >= 10 and np.isfinite(pit).all() else math.nan

@@ -1,6 +1,6 @@
-"""What a diagnosis is, and what it says to someone who knows no statistics of Markov chains.
+"""The result of a diagnosis, and its verdicts in sentences for readers who do not know the statistics of Markov chains.
 
-The overall verdict rests on what the network computes. Where that is wrong, the sampler's own numbers name the cause.
+The overall verdict depends on the network's outputs; if it is bad, statistics of the sampler identify the cause.
 """
 
 import math
@@ -19,28 +19,28 @@ from bnn_pyro.errors import Introduced, counted
 
 #: From good to bad.
 LEVELS = ("good", "caution", "bad")
-#: R-hat: what is usually demanded, and what no longer passes for nearly converged. Effective draws likewise.
+#: R-hat is good up to the first limit and bad above the second; effective sample sizes are bad below ESS_BAD.
 RHAT, RHAT_BAD = 1.01, 1.05
 ESS, ESS_BAD = 400, 100
-#: R-hat above which longer chains were not seen to come together (docs/which-method.md, the chains).
+#: Above this R-hat, longer chains did not converge in experiments (docs/which-method.md, the chains).
 FAR_APART = 1.3
-#: p-value from which on an R-hat above that is what the largest of so many comes to by chance, or a check is passed.
+#: Level of p-values: of an R-hat above RHAT, which chance can explain from this p-value on, and of checks.
 CHANCE = 0.01
-#: Shares that matter: of stuck chains, divergent transitions (from RARE on in the overall verdict), trajectories cut.
+#: Largest shares of stuck chains, of divergent transitions (RARE: in the overall verdict), and of cut trajectories.
 STUCK, DIVERGENT, CUT, RARE = 0.05, 0.01, 0.05, 0.002
 #: BFMI below which energies mix badly; mean acceptance below which the step size did not settle.
 BFMI, ACCEPTED = 0.3, 0.4
-#: Kinetic temperature from which on momenta are not those of a posterior; mini-batches and short runs bring it to 1.7.
+#: Kinetic temperature above which the draws are not those of a posterior; mini-batches and short runs have up to 1.7.
 HOT = 1.8
-#: Standard deviations of the targets, or nats of log-odds, that no sampler of a posterior spreads over.
+#: Predictive spread above which a sampler has run away, in standard deviations of the targets or nats of log-odds.
 RUNAWAY = 1e4
-#: Causes that leave no use for the draws.
+#: Causes that make the draws useless.
 FATAL = ("spread", "kinetic temperature")
 
 
 @dataclass(frozen=True)
 class Verdict(Introduced):
-    """One sentence, or a few. level: a key of ``LEVELS``.   about: what it judges, in a word or two."""
+    """One or a few sentences.   level: one of ``LEVELS``.   about: what is judged, in a word or two."""
 
     level: str
     about: str
@@ -52,21 +52,21 @@ class Verdict(Introduced):
 
 @dataclass(frozen=True)
 class Diagnosis(Introduced):
-    """All that could be found out about one posterior.
+    """The results of a diagnosis.
 
-    statistics  numbers by name, only those that apply: rhat_max, rhat_p (where that is above 1.01: how often the
-                largest of as many would be as large by chance), rhat_share (of outputs below 1.01), ess_bulk_min,
-                ess_tail_min, mcse_max (in posterior standard deviations of the output), nested (1 where R-hat is
-                nested), points (inputs looked at), weight_rhat_max, weight_rhat_p, weight_ess_min, weights_shown,
-                divergences (draws that have one), thin (transitions a draw where more than one), divergent_chains,
-                stuck_chains, acceptance_mean, bfmi_min, max_tree_share (of trajectories that were cut at their
-                longest), kinetic_temperature (of a sampler that rejects nothing: 1 where its step is small enough),
-                spread_max (the largest predictive standard deviation of the points, in those of the targets; of
+    statistics  numbers by name, as far as they apply: rhat_max, rhat_p (if rhat_max is above 1.01: the probability that
+                the largest of as many would be as large by chance), rhat_share (of outputs below 1.01), ess_bulk_min,
+                ess_tail_min, mcse_max (in posterior standard deviations of the output), nested (1 if R-hat is nested),
+                points (number of inputs), weight_rhat_max, weight_rhat_p, weight_ess_min, weights_shown,
+                divergences (number of draws with one), thin (transitions per draw, if more than one), divergent_chains,
+                stuck_chains, acceptance_mean, bfmi_min, max_tree_share (of trajectories cut at their maximal length),
+                kinetic_temperature (of a sampler without rejections: 1 if its step is small enough),
+                spread_max (largest predictive standard deviation of a point, in standard deviations of the targets; for
                 log-odds, over the draws), elpd_loo, elpd_loo_se, p_loo, loo_rows, pareto_k_max, pareto_k_bad (rows
                 above 0.7), pit_p, ppc_p, khat, elbo_rise, elbo_rise_halfway, draws, chains
-    verdicts    the overall one first
+    verdicts    the overall verdict, then the others
     series      arrays for the figures, by name
-    weights     rows of a bounded table: name, mean, sd, and for chains rhat, ess_bulk, ess_tail, mcse
+    weights     rows of a table of some weights: name, mean, sd, and for chains rhat, ess_bulk, ess_tail, mcse
     """
 
     statistics: Mapping[str, float]
@@ -78,80 +78,77 @@ class Diagnosis(Introduced):
         ways = "next: diagnosis.statistics; diagnosis.weights; bp.diagnostics.to_arviz(posterior, data)"
         return "\n".join([*map(repr, self.verdicts), ways])
 
-    #: That of the overall verdict.
+    #: The level of the overall verdict.
     level = property(lambda self: self.verdicts[0].level)
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the series; JSON-able, a number that is not finite as None."""
+        """All but the series, JSON-able, with None for numbers that are not finite."""
         verdicts, weights = [vars(verdict).copy() for verdict in self.verdicts], [jsonable(row) for row in self.weights]
         return {"statistics": jsonable(self.statistics), "verdicts": verdicts, "weights": weights}
 
 
 def jsonable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with Python's own numbers, and None where one is not finite."""
+    """The row with Python numbers in place of numpy's, and None for those that are not finite."""
     values = {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
-#: Sentences by what they are about, and which of several.
+#: {"about, variant": sentence}.
 SENTENCES = tomllib.loads((Path(__file__).parent / "sentences.toml").read_text(encoding="utf-8"))
 
 
 @dataclass
 class Findings:
-    """What the sentences are made of: ``Diagnosis.statistics``, and what is no number.
+    """What the verdicts are derived from."""
 
-    stochastic: whether proposals are never rejected.   unit: of ``spread_max``.   failed: see ``failures``.
-    """
-
-    kind: str
-    statistics: dict[str, float]
-    tested: bool
+    kind: str  # a key of ``draws.KINDS``
+    statistics: dict[str, float]  # those of ``Diagnosis``
+    tested: bool  # whether there are test rows
     temperature: float
-    stochastic: bool
-    rows: int
-    no_khat: str = ""
-    constant: bool = False
-    broken: int = 0
-    spread: float = 0.0
-    unit: str = "the targets' own spread"
-    failed: str = ""
+    stochastic: bool  # whether the sampler follows noisy gradients and rejects nothing
+    rows: int  # number of training rows
+    no_khat: str = ""  # why there is no k̂
+    constant: bool = False  # whether no draw changes any output
+    broken: int = 0  # number of draws with outputs that are not finite
+    spread: float = 0.0  # mean |PIT − ½| − ¼ of leave-one-out: above 0, predictions are too narrow
+    unit: str = "the targets' own spread"  # of ``spread_max``
+    failed: str = ""  # see ``failures``
 
     def get(self, name: str) -> float:
-        """The number, NaN where it does not apply."""
+        """The statistic, NaN if it does not apply."""
         return self.statistics.get(name, math.nan)
 
     def has(self, name: str) -> bool:
-        """Whether the number is there and finite."""
+        """Whether the statistic applies and is finite."""
         return math.isfinite(self.get(name))
 
     def apart(self, prefix: str = "") -> bool:
-        """Whether an R-hat is too large, and larger than chance makes the largest of as many."""
+        """Whether the largest R-hat is above its limit and chance does not explain it."""
         return self.get(f"{prefix}rhat_max") > RHAT and not self.get(f"{prefix}rhat_p") >= CHANCE
 
     #: Draws of all chains.
     total = property(lambda self: self.get("chains") * self.get("draws"))
 
     def fill(self, which: str, **words: Any) -> str:
-        """A sentence of ``SENTENCES`` with its numbers and words."""
+        """A sentence of ``SENTENCES``, filled with the statistics, the fields and the given words."""
         known = {"GOOD_K": GOOD_K, "BFMI": BFMI, "total": self.total, **vars(self), **self.statistics, **words}
         return SENTENCES[which].format_map(defaultdict(lambda: math.nan, {**SENTENCES, **known}))
 
     def say(self, level: str, which: str, **words: Any) -> Verdict:
-        """The same as a verdict."""
+        """The filled sentence as a verdict."""
         return Verdict(level, which.partition(",")[0], self.fill(which, **words))
 
-    #: The share of transitions: of ``thin`` a draw it is known whether one diverged, p = 1 − (1 − share)^thin.
+    #: Share of divergent transitions. The p of draws of ``thin`` transitions with a divergence is 1 − (1 − share)^thin.
     diverged = property(lambda f: 1 - (1 - f.get("divergences") / f.total) ** (1 / f.statistics.get("thin", 1)))
 
     @property
     def causes(self) -> dict[str, tuple[str, str]]:
-        """{about: (a clause, what to set)}: why the sampler does not reach the posterior, the gravest first."""
+        """{about: (clause, remedy)}: why the sampler does not reach the posterior, the most serious cause first."""
         kinetic = self.get("kinetic_temperature")
         signs = {
             "spread": self.get("spread_max") > RUNAWAY,
             "kinetic temperature": kinetic < 1 / HOT or kinetic > HOT,
-            "divergences": self.diverged > RARE and self.has("acceptance_mean"),  # else steps were taken back
+            "divergences": self.diverged > RARE and self.has("acceptance_mean"),  # others undo such steps
             "trajectories": self.get("max_tree_share") > CUT,
             "acceptance": self.get("acceptance_mean") < ACCEPTED,
         }
@@ -164,7 +161,7 @@ class Findings:
 
 
 def verdicts(f: Findings) -> tuple[Verdict, ...]:
-    """The overall verdict, then what else there is to say."""
+    """The overall verdict, then those on details."""
     return (_overall(f), *_details(f))
 
 
@@ -188,7 +185,7 @@ def _chains(f: Findings) -> Verdict:
     if fatal := [known[about] for about in FATAL if about in known]:
         clauses, remedies = ("; ".join(dict.fromkeys(words)) for words in zip(*fatal, strict=True))
         return f.say("bad", "overall, fatal", clauses=clauses, remedies=remedies)
-    unknown = chains > 1 and not f.has("rhat_max")  # of so few draws, or of chains that each stay where they are
+    unknown = chains > 1 and not f.has("rhat_max")  # too few draws, or every chain is constant
     if (draws > 1 and f.constant) or (unknown and draws >= LEAST_DRAWS):
         return f.say("bad", "overall, frozen")
     if unknown or not f.has("ess_bulk_min"):
