@@ -1,7 +1,7 @@
-"""Is a posterior right? Checks of a variant and a method against what is known independently of both.
+"""Checks of a variant and a method against results that are known independently of both.
 
-Each check is a frozen dataclass of settings, and holds a method to what it says that its draws converge to: an exact
-sampler must be exact, an approximation must be off in the way that it is known for, by an amount that is reported.
+Each check is a frozen dataclass of settings. It tests what a method claims that its draws converge to: an exact sampler
+must be exact; an approximation may only have its known kind of error, whose size is reported.
 """
 
 from collections.abc import Collection
@@ -24,9 +24,9 @@ from bnn_pyro.settings import build, defaults
 from bnn_pyro.zoo import ZOO, Entry
 from bnn_pyro.zoo.auto import make_setup
 
-#: Data whose inputs are used where none are named: small enough for every method, and embedded.
+#: Data sets whose inputs are used by default: small enough for every method, and contained in the package.
 DATA, IMAGES = "toy-curve", "digits"
-#: Every check by its name on the command line, in the order of their power per second.
+#: {name on the command line: check}, in descending order of statistical power per second.
 CHECKS: dict[str, type[Check]] = {
     "closed-form": ClosedForm,
     "quadrature": Quadrature,
@@ -44,11 +44,11 @@ def run(
     entry: str | Entry | nn.Module, data: Dataset | None = None, method: str | Method | None = None,
     only: str | Collection[str] = (), **settings: Any,
 ) -> dict[str, Outcome | str]:  # fmt: skip
-    """{check: its outcome with the quick budget, or why it is not made} of a variant, or a module of the user's own.
+    """{check: its outcome with the quick budget, or why it does not apply} for a variant, or a module of the user's.
 
-    data: whose inputs are taken; a variant of the zoo needs none.   method: by default the first; a key of ``METHODS``,
-    or an object, also of a class of the user's own.   settings: of the method.   only: key(s) of ``CHECKS``, else all.
-    Raises UserError for names that there are not, a module without data, and settings that the method does not have.
+    data: provides the inputs; optional for a variant of the zoo.   method: a key of ``METHODS`` or an object, also of
+    the user's own class; by default the first method.   settings: of the method.   only: key(s) of ``CHECKS``.
+    Raises UserError for unknown names, a module without data, and settings that the method does not have.
     """
     setup = make_setup(entry, method)
     if data is None and (setup.variant not in ZOO or "module" in defaults(setup.entry)):

@@ -1,4 +1,4 @@
-"""What a check is made of, what it reports, and how averages of draws are compared with what they should be."""
+"""The base class of checks, what they report, and the comparison of averages of draws with their expected values."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,21 +19,24 @@ from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import name_of
 
-#: Chance of a false alarm of one check, over all of its quantities together.
+#: Probability of a false alarm of one check, over all of its quantities together.
 ALPHA = 1e-3
-#: Autocorrelations are added up over some WINDOW · τ lags to find that D draws are worth E = D/2τ. The variance of a
-#: mean by them has a relative variance of 2 · WINDOW/E (Sokal 1997, doi:10.1007/978-1-4899-0319-8_6, equation 3.19), as
-#: one of E/WINDOW degrees of freedom has. Simulated in tests/test_checks_known_answers.py.
+#: The effective sample size E = D/2τ of D draws is computed from autocorrelations up to about WINDOW · τ lags. Then the
+#: estimated variance of a mean has a relative variance of 2 · WINDOW/E (Sokal 1997, doi:10.1007/978-1-4899-0319-8_6,
+#: equation 3.19), like one of E/WINDOW degrees of freedom. Simulated in tests/test_checks_known_answers.py.
 WINDOW = 5
-#: Quantities that a sentence names, where they are off in the way that a method is known for.
+#: Largest number of quantities that a sentence names.
 NAMED = 4
-#: σ of every weight where a guide starts: neither a point nor a prior.
+#: Initial σ of every weight of a guide: neither a point nor the prior.
 INIT_SCALE = 0.05
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is checked, on inputs of ``data``.   kind: the method's class.   given: its settings, above a check's."""
+    """A variant and a method to be checked on inputs of ``data``.
+
+    kind: class of the method.   given: settings of the method by the user, which override those of a check.
+    """
 
     entry: Entry
     kind: type[Method]
@@ -42,28 +45,28 @@ class Subject:
 
     #: The method's name.
     inference = property(lambda self: name_of(self.method({}), METHODS))
-    #: What the method says that its draws converge to, with the user's settings; see ``Method``.
+    #: What the draws converge to, according to the method with the user's settings; see ``Method``.
     converges_to = property(lambda self: self.method({}).converges_to)
-    #: Whether that is the posterior itself, in the limit of small steps or without one.
+    #: Whether that is the exact posterior, possibly in the limit of small steps.
     exact = property(lambda self: self.converges_to.startswith("exact"))
     #: Whether the network is a module of the user's own.
     own_module = property(lambda self: "module" in defaults(self.entry))
 
     @property
     def improper(self) -> bool:
-        """Whether the prior has no draws, or that of some weights of a module has none."""
+        """Whether the prior, or that of some weights of a module, is improper and cannot be sampled."""
         improper = str(getattr(self.entry, "prior", "")).startswith("log-uniform")
         return improper or (self.own_module and "proper prior" not in self.entry.has)
 
-    #: T that the user asked for.
+    #: The temperature T in the user's settings.
     temperature = property(lambda self: float(self.given.get("temperature", 1.0)))
 
     def method(self, settings: Mapping[str, Any]) -> Method:
-        """The method: the user's settings above these, of which those that it does not have are left out."""
+        """The method with these settings, without those that it does not have, overridden by the user's settings."""
         return build(self.kind, {k: v for k, v in settings.items() if k in defaults(self.kind)} | dict(self.given))
 
     def tiny_method(self, draws: float, epochs: float, /, **settings: Any) -> Method:
-        """With what suffices on a tiny problem, for so many times the draws of a sampler, or epochs of an optimiser."""
+        """The method with its settings for tiny problems; draws, epochs: factors for samplers and for optimisers."""
         tiny = dict(self.kind.tiny)
         if "draws" in tiny:
             tiny["draws"] = max(1, round(tiny["draws"] * draws))
@@ -75,7 +78,7 @@ class Subject:
         return self.method(tiny | settings)
 
     def irreducible(self, hidden: tuple[int, ...] = ()) -> str:
-        """Why the variant cannot be made a fully connected network of these widths, in words; "" where it can."""
+        """Why the variant cannot be reduced to a fully connected network of these widths; "" if it can."""
         entry, names = self.entry, defaults(self.entry)
         if "dropout" in self.kind.needs:
             return "the rates of its masks are settings, not inferred: its draws tend to no posterior that is known"
@@ -94,13 +97,13 @@ class Subject:
         return "the method is for linear models" if hidden and "linear model" in self.kind.needs else ""
 
     def reduced(self, **settings: Any) -> Entry:
-        """The variant with those of the settings that it has, without dropout, on features that are the inputs."""
+        """The variant without dropout or backbone, with those of the settings that it has."""
         entry, names = self.entry, defaults(self.entry)
         small = {"init_scale": INIT_SCALE, "input_dropout": 0.0, "hidden_dropout": 0.0, "backbone": nn.Flatten()}
         return replace(entry, **{k: v for k, v in {**small, **settings}.items() if k in names})
 
     def settings(self, method: Method, entry: Entry | None = None) -> dict[str, Any]:
-        """Of variant and method, for the report; JSON-able."""
+        """The settings of variant and method for the report, JSON-able."""
         return {"variant": plain(entry or self.entry), "method": plain(method)}
 
 
@@ -108,13 +111,13 @@ class Subject:
 class Finding:
     """One quantity.
 
-    about     what it is, in the field's words, with its unit
+    about     description, with its unit
     estimate  its value
-    expected  what it should be; None where there is nothing to compare with
-    error     standard error of the difference; 0 where both are exact; None where it is not known
-    p         two-sided p-value, corrected for the number of quantities of the check; None where no chance is involved
-    level     a key of ``LEVELS``: good; caution, off in the way that the method is known for; bad
-    z         standard errors by which it is off, of many degrees of freedom; None where no chance is involved
+    expected  its correct value; None if there is none to compare with
+    error     standard error of the difference; 0 if both are exact; None if it is unknown
+    p         two-sided p-value, corrected for the number of quantities of the check; None without randomness
+    level     one of ``LEVELS``: good; caution, a known error of the method; bad
+    z         the difference as a standard Normal score of the same p-value; None without randomness
     """
 
     about: str
@@ -128,11 +131,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One check (a key of ``CHECKS``) of one subject, with its verdict as a level and in words.
+    """The result of one check (a key of ``CHECKS``) of one subject, with its verdict as a level and a sentence.
 
     settings   of variant and method, JSON-able
-    findings   what was compared
-    evidence   arrays by name, for figures besides that of the findings; see ``plots.checks``
+    findings   the compared quantities
+    evidence   arrays by name, for more figures; see ``plots.checks``
     figures    numbers for the table of variants and methods: {column: number}
     """
 
@@ -145,21 +148,21 @@ class Outcome:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the evidence; JSON-able, a number that is not finite as None. Estimates are called ``found``."""
+        """All but the evidence, JSON-able, with None for non-finite numbers. Estimates have the key ``found``."""
         findings = [{"found" if k == "estimate" else k: v for k, v in jsonable(vars(f)).items()} for f in self.findings]
         own = {"check": self.check, "level": self.level, "sentence": self.sentence, "settings": dict(self.settings)}
         return {**own, "findings": findings, "figures": jsonable(self.figures)}
 
 
 class Refused(UserError):
-    """A check cannot be made of a subject."""
+    """A check does not apply to a subject."""
 
 
 class Check:
-    """One way to tell whether a posterior is right: a frozen dataclass of settings with the verb ``run``.
+    """Base class of a test of whether a posterior is right: a frozen dataclass of settings with a method ``run``.
 
-    Class attributes: ``title`` (a headline), ``idea`` (what is compared with what: the docstring's first paragraph),
-    ``quick``, the settings of the quick budget; the defaults are those of the full one.
+    Class attributes: ``title`` (a headline), ``idea`` (what is compared: the docstring's first paragraph), ``quick``
+    (settings of the quick budget; the defaults are those of the full budget).
     """
 
     title: ClassVar[str]
@@ -174,23 +177,23 @@ class Check:
         return ""
 
     def refuses(self, subject: Subject) -> str:
-        """Why this check cannot be made of the subject, in words; "" where it can."""
+        """Why this check does not apply to the subject; "" if it does."""
         try:
             return self._refuses(subject)
         except UserError as reason:
             return str(reason)
 
     def run(self, subject: Subject, *, seed: int = 0, report: Report | None = None) -> Outcome:
-        """Make the check. Raises UserError for what the user can mend, and Refused where it cannot be made."""
+        """Run the check. Raises UserError for errors that the user can correct, and Refused if it does not apply."""
         if reason := self.refuses(subject):
             raise Refused(reason)
-        with warnings.catch_warnings():  # of settings that are the check's, not the user's
+        with warnings.catch_warnings():  # about settings that the check chose
             warnings.filterwarnings("ignore", ".* tells of its start alone")
             return self._run(subject, seed, report or (lambda *_: None))
 
 
 def worst(levels: Iterable[str]) -> str:
-    """The worst of several levels; "good" of none."""
+    """The worst of several levels; "good" if there are none."""
     return max(levels, key=LEVELS.index, default="good")
 
 
@@ -198,17 +201,17 @@ def concluded(
     check: str, findings: Sequence[Finding], settings: Mapping[str, Any], right: str, wrong: str, remark: str = "",
     **more: Any,
 ) -> Outcome:  # fmt: skip
-    """The outcome of a check that has these findings: the worst of their levels, and a sentence.
+    """The outcome of a check with these findings: the worst of their levels, and a sentence.
 
-    right, wrong: what is so where none is bad, and where one is.   remark: a sentence more.   more: see ``Outcome``.
+    right, wrong: start of the sentence if no finding is bad, or if one is.   remark: a further sentence.
+    more: see ``Outcome``.
     """
 
-    def told(f: Finding) -> str:
+    def described(f: Finding) -> str:
         return f"{f.about}: {f.estimate:.3g}" + ("" if f.expected is None else f", not {f.expected:.3g}")
 
-    # The surest first.
-    ordered = sorted(findings, key=lambda f: -1.0 if f.p is None else f.p)
-    bad, caution = ([told(f) for f in ordered if f.level == level] for level in ("bad", "caution"))
+    ordered = sorted(findings, key=lambda f: -1.0 if f.p is None else f.p)  # the most significant first
+    bad, caution = ([described(f) for f in ordered if f.level == level] for level in ("bad", "caution"))
     p, num = [f.p for f in findings if f.p is not None], len(findings)
     chance = f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})" if p else ""
     off = bad or caution
@@ -227,7 +230,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of_chains(cls, values: np.ndarray) -> Self:
-        """Of series (C, D, M); errors by effective draws, a ``WINDOW``-th of which are their degrees of freedom."""
+        """Of series (C, D, M), with errors by effective sample sizes; degrees of freedom are these / ``WINDOW``."""
         values = np.asarray(values, dtype=np.float64)
         with np.errstate(invalid="ignore"):
             effective = np.nan_to_num(ess_mean(np.moveaxis(values, 2, 0)), nan=1.0)
@@ -235,7 +238,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of_independent(cls, values: np.ndarray) -> Self:
-        """Of independent draws (S, M), or the means of runs or chains that are."""
+        """Of independent draws (S, M), or means of independent runs or chains."""
         values = np.asarray(values, dtype=np.float64)
         freedom = max(len(values) - 1, 1)
         return cls(values.mean(0), values.std(0, ddof=min(1, len(values) - 1)) / np.sqrt(len(values)), freedom)
@@ -245,10 +248,10 @@ def judge(
     abouts: Sequence[str], estimate: Estimate, expected: np.ndarray, *, high: np.ndarray | None = None,
     tolerance: np.ndarray | float = 0.0, level: str | np.ndarray = "bad", tests: int = 1,
 ) -> list[Finding]:  # fmt: skip
-    """A finding for each quantity, of ``level`` where it is off; p is corrected for ``tests`` times as many as here.
+    """A finding for each quantity, with ``level`` (one for all, or (M,)) if it differs significantly from the expected.
 
-    level: (M,) or one for all.   high: of an interval that starts at ``expected``.
-    tolerance: what each may be off for reasons other than chance.
+    high: if given, values from ``expected`` to ``high`` are correct.   tolerance: deviation that is no error.
+    tests: p-values are corrected for ``tests`` · M comparisons.
     """
     top = expected if high is None else high
     off = np.where(estimate.mean > top, estimate.mean - top, np.minimum(estimate.mean - expected, 0.0))
@@ -265,6 +268,6 @@ def judge(
 
 
 def close(about: str, estimate: float, expected: float, tolerance: float) -> Finding:
-    """A finding without chance, bad where the two differ by more than ``tolerance``, or one is not finite."""
+    """A finding without randomness, bad if the two differ by more than ``tolerance``, or one is not finite."""
     good = abs(estimate - expected) <= tolerance
     return Finding(about, float(estimate), float(expected), 0.0, level="good" if good else "bad")

@@ -1,7 +1,7 @@
-"""The numbers that a method computes with: are they unbiased, do they agree with one another, and how noisy are they?
+"""Check of the estimates that a method computes with: whether they are unbiased and consistent with each other.
 
-On the variant itself and its own data. For optimisers: the ELBO and its gradient as training estimates them. For
-samplers: the log joint density that they follow, its gradient against finite differences, precision, and mini-batches.
+The variant itself is checked on its own data. For optimisers: the ELBO and its gradient as training estimates them. For
+samplers: the log joint density, its gradient against finite differences, its precision, and mini-batches.
 """
 
 import copy
@@ -32,11 +32,15 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import weight_space
 from bnn_pyro.progress import Report
 
-#: Relative: of central differences, their step and how far off they may be; of 32 bits; of sums of float32.
-STEP, SMOOTH, SINGLE, ROUNDING = 1e-5, 1e-5, 1e-3, 1e-4
-#: Points and numbers of each where a gradient is looked at; its projections; particles whose invariance is looked at.
-PLACES, COORDINATES, PROJECTIONS, PARTICLES = 4, 12, 6, 4
-#: What is right of samplers, and of optimisers.
+#: Step of central differences, and their relative tolerance.
+STEP, SMOOTH = 1e-5, 1e-5
+#: Relative tolerances of results in float32, and of sums of float32.
+SINGLE, ROUNDING = 1e-3, 1e-4
+#: Numbers of points, and of coordinates of each, at which a gradient is compared with finite differences.
+PLACES, COORDINATES = 4, 12
+#: Number of random directions that gradients are projected on, and of particles.
+PROJECTIONS, PARTICLES = 6, 4
+#: The conclusions for samplers and for optimisers.
 OF_DENSITY = """\
 The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches have it for \
 their mean"""
@@ -49,17 +53,12 @@ Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, 
 class Estimators(Check):
     """Mini-batch estimates must have the full-batch number for their mean, whatever the size of the batches and the
     number of particles; gradients must be those of finite differences, in 32 bits as in 64.
-
-    rows     of the training set that are used, at most
-    batches  mini-batches that they are divided into
-    repeats  of an estimate, to know its mean and variance
-    warm     steps of training before, so that q has a width and a place of its own
     """
 
-    rows: int = 600
-    batches: int = 6
-    repeats: int = 400
-    warm: int = 300
+    rows: int = 600  # largest number of training rows
+    batches: int = 6  # number of mini-batches that they are divided into
+    repeats: int = 400  # number of estimates, for their mean and variance
+    warm: int = 300  # steps of training before the check, so that q differs from its initial state
 
     title: ClassVar[str] = "Estimators"
     quick: ClassVar[Mapping[str, Any]] = {"rows": 120, "repeats": 60, "warm": 60}
@@ -88,7 +87,7 @@ class Estimators(Check):
 
 
 def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: Sequence[float]) -> list[Finding]:
-    """The mean over mini-batches, weighted by their rows, is that of all rows: of the objective and its gradient."""
+    """Whether the weighted mean over mini-batches of the objective and of its gradient equals that of all rows."""
     value, gradient = (sum(s * p for s, p in zip(shares, part, strict=True)) for part in zip(*pieces, strict=True))
     off = ((value - whole[0]).abs() / whole[0].abs().clamp_min(1.0)).max().item()
     steep = ((gradient - whole[1]).norm(dim=1) / whole[1].norm(dim=1).clamp_min(1e-12)).max().item()
@@ -97,7 +96,7 @@ def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: 
 
 
 def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -> list[Finding]:
-    """Findings of a sampler's log joint; call inside ``isolated``.   batches: see ``Estimators``."""
+    """Findings on a sampler's log joint; call inside ``isolated``.   batches: see ``Estimators``."""
     temperature = method.temperature
     single = Potential(model, data.x_train, data.y_train, temperature)
     y = data.y_train.double() if data.y_train.is_floating_point() else data.y_train
@@ -114,7 +113,7 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
     ahead, behind = (torch.stack([double(place + sign * moves)[0] for place in z]) for sign in (1, -1))
     differences = (ahead - behind) / (2 * STEP)  # (PLACES, coordinates)
     chosen, scale = gradient[:, which], gradient.abs().amax(1, keepdim=True).clamp_min(1.0)
-    # Kinks of a piecewise linear network, and cancellation in a density of many nats, count for something.
+    # The tolerance allows for cancellation in a density of many nats. At kinks of the network gradients differ as well.
     cancelled = 1e-15 * density.abs().max().item() / STEP / scale.min().item()
     off = ((differences - chosen).abs() / scale).flatten().sort().values
     about = "gradient less finite differences, of the largest entry ({})"
@@ -144,7 +143,7 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
 def _of_elbo(
     check: Estimators, subject: Subject, method: Optimisation, model: nn.Module, data: Dataset, seed: int, facts: dict
 ) -> list[Finding]:
-    """Findings of an optimiser's objective; call inside ``isolated``.   facts: of a module's start."""
+    """Findings on an optimiser's objective; call inside ``isolated``.   facts: returned by a module's ``prepare``."""
     point = subject.converges_to == "point"
     latent = getattr(method, "prior_weight", 1.0) if point else getattr(method, "temperature", 1.0)
     q = PointMass(model.initial) if point else subject.entry.guide(model)
@@ -173,7 +172,7 @@ def _of_elbo(
     gradients = {name: torch.cat([g for _, g in pairs]) for name, pairs in repeated.items()}
     whole, *others = gradients
     directions = torch.randn(gradients[whole].shape[1], PROJECTIONS, generator=torch.Generator().manual_seed(1))
-    # By gradients of their own: along its own mean a sample is longer than the gradient is, by its noise.
+    # The mean gradient is estimated from other samples, whose noise is independent of those that are projected on it.
     mean = torch.cat([estimators[whole]()[1] for _ in range(max(1, check.repeats // 4))]).mean(0)
     directions = nn.functional.normalize(torch.cat([directions.double(), mean[:, None]], 1), dim=0)
     along = [*(f"direction {k + 1}" for k in range(PROJECTIONS)), "the mean gradient"]
@@ -184,8 +183,9 @@ def _of_elbo(
         names = [f"ELBO by {name} (nats)", *(f"gradient by {name}, along {what} (nats)" for what in along)]
         level = "caution" if approximate and name == "weight draws" else "bad"
         findings += _alike(names, values[name], values[whole], tolerance, level)
-    # As training computes it, mean over an epoch: a KL up to a constant, and masks, have no definition to go by.
-    trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=1e-30, batch_size=size))  # no weight moves
+    # The ELBO as training computes it, mean over an epoch. It is compared with its definition, unless that is unknown
+    # because the KL has an unknown constant or the network has masks.
+    trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=1e-30, batch_size=size))  # fixed weights
     if "dropout" in facts or facts.get("batch_norm") == "batch":  # training mode is another function
         return findings
     if subject.improper or (point and any(getattr(getattr(weights, "net", None), "rates", ()))):
@@ -197,7 +197,7 @@ def _of_elbo(
 
 @dataclass
 class _Trained:
-    """What is trained, and the objective that training follows."""
+    """A model and guide with the objective of training.   latent: factor of the KL."""
 
     model: nn.Module
     q: nn.Module
@@ -206,12 +206,12 @@ class _Trained:
     latent: float
 
     def epochs(self, loop: Optimisation) -> np.ndarray:
-        """The ELBO of every epoch (E, 1), nats, from the very loop that trains."""
+        """The ELBO of every epoch (E, 1), nats, from the training loop itself."""
         how = {"run": Run(self.seed), "latent": self.latent, "num_particles": 1}
         return np.array(Optimisation.minimise(loop, self.model, self.q, self.data, **how)[0].trace["elbo"])[:, None]
 
     def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | slice = slice(None), particles: int = 1) -> Values:
-        """The ELBO (1,) of all rows, or as these rows stand for them, and its gradient (1, P)."""
+        """The ELBO (1,) of all rows, estimated from ``rows``, and its gradient (1, P)."""
         x, y, num = self.data.x_train[rows], self.data.y_train[rows], len(self.data.x_train)
         with in_mode(m, training=False):
             elbo, _ = Objective(m, g, particles)(x, y, num / len(x), self.latent)
@@ -219,7 +219,7 @@ class _Trained:
         return elbo.detach()[None].double(), torch.cat([v.flatten() for v in gradients]).double()[None]
 
     def defined(self, m: nn.Module, g: nn.Module, number: int, point: bool) -> np.ndarray:
-        """log p(y | x, w) + log p(w) − log q(w) of weights drawn from q (number, 1), nats."""
+        """log p(y | x, w) + latent · (log p(w) − log q(w)) of weights drawn from q (number, 1), nats."""
         values = []
         with torch.no_grad(), in_mode(m, training=False):
             for _ in range(number):
@@ -235,7 +235,7 @@ class _Trained:
 def _alike(
     names: list[str], values: np.ndarray, reference: np.ndarray, tolerance: np.ndarray | float, level: str = "bad"
 ) -> list[Finding]:
-    """Means of (R, M) estimates that should be those of the reference, (R', M); of a NaN, none is right."""
+    """Findings on the means of (R, M) estimates, which should equal those of the reference (R', M); NaN is wrong."""
     own, base = Estimate.of_independent(values), Estimate.of_independent(reference)
     difference = Estimate(own.mean, np.hypot(own.error, base.error), own.freedom)
     return judge(names, difference, np.nan_to_num(base.mean, nan=np.inf), tolerance=tolerance, level=level)

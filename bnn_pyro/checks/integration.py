@@ -1,8 +1,8 @@
-"""Distributions of a few weights: nodes with masses, maxima and curvatures; the stationary law of stochastic gradients.
+"""Integration over a few weights, maxima and curvatures, and the stationary distribution of stochastic gradients.
 
-Two sets of nodes: the trapezoidal rule, whose error falls exponentially with the number of nodes where densities are
-smooth and their tails inside; and, for more weights than a grid holds, Sobol points of a Normal, weighted by the
-density (importance sampling).
+Integrals over two weights use the trapezoidal rule, whose error falls exponentially with the number of nodes if the
+density is smooth and its tails are inside the grid. Integrals over more weights use importance sampling with Sobol
+points of a Normal.
 """
 
 import math
@@ -18,50 +18,50 @@ from torch.quasirandom import SobolEngine
 
 from bnn_pyro.inference import Method
 
-#: Nodes a side of the integral over a posterior.
+#: Number of nodes of a grid in each dimension.
 NODES = 401
-#: Sobol points of a posterior; the width of the Normal that they are of, as a share of that at the mode.
+#: Number of Sobol points, and the width of their Normal relative to the Normal at the mode.
 POINTS, WIDER = 2**15, 1.3
 
 LogDensity = Callable[[Tensor], Tensor]  # (S, P) -> (S,), float64
 
 
 class Nodes(NamedTuple):
-    """w (n, P) and mass (n,), which sums to 1: mass @ values (n, M) is their expectation, (M,)."""
+    """w (n, P) and mass (n,), which sums to 1: the expectation of values (n, M) is mass @ values, (M,)."""
 
     w: Tensor
     mass: Tensor
 
 
 def grid(log_density: LogDensity, reach: float, nodes: int = NODES) -> Nodes:
-    """Of a density of two weights, all of which lies within ± ``reach`` in both."""
+    """Nodes of a density of two weights, which is negligible outside ± ``reach``."""
     axis = torch.linspace(-reach, reach, nodes, dtype=torch.float64)
     w = torch.cartesian_prod(axis, axis)
     return Nodes(w, log_density(w).softmax(0))
 
 
 def sobol(size: int, points: int = POINTS) -> Nodes:
-    """Of the standard Normal of ``size`` numbers, and symmetric."""
+    """Symmetric nodes of the standard Normal in ``size`` dimensions."""
     u = SobolEngine(size, scramble=True, seed=1).draw(points // 2, dtype=torch.float64)
     half = torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
     return Nodes(torch.cat([half, -half]), torch.full((points,), 1 / points, dtype=torch.float64))
 
 
 def normal(mean: Tensor, covariance: Tensor, standard: Nodes) -> Nodes:
-    """Of Normal(mean, covariance), or of a point where the covariance is 0."""
+    """Nodes of Normal(mean, covariance), or of a point if the covariance is 0, from those of the standard Normal."""
     root = torch.linalg.cholesky(covariance) if covariance.any() else covariance
     return Nodes(mean + standard.w @ root.mT, standard.mass)
 
 
 def importance(log_density: LogDensity, mode: Tensor) -> Nodes:
-    """Of a density with one mode: Sobol points of a Normal there, weighted."""
+    """Nodes of a density with one mode: weighted Sobol points of a Normal at the mode."""
     standard = sobol(len(mode))
     proposed = normal(mode, WIDER**2 * torch.linalg.inv(curvature(log_density, mode)), standard)
     return Nodes(proposed.w, (log_density(proposed.w) + 0.5 * standard.w.square().sum(1)).softmax(0))
 
 
 def climb(log_density: LogDensity, start: Tensor) -> Tensor:
-    """The maximum near ``start`` (P,), by BFGS and a step of Newton's."""
+    """The maximum near ``start`` (P,), by BFGS and a Newton step."""
     loss = _with_gradient(lambda w: -log_density(w[None])[0])
     near = minimize(loss, start.numpy(), jac=True, tol=1e-12).x
     step = np.linalg.solve(curvature(log_density, torch.from_numpy(near)).numpy(), loss(near)[1])
@@ -69,17 +69,17 @@ def climb(log_density: LogDensity, start: Tensor) -> Tensor:
 
 
 def curvature(log_density: LogDensity, at: Tensor) -> Tensor:
-    """Minus the Hessian (P, P)."""
+    """Minus the Hessian (P, P) of the log density."""
     return -torch.autograd.functional.hessian(lambda w: log_density(w[None])[0], at)
 
 
 def best_normal(
     log_density: LogDensity, start: Tensor, standard: Nodes, correlated: bool = False
 ) -> tuple[Tensor, Tensor, float]:
-    """(mean (P,), L (P, P), ELBO in nats) of the Normal(mean, LLᵀ) that is closest near ``start``.
+    """(mean (P,), L (P, P), ELBO in nats) of the q = Normal(mean, LLᵀ) near ``start`` with minimal KL(q ‖ posterior).
 
-    Closest by KL(q ‖ posterior): E_q log p(y, w) + H[q] is maximised, the expectation over the ``standard`` nodes.
-    correlated: of any covariance; otherwise of independent weights.
+    It maximises E_q log p(y, w) + H[q], where the expectation is over the ``standard`` nodes.
+    correlated: whether q has any covariance, or independent weights.
     """
     size = len(start)
     below = torch.tril_indices(size, size, -1) if correlated else torch.zeros(2, 0, dtype=torch.long)
@@ -99,12 +99,15 @@ def best_normal(
 
 
 def _with_gradient(loss: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], tuple[float, np.ndarray]]:
-    """As scipy's ``minimize`` takes it."""
+    """The loss and its gradient for scipy's ``minimize``."""
     return lambda p: tuple(part.numpy() for part in torch.func.grad_and_value(loss)(torch.from_numpy(p))[::-1])
 
 
 def stationary_covariance(precision: Tensor, eta: float, friction: float, noise: Tensor | float = 0.0) -> Tensor:
-    """(P, P) of w ← w + v, v ← (1 − α) v − η Λ (w − m) + Normal(0, 2αη + noise); noise: (P, P), of gradients, × η²."""
+    """Covariance (P, P) of w under w ← w + v, v ← (1 − α) v − η Λ (w − m) + Normal(0, 2αη + noise).
+
+    noise: η² · the covariance (P, P) of the noise of gradients.
+    """
     one = np.eye(len(precision))
     slope = -eta * precision.double().numpy()
     move = np.block([[one + slope, (1 - friction) * one], [slope, (1 - friction) * one]])
@@ -114,13 +117,13 @@ def stationary_covariance(precision: Tensor, eta: float, friction: float, noise:
 
 
 def stationary(method: Method, problem: Any) -> tuple[Tensor, Tensor]:
-    """Covariances (P, P) at a constant step, without the noise of mini-batches and with that of independent ones."""
+    """Covariances (P, P) at a constant step, without the noise of mini-batches, and with it if they are independent."""
     (mean, precision), num, size = problem.gaussian, len(problem.inputs), method.batch_size
     eta = method.eta_share * method.lr / num
     low = stationary_covariance(precision, eta, method.friction)
     if not 0 < (size or 0) < num:
         return low, low
-    # Gradients of rows, a r / σ², at weights of the posterior: E r² = (r at the mean)² + its variance.
+    # The gradient of a row is a r / σ². Over the posterior E r² = (r at the mean)² + its variance.
     a, variance = problem.design(problem.inputs), problem.noise**2 * problem.temperature
     residual = problem.targets - problem.output(mean[None], problem.inputs)[0]
     square = residual.square() + ((a @ torch.linalg.inv(precision)) * a).sum(1)

@@ -1,14 +1,14 @@
-"""The joint distribution test: transitions of a sampler, and new targets, must leave p(w, y | x) as it is.
+"""The joint distribution test: transitions of a sampler in turn with new targets must leave p(w, y | x) invariant.
 
     marginal-conditional     w ~ p(w),  y ~ p(y | x, w), independently
     successive-conditional   w_k ~ K(· | w_{k−1}; y_{k−1}),  y_k ~ p(y | x, w_k),   where K keeps p(w | y, x)
 
-Geweke 2004, JASA 99:799. Both have the same joint distribution where model, prior, gradient and kernel are right.
-Chains start from the first simulator's draws, and a kernel that is wrong drifts away from there. What is compared is
-(w_k, y_{k−1}): w as the kernel left it, with the targets that it was given. With y_k, only the prior would be seen.
-The kernel, with step size and mass matrix, is what ``run`` of the method makes in a short warm-up on one data set.
-Weights alone see little where the prior is wide beside the posterior: the log-likelihood and the slopes of the log
-joint depend on the data too (Modrák et al. 2023, arXiv:2211.02383).
+Geweke 2004, JASA 99:799. Both have the same joint distribution if model, prior, gradient and kernel are right. Chains
+start from draws of the first simulator; a wrong kernel drifts away from them. The test compares (w_k, y_{k−1}), the
+weights after a transition with the targets that it was given; with y_k it would only test the prior. The kernel, with
+step size and mass matrix, comes from a short warm-up of the method on one data set. Weights alone have little power if
+the prior is much wider than the posterior; the log-likelihood and the slopes of the log joint also depend on the data
+(Modrák et al. 2023, arXiv:2211.02383).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,27 +35,29 @@ from bnn_pyro.inference.sghmc import Chains as StochasticChains
 from bnn_pyro.isolation import isolated
 from bnn_pyro.progress import Report
 
-#: Weights of a user's module, of which there are thousands of draws at once.
+#: Largest number of weights of a user's module, as there are thousands of draws in memory.
 MAX_WEIGHTS = 2000
-#: Settings of the methods that have them; a user's own go above. Long steps are often rejected: that is to be seen.
+#: Settings of a method, as far as it has them and the user gave no others. Long steps test the rejection of proposals.
 SETTINGS = {"warmup": 150, "target_accept": 0.6, "lr": 0.01, "max_steps": 50}
-#: How many step sizes are tried where the user gave none and chains diverge or are far off; what divides each.
+#: Number of step sizes that are tried if the user gave none and the check is bad, and the divisor between two of them.
 ATTEMPTS, DIVIDED = 3, 4
-#: A distribution that is off by a quarter of a standard deviation, or of a variance, is no posterior of this model; and
-#: nothing that is off by less is seen where the Monte-Carlo error is too large to tell.
+#: A bias of the step size is bad above this share of a standard deviation or variance, and errors of this size must be
+#: detectable.
 LARGE = OF_INTEREST = 0.25
-#: Weights and rows that are looked at one by one, at most; draws of the joint distribution, for every chain.
-WEIGHTS, ROWS, REFERENCE = 8, 3, 20
-#: Chains that ChEES is tuned with.
+#: Largest numbers of weights and of rows that are compared one by one.
+WEIGHTS, ROWS = 8, 3
+#: Number of draws of the joint distribution per chain.
+REFERENCE = 20
+#: Number of chains that ChEES is tuned with.
 TUNED_WITH = 64
 
-#: One transition of C chains, given targets of its own for each, y (C, N): {site: (C, *shape)}, where they then are.
+#: One transition of C chains, each with its own targets, y (C, N) -> the new weights {site: (C, *shape)}.
 Transition = Callable[[Tensor], dict[str, Tensor]]
 Weights = dict[str, Tensor]  # {site: (C, *shape)}
 
 
 def _one_by_one(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
-    """All that a kernel remembers after its warm-up is where it is: it takes every chain's turn."""
+    """After its warm-up, a kernel has no state but its position: one kernel moves all chains in turn."""
     potential = joint.potential()
     z = potential.position(w)
     gradients = float(len(z) * joint.check.sweeps * method.typical(potential.space.whitened))
@@ -78,7 +80,7 @@ def _one_by_one(method: Any, joint: "JointChains", w: Weights, steps: int) -> Tr
 
 
 def _all_at_once(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
-    """Few chains tune the sampler; what they learned moves all of them."""
+    """A few chains tune the sampler, whose settings are then used for all chains."""
     potential, chains = joint.potential(), dict(superchains=1, thin=1)
     z = potential.position(w)
     if choose_compiled(method.compiled, float(method.warmup * TYPICAL), potential):
@@ -102,7 +104,7 @@ def _all_at_once(method: Any, joint: "JointChains", w: Weights, steps: int) -> T
 
 
 def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
-    """On all rows at a constant step size, ``steps`` of them a transition; momenta are kept."""
+    """A transition is ``steps`` steps on all rows with a constant step size; momenta are kept between transitions."""
     whole = dict(chains=joint.check.chains, epochs=joint.check.sweeps * steps, burn_in=0, batch_size=0, max_draws=1)
     run = StochasticChains(replace(method, **whole), joint.simulator.model, joint.data, joint.seed)
     run.w = run.log_joint.flat(w)
@@ -117,16 +119,16 @@ def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Tran
 
 
 def transitions_of(kind: type[Method]) -> Callable[..., Transition] | None:
-    """What makes C chains of a method of this class; None where its transitions are not known."""
-    # By what it has: chains that share a start, a kernel of one chain, a step of stochastic gradients.
+    """The function that makes the transitions of a method of this class; None if they are not known."""
+    # Methods are recognised by their settings: superchains, a kernel of one chain, a step of stochastic gradients.
     kinds = {"superchains": _all_at_once, "kernel": _one_by_one, "eta_share": _in_steps}
     return next((make for name, make in kinds.items() if hasattr(kind, name)), None)
 
 
 class JointChains:
-    """The joint distribution p(w, y | x) of a variant made small, and chains beside it, by M numbers of each (w, y).
+    """The joint distribution p(w, y | x) of a reduced variant, compared with chains by M quantities of (w, y).
 
-    first {site: (*shape)}, data: one exact draw and its targets, for a warm-up.
+    first {site: (*shape)}, data: one exact draw and its targets, for the warm-up.
     """
 
     def __init__(self, check: "JointDistribution", subject: Subject, seed: int) -> None:
@@ -143,7 +145,7 @@ class JointChains:
         if hasattr(entry, "hidden"):
             entry = replace(entry, hidden=tuple(min(width, check.hidden) for width in entry.hidden))
         if subject.converges_to != "exact" and not schema.has_classes and isinstance(entry.noise, str):
-            # Where the noise is unknown, some draws of the prior have so little that no step is small enough.
+            # If the noise is unknown, it is so small in some draws of the prior that no step is small enough.
             entry = replace(entry, noise=0.5 * float(np.mean(schema.y_scale)))
         data = replace(data, schema=schema, x_train=x, x_test=x[even(len(x), ROWS)])
         self.entry, self.simulator = entry, Simulator(entry, data)
@@ -157,20 +159,20 @@ class JointChains:
         self.sample = np.sort(values, 0)
         scores = scores_beside(self.sample, values)
         self.expected = np.stack([scores, scores**2], 2)  # (S, M, 2)
-        # The targets that a warm-up is given: none out of the ordinary.
+        # The warm-up is given targets of median likelihood.
         likelihood = values[:, self.names.index("log-likelihood of the data")]
         middle = int(np.argsort(likelihood)[len(likelihood) // 2])
         self.first = {site: value[middle] for site, value in w.items()}
         self.data = replace(self.simulator.data(y[middle]), x_train=potential.x)
 
     def potential(self) -> Potential:
-        """The log joint that a sampler's warm-up is given, in the coordinates that suit it."""
+        """The log joint for the warm-up of a sampler, in suitable coordinates."""
         potential = Potential(self.simulator.model, self.data.x_train, self.data.y_train)
         potential.space = coordinates(potential)
         return potential
 
     def quantities(self, w: Mapping[str, Tensor], y: Tensor) -> tuple[list[str], np.ndarray]:
-        """(M names, their values (C, M)) of C sets of weights w {site: (C, *shape)} and targets y (C, N)."""
+        """(M names, values (C, M)) of the quantities of weights w {site: (C, *shape)} and targets y (C, N)."""
         potential = self.simulator.potential
         potential.give(y)
         z = potential.position(w)
@@ -182,10 +184,10 @@ class JointChains:
         return names, np.column_stack([*(c.double().numpy() for c in columns), values])
 
     def compare(self, method: Method, steps: int, report: Report) -> tuple[Estimate, float]:
-        """By how much chains of this method are off, (2M,): mean and variance of normal scores of each quantity, less
-        the joint distribution's; and the error of the variances that would have been seen, as a share.
+        """(difference of chains of this method to the joint distribution, (2M,): mean and variance of the normal scores
+        of each quantity; smallest relative error of posterior variances that would be detected).
 
-        steps: of a step size, which make one transition.   Raises UserError where chains diverge.
+        steps: per transition, for a method with a constant step size.   Raises UserError if chains diverge.
         """
         sweeps, simulator = self.check.sweeps, self.simulator
         w, y = simulator.draws(self.check.chains)
@@ -197,19 +199,19 @@ class JointChains:
             if not np.isfinite(values := self.quantities(w, y)[1]).all():
                 raise UserError(f"after {k + 1} transitions, densities or their slopes are no longer finite")
             scores = scores_beside(self.sample, values)
-            after = scores[:, self.slopes]  # with means of 0, as before
+            after = scores[:, self.slopes]  # both have mean 0
             norms = np.sqrt((before**2).mean(0) * (after**2).mean(0)).clip(1e-300)
             renewed.append(1 - ((before * after).mean(0) / norms).clip(0, 1))
             total = total + np.stack([scores, scores**2], 2) / sweeps
             y = simulator.targets(w)
             report(k + 1, sweeps, {})
         shift = total.mean(0) - self.expected.mean(0)
-        error = np.sqrt(total.var(0) / len(total) + self.expected.var(0) / len(self.expected))  # of independent samples
-        # The least error of posterior variances that those of the slopes would show after many transitions; after k of
-        # them, as far as they have come. A kernel that never moves leaves every distribution as it is.
-        come = 1 - (1 - np.median(np.mean(renewed, 0))) ** np.arange(1, sweeps + 1)
+        error = np.sqrt(total.var(0) / len(total) + self.expected.var(0) / len(self.expected))  # independent samples
+        # The smallest error of posterior variances that the slopes' variances would show. After k transitions a part of
+        # it is visible, as chains start from the joint distribution: a kernel that never moves would show nothing.
+        visible = 1 - (1 - np.median(np.mean(renewed, 0))) ** np.arange(1, sweeps + 1)
         bound = norm.isf(ALPHA / (2 * shift.size))
-        blind = float(bound * np.median(error[self.slopes, 1]) / max(come.mean(), 1e-9))
+        blind = float(bound * np.median(error[self.slopes, 1]) / max(visible.mean(), 1e-9))
         return Estimate(shift.ravel(), error.ravel()), blind
 
 
@@ -217,23 +219,17 @@ class JointChains:
 class JointDistribution(Check):
     """Weights drawn from the prior and targets simulated from them must stay such a pair when the sampler moves the
     weights and new targets are simulated, again and again (Geweke 2004).
-
-    chains  independent chains, each with targets of its own
-    sweeps  transitions of each
-    steps   of a method with a step size alone, which make one transition
-    rows    of the training inputs        inputs  columns of them, at most
-    hidden  units of a hidden layer, at most
     """
 
     title: ClassVar[str] = "Joint distribution test"
     quick: ClassVar[dict[str, int]] = {"chains": 2000, "sweeps": 8}
 
-    chains: int = 5000
-    sweeps: int = 50
-    steps: int = 30
-    rows: int = 10
-    inputs: int = 4
-    hidden: int = 4
+    chains: int = 5000  # number of independent chains, each with its own targets
+    sweeps: int = 50  # number of transitions of each chain
+    steps: int = 30  # steps per transition, for a method with a constant step size
+    rows: int = 10  # number of training rows
+    inputs: int = 4  # largest number of columns
+    hidden: int = 4  # largest width of a hidden layer
 
     def _refuses(self, subject: Subject) -> str:
         if transitions_of(subject.kind) is None:
@@ -257,7 +253,7 @@ class JointDistribution(Check):
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         method, exact, blind = subject.method(SETTINGS), subject.converges_to == "exact", np.inf
-        with isolated(seed), pyro.validation_enabled(False), np.errstate(all="ignore"):  # of trajectories
+        with isolated(seed), pyro.validation_enabled(False), np.errstate(all="ignore"):  # trajectories may diverge
             joint = JointChains(self, subject, seed)
             for k in range(1 if exact or "lr" in subject.given else ATTEMPTS):
                 method = replace(method, lr=method.lr / DIVIDED) if k else method
@@ -278,7 +274,7 @@ class JointDistribution(Check):
         return concluded("joint-distribution", findings, settings, right, wrong, remark, figures=figures)
 
     def _findings(self, names: Sequence[str], estimate: Estimate, blind: float, lr: float) -> list[Finding]:
-        """lr: the step size that a bias may be of, which is called bad above ``LARGE``; 0 where there may be none."""
+        """lr: the step size, whose bias is bad above ``LARGE``; 0 for exact methods, which must have none."""
         sides = [f"{side} of {name}" for name in names for side in ("mean", "variance")]
         findings = judge(sides, estimate, np.zeros(len(sides)), level="caution" if lr else "bad")
         if off := [f for f in findings if f.level != "good"]:

@@ -1,11 +1,11 @@
-"""A method on problems whose posterior is known by closed forms or numerical integration.
+"""A method on problems whose posterior is known in closed form or by numerical integration.
 
-A problem (``problems``) is data and exact expectations; a claim is what the draws of a method must meet there, within
-their Monte-Carlo errors, by what it says that they converge to. N(m, Λ⁻¹) being the posterior of linear regression:
+A problem (``problems``) consists of data and exact expectations. The draws of a method must agree, within their
+Monte-Carlo errors, with what it claims to converge to, where N(m, Λ⁻¹) is the posterior of linear regression:
 
     exact                 the posterior
-    exact as lr → 0       on linear regression its stationary law at the finite step; elsewhere the posterior, less the
-                          bias that its step has at the largest curvature
+    exact as lr → 0       for linear regression the stationary distribution at the finite step; for other problems the
+                          posterior, up to the bias of the step at the largest curvature
     best in family        the closest Normal: N(m, diag(Λ)⁻¹) of independent weights, N(m, Λ⁻¹) of any covariance
     normal at the mode    N(mode, Λ⁻¹)
     point                 the mode; without a prior, the most likely point
@@ -35,24 +35,20 @@ from bnn_pyro.posterior import Posterior, split_frozen
 from bnn_pyro.predictive import predict
 from bnn_pyro.progress import Report
 
-#: A Monte-Carlo error that tells nothing, in posterior standard deviations.
+#: Monte-Carlo error, in posterior standard deviations, above which a comparison is inconclusive.
 BLIND = 0.1
-#: Methods that give a guide or points, whose own randomness is seen by fitting again and again.
+#: Claims of methods that return a guide or points, whose randomness is estimated from several fits.
 REFITTED = ("best in family", "point")
-#: Draws of a guide that are compared, and that estimate an ELBO.
+#: Number of draws of a guide that are compared, and that estimate an ELBO.
 DRAWS, PARTICLES = 4000, 400
 
 
 @dataclass(frozen=True)
 class KnownAnswers(Check):
-    """Settings that these checks share. A subclass has ``problems(subject)``, those on which the subject is checked.
+    """Base class of the checks below. A subclass has ``problems(subject)``, on which the subject is checked."""
 
-    fits    independent fits of a method that gives a guide or points
-    effort  length of runs and trainings, in those of the quick budget
-    """
-
-    fits: int = 24
-    effort: float = 4.0
+    fits: int = 24  # number of independent fits of a method that returns a guide or points
+    effort: float = 4.0  # length of runs and trainings relative to the quick budget
 
     name: ClassVar[str]
     quick: ClassVar[Mapping[str, Any]] = {"fits": 8, "effort": 1.0}
@@ -87,7 +83,7 @@ class ClosedForm(KnownAnswers):
         return "" if subject.own_module and linear_module(subject) else super()._refuses(subject)
 
     def problems(self, subject: Subject) -> list[Problem]:
-        """Linear regression; that of a user's module on rows of its own data."""
+        """Linear regression, for a user's module on rows of its own data."""
         return [linear_module(subject) if subject.own_module else linear_regression(200, 4, 8)]
 
 
@@ -101,13 +97,13 @@ class Quadrature(KnownAnswers):
     title: ClassVar[str] = "Numerical integration"
 
     def problems(self, subject: Subject) -> list[Problem]:
-        """Those of two weights that the variant and the method can be made for."""
+        """The problems of two weights to which the variant and the method can be reduced."""
         return [p for p in TWO_WEIGHTS.values() if not subject.irreducible(p.settings["hidden"])]
 
 
 @dataclass(frozen=True)
 class Logistic(KnownAnswers):
-    """A posterior that no grid holds, of six weights and two classes, or nine and three for samplers and Laplace:
+    """Logistic regression with six weights and two classes, or nine weights and three classes for samplers and Laplace:
     means, covariances and predictions are compared with importance sampling with 32,768 quasi-random points.
     """
 
@@ -116,12 +112,12 @@ class Logistic(KnownAnswers):
     quick: ClassVar[Mapping[str, Any]] = {"effort": 1.0, "fits": 6}
 
     def problems(self, subject: Subject) -> list[Problem]:
-        """Of two classes, or of three where the method is not fitted again and again."""
+        """Two classes for methods that are fitted several times, else three."""
         return [six_weights(60, 5, 10) if subject.converges_to in REFITTED else softmax_regression(50, 2, 10)]
 
 
 def problem_method(problem: Problem, subject: Subject, effort: float, **settings: Any) -> Method:
-    """The subject's method with settings that suffice on a problem."""
+    """The subject's method with sufficient settings for a problem."""
     if problem.batches > 1 and not subject.exact:
         settings = {"batch_size": len(problem.inputs) // problem.batches, **settings}
     return subject.tiny_method(effort * problem.length, effort / problem.batches, **settings)
@@ -130,9 +126,9 @@ def problem_method(problem: Problem, subject: Subject, effort: float, **settings
 def _compare(
     problem: Problem, subject: Subject, check: KnownAnswers, seed: int, tests: int, batch_size: int = 0
 ) -> tuple[str, dict[str, Any], list[Finding]]:
-    """(the claim; settings; draws beside what is claimed, and how far these are off the posterior itself).
+    """(the claim, settings, findings: draws against the claim, and their difference to the posterior itself).
 
-    tests: comparisons of the check.   batch_size: of stochastic gradients, which then take a smaller step.
+    tests: number of comparisons of the check.   batch_size: of stochastic gradients, which then take a smaller step.
     """
     method, to = problem_method(problem, subject, check.effort), subject.converges_to
     if batch_size:
@@ -159,11 +155,11 @@ def _compare(
         findings.append(Finding(about, noisy, BLIND, level="caution"))
     findings += density_findings(problem, method, posteriors[0])
     findings += evidence_findings(problem, method, posteriors, normal)
-    # Several fits have the same limit: all draws together are that much surer of it.
+    # All fits have the same limit, so that their draws together estimate it more precisely.
     together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
     how = dict(tolerance=problem.stops, level="caution", tests=tests)
     beside = worst(x.level for x in judge(labels, together, problem.exact, **how))
-    # How far these are off the posterior, in its own standard deviations.
+    # The difference to the posterior, in posterior standard deviations.
     unit, size = problem.units(w, f), problem.size
     sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
     share = f"standard deviation of the {{}} as a share of the posterior's, mean ({title})"
@@ -179,9 +175,9 @@ def _compare(
 def claim_of(
     problem: Problem, converges_to: str, method: Method, posterior: Posterior
 ) -> tuple[str, dict[str, Any], tuple[Tensor, Tensor] | None]:
-    """What is right of the draws of a method on a problem.   posterior: one of those that it gave.
+    """What the draws of a method must agree with on a problem.   posterior: one of its results.
 
-    (in words; by arguments of ``judge``; mean (P,) and covariance (P, P), where it is a Normal)
+    (description; arguments of ``judge``; mean (P,) and covariance (P, P) if it is a Normal, else None)
     """
     exact: dict[str, Any] = {"expected": problem.exact}
     if converges_to == "exact":
@@ -204,7 +200,7 @@ def claim_of(
         rank = problem.size if isinstance(guide, FullNormal) else 0
         rank = guide.factor.shape[1] if isinstance(guide, LowRankNormal) else rank
         if not (independent or rank >= problem.size - 1):
-            # Of the best of these, linear regression alone knows the mean.
+            # Only the mean of the best such Normal is known, and only for linear regression.
             means = np.arange(len(problem.exact)) < problem.size + len(problem.x)
             level = np.where(means & problem.is_linear, "bad", "caution")
             return "near the exact posterior", exact | {"tolerance": problem.stops, "level": level}, None
@@ -214,7 +210,7 @@ def claim_of(
 
 
 def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Tensor]:
-    """Weights (C, D, P) and outputs (C, D, B) of chains, or of one "chain" of independent draws; float64."""
+    """Weights (C, D, P) and outputs (C, D, B) of chains, or of independent draws with C = 1; float64."""
     lead = sized(posterior, DRAWS)
     sites = posterior.draw(lead[0] * lead[1], seed=seed)
     w = torch.cat([sites[site].double().flatten(1) for site in posterior.model.initial], 1)
@@ -224,7 +220,7 @@ def drawn(problem: Problem, posterior: Posterior, seed: int) -> tuple[Tensor, Te
 
 
 def density_findings(problem: Problem, method: Method, posterior: Posterior) -> list[Finding]:
-    """The log joint of the variant's own model beside the formula, at a few weights."""
+    """The log joint of the variant's model against the formula, at a few weights."""
     model, x = split_frozen(posterior.model, problem.data.x_train)
     joint = LogJoint(model, x, problem.data.y_train, getattr(method, "temperature", 1.0))
     weights = torch.linspace(-2, 2, 10)[:, None] * torch.cos(torch.arange(joint.size))
@@ -238,7 +234,7 @@ def density_findings(problem: Problem, method: Method, posterior: Posterior) -> 
 def evidence_findings(
     problem: Problem, method: Method, posteriors: Sequence[Posterior], normal: tuple[Tensor, Tensor] | None
 ) -> list[Finding]:
-    """The log evidence that a fit of linear regression reports, or the ELBO of its q, lower by KL(q ‖ posterior)."""
+    """The log evidence of linear regression that a fit reports, or the ELBO of its q, against the exact values."""
     if not problem.is_linear or getattr(method, "temperature", 1.0) != 1.0 or normal is None:
         return []
     if "log_evidence" in posteriors[0].stats:
@@ -250,7 +246,7 @@ def evidence_findings(
     for i, posterior in enumerate(posteriors):
         with isolated(i), torch.no_grad():
             estimate = elbo_of(posterior.model, posterior.guide, x, y, particles=PARTICLES)[0].item()
-        q = drawn(problem, posterior, i)[0][0]  # of a Normal, whose moments tell all of it
+        q = drawn(problem, posterior, i)[0][0]  # a Normal, known by its moments
         pairs.append((estimate, problem.elbo(q.mean(0), q.mT.cov())))
     estimates, expected = np.array(pairs).T
     about = "ELBO of the fitted q (nats), beside the evidence less KL(q ‖ posterior)"

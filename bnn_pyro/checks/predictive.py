@@ -1,9 +1,9 @@
-"""``predict`` on the draws of a method, against the mixture that the same draws make, worked out by hand.
+"""Predictions of ``predict``, against those computed by separate formulas from the same draws.
 
     p(y | x, D) = 1/S Σ_s p(y | x, w_s):   log p is the log of the mean, never the mean of the logs
 
-Linear regression, logistic regression and three classes: two ways to use the same draws have no Monte-Carlo error
-between them. The exact posterior predictive is known in closed form, or by numerical integration.
+The problems are linear regression, logistic regression and three classes. Between two predictions from the same draws
+there is no Monte-Carlo error. The exact posterior predictive is known in closed form, or by numerical integration.
 """
 
 import math
@@ -27,28 +27,25 @@ from bnn_pyro.fitting import fit
 from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.progress import Report
 
-#: New inputs B of every problem; rows of a user's module.
+#: Number of new inputs B of every problem; number of rows for a user's module.
 POINTS, ROWS = 12, 60
-#: A fit of a module need not be good: the same draws are used twice.
+#: Settings for a user's module, whose fit need not be good, as only predictions from the same draws are compared.
 SHORT = {"warmup": 20, "max_tree_depth": 4}
-#: What float32 may leave of a number near 1 after sums over the draws.
+#: Relative tolerance for sums over draws in float32.
 ROUNDING = 2e-4
 QUANTILES = (0.05, 0.5, 0.95)
 
-Rows = dict[str, tuple[Tensor, np.ndarray]]  # quantity -> as ``predict`` has it, by hand
+Rows = dict[str, tuple[Tensor, np.ndarray]]  # quantity -> (by ``predict``, by the formula)
 
 
 @dataclass(frozen=True)
 class PredictiveCheck(Check):
     """Mean probabilities, log densities, entropies and quantiles of a prediction are worked out again from the same
     draws by hand; an exact sampler's are compared with the exact posterior predictive.
-
-    draws   S of every prediction
-    effort  length of runs and trainings, in those of the quick budget of the other checks
     """
 
-    draws: int = 2000
-    effort: float = 1.0
+    draws: int = 2000  # number of draws S of every prediction
+    effort: float = 1.0  # length of runs and trainings relative to the quick budget of the other checks
 
     title: ClassVar[str] = "Predictions"
     quick: ClassVar[Mapping[str, Any]] = {"draws": 500, "effort": 0.4}
@@ -71,7 +68,7 @@ class PredictiveCheck(Check):
             method = problem_method(problem, subject, self.effort, **(SHORT if subject.own_module else {}))
             entry, data, noise = subject.reduced(**problem.settings), problem.data, problem.settings.get("noise")
             posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
-            sites = posterior.draw(self.draws, seed=seed)  # the very draws that ``predict`` takes
+            sites = posterior.draw(self.draws, seed=seed)  # the draws that ``predict`` takes
             if subject.own_module:
                 x, y, exact = data.x_train[:POINTS], data.y_train[:POINTS], None
                 f = plain_outputs(subject, sites, posterior.model, data)[:, :POINTS].double().numpy()
@@ -84,7 +81,7 @@ class PredictiveCheck(Check):
             rows, terms = _classes(prediction, f, y) if noise is None else _regression(prediction, f, y, noise)
             density, by_hand = prediction.log_prob(y), logsumexp(terms, 0) - math.log(len(f))
             rows["log predictive density (nats)"] = density, by_hand
-            for what, (values, right) in rows.items():  # where the two are furthest apart
+            for what, (values, right) in rows.items():  # the largest difference
                 values, right = np.ravel(values.double().numpy()), np.ravel(right)
                 at, about = int(np.argmax(np.abs(values - right))), f"{what} ({problem.title})"
                 findings.append(close(about, values[at], right[at], ROUNDING * max(1.0, float(np.abs(right).max()))))
@@ -101,7 +98,7 @@ class PredictiveCheck(Check):
                 labels += [about.format(b + 1) for b in range(len(y))]
             report(k + 1, len(problems), {"task": problem.title})
         words, remark = "Predictions are the mixture of their draws, by hand", ""
-        if shares:  # of every draw of the chains: their mean is 1
+        if shares:  # their mean over all draws of the chains must be 1
             findings += judge(labels, Estimate.of_chains(np.concatenate(shares, 2)), np.ones(len(labels)))
             words += ", and agree with the exact posterior predictive"
         elif not subject.own_module:
@@ -122,7 +119,7 @@ def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:
 
 
 def _regression(p: Prediction, f: np.ndarray, y: Tensor, noise: float) -> tuple[Rows, np.ndarray]:
-    """Of means f (S, B, 1); and log p(y | x, w) (S, B)."""
+    """Quantities of a regression, from means f (S, B, 1), and log p(y | x, w) (S, B)."""
     f, target = f[..., 0], y.double().numpy()
 
     def quantile(level: float, column: np.ndarray) -> float:
@@ -140,7 +137,7 @@ def _regression(p: Prediction, f: np.ndarray, y: Tensor, noise: float) -> tuple[
 
 
 def _classes(p: Prediction, f: np.ndarray, y: Tensor) -> tuple[Rows, np.ndarray]:
-    """Of scores f (S, B, K), or log-odds (S, B, 1) of the second of two classes; and log p(y | x, w) (S, B)."""
+    """Quantities of a classification, from scores f (S, B, K) or log-odds (S, B, 1), and log p(y | x, w) (S, B)."""
     probs = softmax(np.concatenate([np.zeros_like(f), f], -1) if f.shape[-1] == 1 else f, -1)
     mean = probs.mean(0)
     total, aleatoric = -(mean * np.log(mean)).sum(-1), -(probs * np.log(probs)).sum(-1).mean(0)

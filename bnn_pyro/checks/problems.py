@@ -1,10 +1,11 @@
-"""Small problems whose posterior is known, written out by hand: nothing here comes from the code that is checked.
+"""Small problems whose posterior is known, implemented independently of the code that is checked.
 
     y ~ Normal(f, σ²) or Bernoulli(sigmoid(f)),    f = [x, 1] w, or v tanh(u x) with w = (u, v),    w ~ Normal(0, τ² I)
     y ~ Categorical(softmax([x, 1] W)) of more than two classes
 
-Linear regression is known in closed form, its log joint being quadratic, two weights by integration over a grid, more
-of them by importance sampling (``integration``). Means and second moments of w and E[y | x, w] are compared.
+The posterior of linear regression, whose log joint is quadratic, is known in closed form; other posteriors are known by
+integration over a grid for two weights, or by importance sampling for more (``integration``). Means and second moments
+of w and of E[y | x, w] are compared.
 """
 
 import math
@@ -29,33 +30,22 @@ NOISE, PRIOR = 0.7, 1.5
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Rows inputs (N, D), targets (N,) and new inputs x (B, D), float64; P weights in the order of the model's sites.
-
-    prior_scale  τ, or (P,)  noise  σ; None: classes
-    prior_mean   0, or (P,)
-    classes      how many; more than two: softmax, whose weights (K, D) come by rows, then the biases (K,)
-    unit         one tanh unit, whose posterior has the modes (u, v) and (−u, −v), instead of a linear model
-    length       draws that it asks for, as a share of those of the easiest problem
-    stops        how far off an optimiser may stop, in posterior standard deviations
-    batches      mini-batches that optimisers divide the rows into
-    temperature  T: p(y | x, w)^(1/T)
-    one_mode     whether the sign of v is taken of both weights: a Normal finds one of the modes
-    """
+    """A small data set and model, float64, with P weights in the order of the model's sites."""
 
     title: str
-    inputs: Tensor
-    targets: Tensor
-    x: Tensor
-    prior_scale: Any
-    noise: float | None = None
-    unit: bool = False
-    classes: int = 2
-    length: float = 1.0
-    stops: float = 0.03
-    batches: int = 1
-    temperature: float = 1.0
-    one_mode: bool = False
-    prior_mean: Any = 0.0
+    inputs: Tensor  # (N, D)
+    targets: Tensor  # (N,)
+    x: Tensor  # new inputs (B, D)
+    prior_scale: Any  # τ, or (P,)
+    noise: float | None = None  # σ; None: classes
+    unit: bool = False  # whether it is one tanh unit, whose posterior has the modes (u, v) and (−u, −v)
+    classes: int = 2  # number of classes; more than two: softmax, with weights (K, D) by rows, then biases (K,)
+    length: float = 1.0  # number of draws that it needs, relative to the easiest problem
+    stops: float = 0.03  # tolerance for the end point of an optimiser, in posterior standard deviations
+    batches: int = 1  # number of mini-batches that optimisers divide the rows into
+    temperature: float = 1.0  # T: p(y | x, w)^(1/T)
+    one_mode: bool = False  # whether both modes count as one, by the sign of v, as a Normal finds only one of them
+    prior_mean: Any = 0.0  # 0, or (P,)
 
     @property
     def size(self) -> int:
@@ -64,13 +54,13 @@ class Problem:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Of the variant whose posterior it is."""
+        """Settings of the variant that has this posterior."""
         kind = {"hidden": (1,), "bias": False, "activation": "tanh"} if self.unit else {"hidden": (), "bias": True}
         return kind | {"prior": f"normal:{self.prior_scale}"} | ({"noise": self.noise} if self.noise else {})
 
     @property
     def data(self) -> Dataset:
-        """Its rows, as a variant takes them."""
+        """The rows as a data set."""
         task, classes = ("regression", ()) if self.noise else ("classification", tuple("abcdef"[: self.classes]))
         schema = Schema(task, tuple(self.inputs.shape[1:]), classes=classes)
         x, y = self.inputs.float(), self.targets.float() if self.noise else self.targets.long()
@@ -100,30 +90,30 @@ class Problem:
     is_linear = property(lambda self: not self.unit and self.noise is not None)
 
     def design(self, x: Tensor) -> Tensor:
-        """A (B, P) of a linear model, whose outputs are A w but for a constant."""
+        """A (B, P) of a linear model, whose outputs are A w plus a constant."""
         return torch.cat([x, torch.ones_like(x[:, :1])], 1)
 
     @cached_property
     def gaussian(self) -> tuple[Tensor, Tensor]:
-        """Mean (P,) and precision (P, P) of the posterior of linear regression; exact, as a step of Newton's is."""
+        """Mean (P,) and precision (P, P) of the posterior of linear regression; exact, as one Newton step is."""
         mean = self.mode()
         return mean, integration.curvature(self.log_joint, mean)
 
     @cached_property
     def standard(self) -> integration.Nodes:
-        """Nodes of the standard Normal; of linear regression exact for polynomials of total degree 3 alone."""
+        """Nodes of the standard Normal; for linear regression exact only for polynomials of total degree 3."""
         size = self.size
         if not self.is_linear:
             if size > 2:
                 return integration.sobol(size, 2**12)
-            # So many nodes a side, as there is a jump where one mode is taken of two.
+            # Many nodes in each dimension, because ``one_mode`` makes the integrand discontinuous.
             return integration.grid(lambda w: -0.5 * w.square().sum(1), 8.0, 201)
         half = math.sqrt(size) * torch.eye(size, dtype=torch.float64)
         return integration.Nodes(torch.cat([half, -half]), torch.full((2 * size,), 0.5 / size, dtype=torch.float64))
 
     @cached_property
     def posterior(self) -> integration.Nodes:
-        """The exact one."""
+        """The exact posterior."""
         if self.is_linear:
             mean, precision = self.gaussian
             return self.normal(mean, torch.linalg.inv(precision))
@@ -132,14 +122,14 @@ class Problem:
         return integration.importance(self.log_joint, self.mode())
 
     def mode(self, prior_weight: float = 1.0) -> Tensor:
-        """Maximum of log p(y | w)/T + prior_weight · log p(w), (P,); of two, that with v > 0."""
+        """Maximum of log p(y | w)/T + prior_weight · log p(w), (P,); the one with v > 0 if there are two."""
         start = torch.zeros(self.size, dtype=torch.float64)
         if self.unit:
             start = self.posterior.w[self.posterior.mass.argmax()]
             start = start * torch.sign(start[1])
         return integration.climb(lambda w: self.log_joint(w, prior_weight), start)
 
-    #: The new inputs as the variant takes them.
+    #: The new inputs for ``predict``.
     new = property(lambda self: self.x.float())
 
     @cached_property
@@ -151,12 +141,12 @@ class Problem:
 
     @property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """Which of the P + B are multiplied: all pairs of weights; every prediction with itself."""
+        """Indices (i, j) of the second moments: all pairs of weights; every prediction with itself."""
         upper, points = torch.triu_indices(self.size, self.size), torch.arange(self.size, self.size + len(self.x))
         return torch.cat([upper[0], points]), torch.cat([upper[1], points])
 
     def labels(self) -> list[str]:
-        """Of the M quantities, in words."""
+        """Descriptions of the M quantities."""
         ones = [f"weight {i + 1}" for i in range(self.size)]
         ones += [f"the prediction at input {b + 1}" for b in range(len(self.x))]
         seconds = []
@@ -166,7 +156,7 @@ class Problem:
         return [f"mean of {one} (posterior sd)" for one in ones] + seconds
 
     def units(self, w: Tensor, f: Tensor) -> Tensor:
-        """Weights (…, P) and predictions, of outputs (…, B), less their posterior means, in its sds; (…, P + B)."""
+        """Weights (…, P) and predictions of outputs (…, B), standardised by the posterior; (…, P + B)."""
         mean, sd = self.moments
         return (self._raw(w, f) - mean) / sd
 
@@ -176,7 +166,7 @@ class Problem:
         return torch.cat([unit, unit[..., i] * unit[..., j]], -1)
 
     def _raw(self, w: Tensor, f: Tensor) -> Tensor:
-        if self.one_mode:  # of nodes (n, P), each by its own sign; a chain, or a fit, of (C, D, P) as a whole
+        if self.one_mode:  # each node (n, P) by its own sign; chains and fits (C, D, P) by their mean
             sign = w[:, 1:] if w.dim() == 2 else w[..., 1:].mean(1, keepdim=True)
             w = w * torch.where(sign < 0, -1.0, 1.0)
         return torch.cat([w, f.sigmoid() if self.noise is None else f], -1)
@@ -185,15 +175,15 @@ class Problem:
     exact = cached_property(lambda self: self.expect(self.posterior))
 
     def expect(self, nodes: integration.Nodes) -> np.ndarray:
-        """Those under another distribution of the weights."""
+        """Expectations of the quantities (M,) under a distribution of the weights."""
         return (nodes.mass @ self.quantities(nodes.w, self.output(nodes.w, self.x))).numpy()
 
     def normal(self, mean: Tensor, covariance: Tensor) -> integration.Nodes:
-        """Of Normal(mean, covariance), or of a point, whose covariance is 0."""
+        """Nodes of Normal(mean, covariance), or of a point, whose covariance is 0."""
         return integration.normal(mean, covariance, self.standard)
 
     def best_normal(self, mode: Tensor, correlated: bool) -> tuple[Tensor, Tensor]:
-        """Mean (P,) and covariance (P, P) of the closest Normal, of independent weights or of any covariance."""
+        """Mean (P,) and covariance (P, P) of the closest Normal, with independent or ``correlated`` weights."""
         if self.is_linear:
             mean, precision = self.gaussian
             return mean, torch.linalg.inv(precision if correlated else precision.diagonal().diag())
@@ -201,8 +191,8 @@ class Problem:
         return mean, root @ root.mT
 
     def stationary(self, method: Method) -> dict[str, Any]:
-        """Of stochastic gradients at a finite step, as arguments of ``judge``: expected and high, or tolerance."""
-        if self.is_linear:  # from the recursion itself
+        """Arguments of ``judge`` for stochastic gradients at a finite step: expected and high, or tolerance."""
+        if self.is_linear:  # exact, from the recursion
             ends = [self.expect(self.normal(self.gaussian[0], c)) for c in integration.stationary(method, self)]
             return {"expected": np.minimum(*ends), "high": np.maximum(*ends)}  # noise may make a covariance smaller
         largest = torch.linalg.eigvalsh(integration.curvature(self.log_joint, self.mode())).max().item()
@@ -216,7 +206,7 @@ class Problem:
 
 
 def linear_regression(rows: int, inputs: int, points: int) -> Problem:
-    """Everything in closed form; neighbouring inputs correlate at 0.7, and there is a bias."""
+    """Linear regression with a bias; neighbouring inputs have a correlation of 0.7."""
     x, y, new = _correlated(rows, inputs, points)
     return Problem("linear regression", x, y, new, PRIOR, NOISE, stops=0.02, batches=4)
 
@@ -237,9 +227,9 @@ def softmax_regression(rows: int, inputs: int, points: int) -> Problem:
 
 
 def _correlated(rows: int, inputs: int, points: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs of which neighbours correlate at 0.7, targets, and new inputs.
+    """Inputs whose neighbours have a correlation of 0.7, targets, and new inputs.
 
-    In units of the inputs' root mean square, as a last layer has its features.
+    Inputs are divided by their root mean square, like the features of a last layer.
     """
     g, new = (torch.Generator().manual_seed(seed) for seed in (1, 2))
     x, new = (torch.randn(n, inputs, generator=one, dtype=torch.float64) for n, one in ((rows, g), (points, new)))

@@ -1,13 +1,13 @@
-"""A method against a stored reference posterior: 10,000 verified draws of the very posterior that it is to find.
+"""A method against a stored reference posterior: 10,000 verified draws of the same posterior.
 
-The variant gets the data of a reference, that of the subject's own data where there is one, and the settings that its
-posterior depends on (widths, activation, prior, noise): the same class, guide and method on a network whose posterior
-is known. Means of :func:`bounded` functions of every output are compared.
+The variant, with its class, guide and method, is given the data of a reference (if there is one, that of the subject's
+data) and the settings that the posterior depends on: widths, activation, prior and noise. Means of :func:`bounded`
+functions of every output are compared.
 
 A reference is an NPZ file of arrays and a JSON file of the rest, made by ``benchmarks/checks`` from 10,000 draws of HMC
-that meet the bar of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space: averages over all draws,
-and predictions of a part of them. A model is the one that a reference is of where log p(y, w | x) at a few weights that
-a formula gives is the same: no other prior, noise, data or shape passes.
+that meet the criteria of posteriordb (Magnusson et al. 2024, arXiv:2407.04967) in function space. It has averages over
+all draws, and predictions of some. A model has the posterior of the reference if log p(y, w | x) is the same at a few
+weights that a formula gives, which is not so for any other prior, noise, data or shape.
 """
 
 import json
@@ -41,56 +41,48 @@ from bnn_pyro.zoo import Entry
 
 REFERENCES = Path(__file__).parent / "references"
 FORMAT = 1
-#: Weights at which densities are compared, and how far they may differ: single precision, on another machine.
+#: Number of weights at which densities are compared, and relative tolerance for single precision on another machine.
 PLACES, SAME = 5, 2e-5
-#: Where neither model nor data tell; the curve's posterior asks for steps too small for stochastic gradients.
+#: The default references: for the curve's posterior, steps of stochastic gradients would have to be too small.
 DEFAULT, STOCHASTIC, ON_FEATURES = "toy-curve", "breast-cancer", "digits-last-layer"
-#: A shift of the mean, in posterior standard deviations, that has to be visible; d E tanh(z + δ) / dδ at δ = 0.
-BLIND, SLOPE = 0.5, 0.606
+#: The check is inconclusive if it cannot detect this shift of a mean, in posterior standard deviations.
+BLIND = 0.5
+#: d E tanh(z + δ) / dδ at δ = 0 for a standard Normal z.
+SLOPE = 0.606
 
 
 @dataclass(frozen=True, eq=False)
 class ReferencePosterior:
     """One reference. Shapes: B inputs; K classes, or 1 in regression; J outputs: log-odds, 1 for two classes; S draws.
 
-    name      of its files
-    about     title, variant, entry (settings), data (arguments of ``load_data``), criteria with what was reached, met,
-              draws (of which the averages are), log_joint, and who, when and how; JSON-able
-    x         (B, *input_shape) inputs, standardised
-    mean      (B, K) mean class probabilities, or mean of the network in target units, over all draws
-    mean_sd   (B, K) their standard deviation from draw to draw
-    centre, spread  (B, J) mean and standard deviation of the outputs: of every class's log-odds, or as ``mean``
-    expected, error (2, B, J) means of :func:`bounded` of the outputs, and their Monte-Carlo standard errors
-    points    (T,) those of the B inputs at which draws are stored
-    draws     (S, T, J) the outputs of S draws, thinned evenly, as (output − centre) / spread, in half precision
-    noise     (S, 1) standard deviations of the observations in target units; empty for classification
-    backbone  weights of the backbone of a last layer; empty where there is none
+    about: title, variant, entry (settings), data (arguments of ``load_data``), criteria with the values reached, met,
+    draws (their number), log_joint, and who made it, when and how; JSON-able.
     """
 
-    name: str
+    name: str  # of its files
     about: Mapping[str, Any]
-    x: np.ndarray
-    mean: np.ndarray
-    mean_sd: np.ndarray
-    centre: np.ndarray
-    spread: np.ndarray
-    expected: np.ndarray
-    error: np.ndarray
-    points: np.ndarray
-    draws: np.ndarray
-    noise: np.ndarray
-    backbone: Mapping[str, np.ndarray] = field(default_factory=dict)
+    x: np.ndarray  # (B, *input_shape) inputs, standardised
+    mean: np.ndarray  # (B, K) mean over all draws of class probabilities, or of the network's mean in target units
+    mean_sd: np.ndarray  # (B, K) standard deviation of the same over the draws
+    centre: np.ndarray  # (B, J) mean of the outputs: log-odds of every class, or the network's mean in target units
+    spread: np.ndarray  # (B, J) standard deviation of the outputs
+    expected: np.ndarray  # (2, B, J) means of :func:`bounded` of the outputs
+    error: np.ndarray  # (2, B, J) Monte-Carlo standard errors of ``expected``
+    points: np.ndarray  # (T,) indices of the inputs at which draws are stored
+    draws: np.ndarray  # (S, T, J) outputs of S evenly thinned draws, (output − centre) / spread, in half precision
+    noise: np.ndarray  # (S, 1) standard deviations of the observations in target units; empty for classification
+    backbone: Mapping[str, np.ndarray] = field(default_factory=dict)  # weights of the backbone of a last layer
 
     def outputs(self) -> np.ndarray:
-        """(S, T, J) float64: the stored draws' log-odds, or means in target units."""
+        """Log-odds, or means in target units, of the stored draws; (S, T, J) float64."""
         return self.centre[self.points] + self.spread[self.points] * self.draws.astype(np.float64)
 
     def data(self) -> Dataset:
-        """The data set that it is a posterior given. Raises UserError where a file of it is not at hand."""
+        """The data set of the posterior. Raises UserError if a file of it is not available."""
         return load_data(**self.about["data"])
 
     def settings(self) -> dict[str, Any]:
-        """Settings of a variant that the posterior depends on; of a last layer also the stored backbone."""
+        """Settings of the variant that the posterior depends on, with the stored backbone of a last layer."""
         entry = {k: tuple(v) if isinstance(v, list) else v for k, v in self.about["entry"].items()}
         if not self.backbone:
             return entry
@@ -100,7 +92,7 @@ class ReferencePosterior:
         return entry | {"backbone": nn.Sequential(nn.Flatten(), layer, nn.ReLU()), "inputs": "raw"}
 
     def unlike(self, entry: Entry, data: Dataset) -> str:
-        """Why the posterior of a variant given data is another one than this, in words; "" where it is this."""
+        """Why a variant and data have another posterior than this one; "" if they have this one."""
         if data.schema.task != self.about["task"] or tuple(data.schema.input_shape) != self.x.shape[1:]:
             return f"its data are of another kind than those of {self.about['title']}"
         try:
@@ -114,12 +106,12 @@ class ReferencePosterior:
 
 
 def references() -> list[str]:
-    """Names of those that are there."""
+    """Names of the stored references."""
     return sorted(path.stem for path in REFERENCES.glob("*.json") if path.with_suffix(".npz").is_file())
 
 
 def load_reference(name: str) -> ReferencePosterior:
-    """The reference of that name. Raises UserError where there is none, or its files are damaged."""
+    """The reference of that name. Raises UserError if there is none, or if its files are damaged."""
     check_known("reference", references(), name)
     path = REFERENCES / f"{name}.npz"
     damaged = f"{path} or the .json beside it is damaged; install the package again"
@@ -133,7 +125,7 @@ def load_reference(name: str) -> ReferencePosterior:
 
 
 def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    """(2, …, B, J) of outputs (…, B, J): tanh z and z²/(1 + z²), z = (output − centre)/spread; means are Normal."""
+    """tanh z and z²/(1 + z²), (2, …, B, J), of outputs (…, B, J), where z = (output − centre)/spread."""
     z = (outputs - centre) / np.where(spread > 0, spread, 1.0)
     square = np.square(z)
     return np.stack([np.tanh(z), square / (1 + square)])
@@ -141,9 +133,10 @@ def bounded(outputs: np.ndarray, centre: np.ndarray, spread: np.ndarray) -> np.n
 
 @torch.no_grad()
 def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
-    """(PLACES,) log p(y, w | x) in nats, with the volume of any transform, at weights that a formula gives.
+    """log p(y, w | x) in nats, with the Jacobian of any transform, at weights that a formula gives, (PLACES,).
 
-    Sines of incommensurable frequencies, a third of a prior's usual scale. Raises UserError for a model without it.
+    The weights are sines of incommensurable frequencies, about a third of a prior's usual scale. Raises UserError for a
+    model without a density.
     """
     with isolated(0):
         inferred, seen = on_features(weight_space(entry.model(data.schema)), data)
@@ -159,14 +152,11 @@ class Reference(Check):
     checked by a second sampler. Samplers must agree within their Monte-Carlo error; for approximations the report
     says how far off their means are, how much too narrow they are, and what their intervals hold.
 
-    draws   of a guide; of Markov chains, all chains together
-    rows    rows · weights of the largest reference on which a sampler of whole data sets is run
-
     ``Outcome.figures``: sd_ratio; posterior_coverage_50, _80 and _95, shares of the posterior that intervals hold.
     """
 
-    draws: int = 4000
-    rows: float = 1e9
+    draws: int = 4000  # number of draws, of all chains together
+    rows: float = 1e9  # largest number of rows · weights of a reference on which a full-batch sampler is run
 
     title: ClassVar[str] = "Reference posterior"
     quick: ClassVar[Mapping[str, Any]] = {"draws": 2000, "rows": 1e5}
@@ -193,7 +183,7 @@ class Reference(Check):
         outputs = np.full(1, np.nan)
         with suppress(ValueError):  # a distribution refuses parameters that are not finite
             shape = sized(posterior, self.draws)
-            shape = shape[::-1] if posterior.chains is None else shape  # draws of a guide: chains of one each
+            shape = shape[::-1] if posterior.chains is None else shape  # independent draws: chains of length 1
             values = predict(posterior, torch.from_numpy(reference.x), num_draws=math.prod(shape)).output_values()
             outputs = values.numpy().astype(np.float32).reshape(*shape, len(reference.x), -1)
         if not np.isfinite(outputs).all():
@@ -226,11 +216,11 @@ class Reference(Check):
         return concluded("reference", findings, settings, right, wrong, figures=figures)
 
     def pose(self, subject: Subject) -> tuple[ReferencePosterior, Entry, Dataset]:
-        """A reference, the variant made to have its posterior, and its data. Raises UserError where there is none."""
+        """A reference, the variant reduced to its posterior, and its data. Raises UserError if there is none."""
         on_features, stochastic = hasattr(subject.entry, "backbone"), subject.converges_to == "exact as lr → 0"
         if reason := subject.irreducible(hidden=() if on_features else (1,)):
             raise UserError(reason)
-        # A last layer on the network of the reference: every other would have other features.
+        # A last layer needs the backbone of the reference, as any other has other features.
         suits = [r for r in map(load_reference, references()) if bool(r.backbone) == on_features]
         name = ON_FEATURES if on_features else STOCHASTIC if stochastic else DEFAULT
         reference = min(suits, key=lambda r: (stochastic or r.about["dataset"] != subject.data.name, r.name != name))
@@ -241,10 +231,10 @@ class Reference(Check):
 
 
 def compared(outputs: np.ndarray, reference: ReferencePosterior) -> tuple[float, float, float]:
-    """Mean and width of every output (C, D, B, J) against the reference's, within the Monte-Carlo errors of both.
+    """Compare mean and width of every output (C, D, B, J) with the reference, given the Monte-Carlo errors of both.
 
-    (p-value of the output that is furthest off, corrected for how many there are; the largest difference in standard
-    errors; the shift of a mean, in posterior standard deviations, that would have been seen at the median output.)
+    (smallest p-value of an output, corrected for the number of outputs; largest difference in standard errors; shift of
+    a mean, in posterior standard deviations, that would have been detected at the median output)
     """
     values = bounded(outputs.astype(np.float64), reference.centre, reference.spread)
     values = np.moveaxis(values, 0, 2).reshape(*outputs.shape[:2], -1)  # (C, D, M)
@@ -259,10 +249,10 @@ def compared(outputs: np.ndarray, reference: ReferencePosterior) -> tuple[float,
 
 
 def coverage(outputs: np.ndarray, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:
-    """{level: (share of the reference's draws inside the draws' central intervals, its error at one of the points)}."""
+    """{level: (share of the reference's draws inside central intervals of the outputs, its error at one point)}."""
     mine, draws = outputs[:, :, reference.points], reference.outputs()
     chains, num = outputs.shape[:2]
-    effective = math.inf if chains * num == 1 else chains * num  # of a single draw no error is known
+    effective = math.inf if chains * num == 1 else chains * num  # a single draw has no known error
     if num >= LEAST_DRAWS:
         effective = float(np.nanmedian(ess_mean(np.moveaxis(outputs.reshape(chains, num, -1), 2, 0))))
     number = 1 / effective + 1 / len(draws)

@@ -1,11 +1,11 @@
-"""Simulation-based calibration: over data sets from the prior, the truth is one more draw of the posterior.
+"""Simulation-based calibration: over data sets from the prior, the truth is distributed like a posterior draw.
 
     w* ~ p(w)    y ~ p(y | x, w*)    w_s ~ q(w | y), s = 1 … L          rank of f(w*, y) among f(w_s, y): uniform
 
-Talts et al. 2018, arXiv:1804.06788; Modrák et al. 2023, arXiv:2211.02383. Every replication is what a user would run:
-``fit`` with the variant, simulated data and the method. Three tests of every quantity (``sbc_ranks``) are corrected for
-all of them together. Of a method that converges to the posterior all must hold. The spread of an approximation is
-reported; it must not lie to one side of predictions, or be no likelier than the prior.
+Talts et al. 2018, arXiv:1804.06788; Modrák et al. 2023, arXiv:2211.02383. Every replication calls ``fit``, as a user
+would, with the variant, simulated data and the method. Three tests of every quantity (``sbc_ranks``) are corrected for
+the number of all tests. A method that converges to the posterior must pass all tests. For an approximation the width is
+reported; its predictions must not be biased, and its draws must have a higher likelihood than the prior's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ from bnn_pyro.progress import Report
 from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo.auto import Setup
 
-#: A fit to one small data set: draws and epochs as shares of a method's tiny settings; transitions of a warm-up.
+#: Settings of a fit: factors of the draws and epochs in the method's tiny settings; transitions of the warm-up.
 DRAWS, EPOCHS, WARMUP = 0.1, 4.0, 200
-#: How many times fewer replications of what takes a second each; and the fewest.
-SLOW, FEWEST = 4, 20
-#: Fewer draws that are worth an independent one tell nothing; so many replications may have fewer.
+#: Divisor of the number of replications for slow methods, and the smallest number of replications.
+SLOW, MIN_REPLICATIONS = 4, 20
+#: Smallest effective sample size of a replication, and the share of replications that may have a smaller one.
 MIN_DRAWS, SHARE = 19, 0.05
-#: Draws that are ranked among, as a share of what they are worth: estimates of the latter scatter about it.
+#: Largest ratio of the number of draws that are ranked to their effective sample size, whose estimate is noisy.
 NEARLY = 1.25
-#: Share of the fits that may fail and alter no verdict: ranks that are not there move an ECDF by no more.
+#: Share of fits that may fail without a caution, as missing ranks change an ECDF by at most this.
 FEW = 0.01
 
 
@@ -45,17 +45,17 @@ class Calibration(Check, Settings):
     """Weights drawn from the prior make data. Given these, the posterior's draws must look as the weights that made
     them do: ranks of the truth are uniform, and central 95 % intervals hold it 95 times in 100.
 
-    replications  data sets, each drawn and fitted; of methods that take a second for each, a quarter of them
-    rows          of each, at most: taken from the subject's training inputs
-    points        inputs at which predictions are compared, the first half of them rows of the data
-    draws         of each fit, at most; fewer where they would depend on one another
-    effort        length of chains, in those of the quick budget
-    cores         processes; 0: as many as there are cores
+    replications  number of data sets; a quarter of them for methods that take a second for each fit
+    rows          largest number of rows of a data set, taken from the subject's training inputs
+    points        number of inputs at which predictions are compared, the first half of them training rows
+    draws         largest number of draws of each fit; fewer if they would be correlated
+    effort        length of chains relative to the quick budget
+    cores         number of processes; 0: the number of cores
 
     ``Outcome.figures``: calibration_p; coverage_50, coverage_80, coverage_95 and calibration_width of predictions.
     """
 
-    replications: int = setting(500, low=FEWEST)
+    replications: int = setting(500, low=MIN_REPLICATIONS)
     rows: int = setting(20, low=1)
     points: int = setting(4, low=1)
     draws: int = setting(159, low=MIN_DRAWS)
@@ -73,17 +73,17 @@ class Calibration(Check, Settings):
         if Setup(subject.entry, subject.method({})).backbone_variant(subject.data.schema) is not None:
             return "its backbone has to be trained first: data are simulated from the prior of the last layer"
         with isolated(0):
-            Simulator(subject.entry, design(subject.data, self.rows, self.points, 0))  # or says why it cannot
+            Simulator(subject.entry, design(subject.data, self.rows, self.points, 0))  # raises an error with the reason
         return ""
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         entry, inputs = subject.entry, design(subject.data, self.rows, self.points, seed)
         with isolated(0):
-            size = Simulator(entry, inputs).potential.size  # raises where no data can be simulated
+            size = Simulator(entry, inputs).potential.size  # raises if no data can be simulated
         compiled = "yes" if size * len(inputs.x_train) <= LARGE else "no"  # one compiled gradient serves all fits
         draws = DRAWS * self.effort if subject.exact else DRAWS
         method = subject.tiny_method(draws, EPOCHS, warmup=WARMUP, compiled=compiled)
-        number = max(FEWEST, self.replications // (1 if hasattr(method, "compiled") else SLOW))
+        number = max(MIN_REPLICATIONS, self.replications // (1 if hasattr(method, "compiled") else SLOW))
         one = partial(replicate, entry, inputs, method, seed, self.draws)
         results = map_tasks(one, range(number), cores=self.cores, report=report)
         judged = judge_ranks(subject.converges_to, results, self.draws, seed)
@@ -91,15 +91,15 @@ class Calibration(Check, Settings):
 
 
 def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], draws: int, seed: int) -> Outcome:
-    """The outcome, without settings.   draws: of each posterior, at most."""
+    """The outcome, without settings.   draws: largest number of draws of each posterior."""
     done = [r for r in results if isinstance(r, Replication)]
     failed = [r for r in results if isinstance(r, UserError)]
     if len(done) < MIN_DRAWS:
         sentence = f"{len(failed)} of {len(results)} fits to simulated data failed: {failed[0]}"
         return Outcome("calibration", "bad", sentence)
     enough, usual = (float(np.quantile([r.ess for r in done], share, 0).min()) for share in (SHARE, 0.5))
-    # Ranks are among the largest of 19, 39, 59, … draws that are nearly independent: of L draws worth E, the variance
-    # of a rank in units of L is 1/12 + 1/(6E) instead of 1/12 + 1/(6L).
+    # Ranks are among the largest number of 19, 39, 59, … draws that are nearly independent: the variance of a rank
+    # among L draws, in units of L, is 1/12 + 1/(6E) instead of 1/12 + 1/(6L) if their effective sample size is E.
     most = min(draws, *(r.draws.shape[1] for r in done), NEARLY * usual)  # a chain may be lost
     few, num = enough < MIN_DRAWS, max(MIN_DRAWS, 20 * int((most + 1) // 20) - 1)
     lots, places = np.random.default_rng([seed, 1]), np.linspace(0, 1, num)
@@ -143,7 +143,7 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
 
 
 def _what(wide: float, side: float, p: np.ndarray) -> str:
-    """What is off of a quantity, by its p-values of the tests of the ECDF, location and width."""
+    """A description of the deviation of a quantity, by the p-values of the tests of ECDF, location and width."""
     if p[1:].min() >= ALPHA:
         return f"{'ranks are not uniform; ' * bool(p[0] < ALPHA)}width of the draws"
     if p[1] < p[2]:
@@ -152,9 +152,9 @@ def _what(wide: float, side: float, p: np.ndarray) -> str:
 
 
 def _faults(done: Sequence[Replication], order: np.ndarray, num: int) -> list[Finding]:
-    """What no approximation is known for."""
+    """Errors that are bad even for an approximation: biased predictions or weights, draws no better than the prior."""
     sided, faults = [i for i, (_, kind) in enumerate(done[0].questions) if kind in ("prediction", "weight")], []
-    for i in sided:  # their spread may be wrong: by its own standard error
+    for i in sided:  # a t-test, as the width may be wrong
         z = normal_scores(order[i], num)
         p = min(1.0, len(sided) * float(ttest_1samp(z, 0.0).pvalue))
         if p < ALPHA:

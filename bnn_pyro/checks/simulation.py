@@ -1,9 +1,10 @@
 """The joint distribution p(w, y | x) of a variant: draws of it, quantities of weights and targets, and replications.
 
-    w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) like f(w, y), w ~ q?
+    w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) distributed like f(w, y), w ~ q?
 
-The quantities f are predictions at fixed inputs; the log-likelihood, by which alone a posterior blind to its data is
-seen (Modrák et al. 2023, arXiv:2211.02383); the log prior density, and the output's bias: units can be exchanged.
+The quantities f are predictions at fixed inputs; the log-likelihood, without which a posterior that ignores the data
+would not be detected (Modrák et al. 2023, arXiv:2211.02383); the log prior density; and the output's bias, the only
+weight that does not change its meaning if hidden units are exchanged.
 """
 
 import warnings
@@ -33,14 +34,14 @@ from bnn_pyro.parts.observed import ReadLikelihood
 from bnn_pyro.posterior import split_frozen, weight_space
 from bnn_pyro.zoo import Entry
 
-#: One quantity: what it is about, in words, and its kind, of prediction, likelihood, prior, noise and weight.
+#: One quantity: its description, and its kind: "prediction", "likelihood", "prior", "noise" or "weight".
 Question = tuple[str, str]
 
 
 def design(data: Dataset, rows: int, points: int, seed: int) -> Dataset:
-    """At most ``rows`` of the training inputs, and as a test part ``points`` of them and of others, in equal parts.
+    """At most ``rows`` training inputs; the test part has ``points`` inputs, half of them training inputs.
 
-    y_train: of other rows than the inputs; what a simulated time is censored after.
+    y_train belongs to other rows than the inputs; its times are where simulated times are censored.
     """
     g = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data.x_train), generator=g)
@@ -53,10 +54,10 @@ def design(data: Dataset, rows: int, points: int, seed: int) -> Dataset:
 
 
 class Simulator:
-    """A variant at the training inputs, and at the test inputs the points of predictions; made inside ``isolated``.
+    """Simulates targets of a variant at the training inputs of ``inputs``; its test inputs are for predictions.
 
-    inputs: a time that is simulated is censored after the one that is there.
-    Raises UserError for a prior without draws.
+    To be made inside ``isolated``. Simulated times are censored at those of ``inputs``.
+    Raises UserError for a prior that cannot be sampled.
     """
 
     def __init__(self, entry: Entry, inputs: Dataset) -> None:
@@ -70,22 +71,22 @@ class Simulator:
         self.potential = Potential(self.model, split_frozen(model, data.x_train)[1], data.y_train)
 
     def data(self, y: Tensor) -> Dataset:
-        """The rows with targets y (N,); without a validation or a test part."""
+        """The training rows with targets y (N,), without a test part."""
         y = y.long() if self.inputs.schema.has_classes else y.float()
         return replace(self.inputs, y_train=y, x_test=self.inputs.x_test[:0])
 
     def draws(self, num: int) -> tuple[dict[str, Tensor], Tensor]:
-        """Of the joint distribution: w {site: (num, *shape)} and y (num, N)."""
+        """Draws of the joint distribution: w {site: (num, *shape)} and y (num, N)."""
         (w,) = self.potential.sample_prior(num)
         return w, self.targets(w)
 
     def targets(self, w: Mapping[str, Tensor]) -> Tensor:
-        """Of p(y | x, w), (C, N), for C sets of weights."""
+        """Draws of p(y | x, w), (C, N), for C sets of weights."""
         y, ends = self._law(self.potential.x, w).components.sample(), self.inputs.y_train.abs()
         return torch.where(y > ends, -ends, y) if self.inputs.schema.task == "survival" else y
 
     def quantities(self, w: Mapping[str, Tensor], y: Tensor) -> tuple[list[Question], np.ndarray]:
-        """(Q questions, answers (C, Q), float64) by weights {site: (C, *shape)} and targets (N,) or (C, N)."""
+        """(Q questions, their values (C, Q), float64) for weights {site: (C, *shape)} and targets (N,) or (C, N)."""
         with torch.no_grad(), pyro.validation_enabled(False):
             prior, likelihood = log_joints(self.model, w, self.potential.x, y)
         table = self._predictions(w)
@@ -108,43 +109,38 @@ class Simulator:
         return {(about, "prediction"): value for about, value in table.items()}
 
     def _law(self, x: Tensor, w: Mapping[str, Tensor]) -> Mixture:
-        """p(y | x, w) of C sets of weights, of components (C, N)."""
+        """p(y | x, w) of C sets of weights, as components (C, N)."""
         with torch.no_grad(), pyro.validation_enabled(False), ReadLikelihood() as read, poutine.condition(data=w):
             self.model(x)
         return read.mixture(read.likelihood)
 
 
 class Replication(NamedTuple):
-    """Of one data set: Q answers by the weights that made it, (Q,), and by S draws of its posterior, (Q, S).
+    """The fit to one simulated data set."""
 
-    ess      effective draws of each quantity, (Q,)
-    learned  median log-likelihood of the data over the draws, less that over a few of the prior; nats
-    warned   what the fit was warned of
-    """
-
-    questions: list[Question]
-    truth: np.ndarray
-    draws: np.ndarray
-    ess: np.ndarray
-    learned: float
-    warned: list[str]
+    questions: list[Question]  # the Q quantities
+    truth: np.ndarray  # (Q,) values at the weights that made the data
+    draws: np.ndarray  # (Q, S) values at S draws of the posterior
+    ess: np.ndarray  # (Q,) effective sample size of each quantity
+    learned: float  # median log-likelihood of the data over the draws minus that over draws of the prior; nats
+    warned: list[str]  # warnings of the fit
 
 
 def replicate(
     entry: Entry, inputs: Dataset, method: Method, seed: int, num_draws: int, number: int
 ) -> Replication | UserError:
-    """One replication by its number, as a user would fit it, or why it failed; num_draws: of what is no chains."""
+    """The replication of this number, or why its fit failed.   num_draws: of a posterior that is no chains."""
     first, second = (int(s) for s in np.random.SeedSequence([seed, number]).generate_state(2))
     with isolated(first):
         simulator = Simulator(entry, inputs)
-        w, y = simulator.draws(10)  # what makes the data, and nine of the prior beside it
+        w, y = simulator.draws(10)  # the truth, and nine other draws of the prior
     data = simulator.data(y[0])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             posterior = fit(entry, data, method, seed=second, device="cpu", progress=False)
         except UserError as error:
-            return UserError(str(error))  # without its traceback, which holds the fit
+            return UserError(str(error))  # without its traceback, which keeps the fit in memory
     shape = sized(posterior, num_draws)
     with isolated(second):
         blocks = [simulator.quantities(block, data.y_train)[1] for block in posterior.blocks(shape[0] * shape[1])]

@@ -2,8 +2,8 @@
 
     bias(η) = mean over directions i of Var(u_i) − 1,  u_i = √λ_i e_iᵀ(w − m)        order = d log bias / d log η
 
-In a direction of posterior variance 1/λ the variance of draws is too large by the factor 1/(1 − ηλ/(4 − 2α)) where all
-rows take part in every step. Two step sizes are run, h and h/2; each is compared with the exact covariance there.
+With all rows in every step, the variance of draws in a direction of posterior variance 1/λ is too large by the factor
+1/(1 − ηλ/(4 − 2α)). The sampler is run at two step sizes, h and h/2, and compared with the exact covariance at each.
 """
 
 import math
@@ -25,11 +25,11 @@ from bnn_pyro.progress import Report
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import MeanField
 
-#: Of the momentum's share in a step, ηλ/(4 − 2α) in the narrowest direction: the largest step that is run.
+#: The larger of the two step sizes as a share of the largest stable one, at which ηλ/(4 − 2α) = 1 for the largest λ.
 LARGEST = 0.25
-#: A share of the variances by which a bias need not be mentioned, and one above which a step is too large.
+#: Relative bias of variances below which it is negligible, and above which the step is too large.
 SMALL, TOO_LARGE = 0.02, 0.2
-#: An order that is known no better than this is not known.
+#: Largest standard error of the order for a conclusion.
 PRECISE = 0.3
 
 
@@ -69,11 +69,11 @@ class StepSize(Check):
             labels, estimate = problem.labels(), Estimate.of_independent(problem.quantities(w, f).mean(1).numpy())
             expected = problem.stationary(replace(method, lr=lr))["expected"]
             findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=len(rates))
-            off = w - mean  # u², mean over directions and draws of each chain
+            off = w - mean  # next: mean of u² over directions and draws of each chain
             excess.append(torch.einsum("cdi,ij,cdj->c", off, precision, off).numpy() / w[0].numel() - 1)
             report(i + 1, len(rates), {"lr": lr})
         order, error = order_of(Estimate.of_independent(np.stack(excess, 1)))
-        lr = own.lr or EXCESS / shares.max().item()  # what a fit with all rows in every step finds
+        lr = own.lr or EXCESS / shares.max().item()  # as a fit with all rows in every step chooses it
         shares = shares * lr  # the relative excess of the variances; infinite where the recursion explodes
         at_own = (shares / (1 - shares)).mean().item() if shares.max() < 1 else math.inf
         if not error < PRECISE:
@@ -87,7 +87,7 @@ class StepSize(Check):
         return concluded("step-size", findings, subject.settings(own), words, "the step, or its bias, is wrong")
 
     def _draws(self, method: Method, problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
-        """Weights (C, D, P) and outputs, after a third of the steps. Raises UserError where they diverge."""
+        """Weights (C, D, P) and outputs after a burn-in of a third of the steps. Raises UserError if they diverge."""
         eta = method.eta_share * method.lr / len(problem.inputs)
         slowest = 2 * method.friction / (eta * torch.linalg.eigvalsh(problem.gaussian[1])[0].item())
         steps = math.ceil(self.times * max(slowest, 2 / method.friction)) + 600
@@ -97,7 +97,7 @@ class StepSize(Check):
 
 
 def order_of(bias: Estimate) -> tuple[float, float]:
-    """(log₂ of a bias as a multiple of that at half the step, its standard error); NaN where one is not positive."""
+    """(log₂ of the ratio of the bias to that at half the step, its standard error); NaN if a bias is not positive."""
     if not (bias.mean > 0).all():
         return math.nan, math.inf
     return math.log2(bias.mean[0] / bias.mean[1]), float(np.hypot(*(bias.error / bias.mean)) / math.log(2))

@@ -1,6 +1,6 @@
-"""A module of the user's own: its outputs by plain passes, and linear regression where it is linear.
+"""Checks of a module of the user's: its outputs by plain forward passes, and linear regression if it is linear.
 
-f = f₀(x) + A(x) w,    y ~ Normal(f, σ²)        A: the Jacobian of the outputs by the weights, the same at every w
+f = f₀(x) + A(x) w,    y ~ Normal(f, σ²)        A: the Jacobian of the outputs in the weights, the same at every w
 """
 
 from collections.abc import Mapping
@@ -23,21 +23,21 @@ from bnn_pyro.parts.nets import with_weights
 from bnn_pyro.parts.own_module import norm_layers
 from bnn_pyro.parts.weights import CentredNormal
 
-#: Weights whose covariances are compared; rows of the problem, and new inputs.
+#: Largest number of weights whose covariances are compared, number of rows, and number of new inputs.
 MAX_WEIGHTS, ROWS, POINTS = 100, 200, 8
-#: How far outputs may be off a linear function, as a share of their spread.
+#: Tolerance for the difference of outputs to a linear function, relative to their range.
 LINEAR = 1e-3
 
 
 def few_rows(data: Dataset, rows: int) -> Dataset:
-    """At most so many training rows, evenly spaced; no others."""
+    """The data with at most ``rows`` evenly spaced training rows, and no others."""
     at = even(len(data.x_train), rows)
     none = {f"{which}_{part}": getattr(data, f"{which}_{part}")[:0] for which in "xy" for part in ("val", "test")}
     return replace(data, x_train=data.x_train[at], y_train=data.y_train[at], **none)
 
 
 def fixed_noise(subject: Subject) -> dict[str, float]:
-    """The setting of a known noise: the user's own, or a share of the target's standard deviation; {} of classes."""
+    """The setting of a known noise: the user's, or a share of the target's standard deviation; {} for classes."""
     schema, own = subject.data.schema, subject.entry.noise
     own = NOISE * float(np.mean(schema.y_scale)) if isinstance(own, str) else own
     return {} if schema.has_classes else {"noise": own}
@@ -46,7 +46,7 @@ def fixed_noise(subject: Subject) -> dict[str, float]:
 def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, data: Dataset) -> Tensor:
     """Outputs (S, N, K), target units, of the user's module at the training rows by w {site: (S, *shape)}."""
     schema, own, outputs = data.schema, subject.entry.own(data.schema).eval(), []
-    own.load_state_dict(model.net.state_dict(), strict=False)  # frozen weights, which a function may draw anew
+    own.load_state_dict(model.net.state_dict(), strict=False)  # frozen weights, which may be random
     for layer in norm_layers(own).values() if model.statistics is not None else ():
         layer.train()
     x = schema.unstandardise(data.x_train) if subject.entry.inputs == "raw" else data.x_train
@@ -59,7 +59,7 @@ def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, d
 
 @dataclass(frozen=True, eq=False)
 class LinearModule(Problem):
-    """Linear regression by a module: inputs (N, P + 1) are A and f₀, in target units; rows: as the variant's data."""
+    """Linear regression by a module: inputs (N, P + 1) are A and f₀, in target units.   rows: the data set."""
 
     rows: Dataset | None = None
 
@@ -78,7 +78,7 @@ class LinearModule(Problem):
 
 
 def linear_module(subject: Subject) -> LinearModule:
-    """The problem that a module poses on rows of its own data.   Raises UserError where it is not linear regression."""
+    """The problem of a module on rows of its data. Raises UserError if it is not linear regression."""
     rows, settings = few_rows(subject.data, ROWS), fixed_noise(subject)
     with isolated(0):
         entry = subject.reduced(**settings)

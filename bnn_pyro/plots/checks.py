@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from scipy.stats import norm
 
 from bnn_pyro.checks.check import ALPHA, Finding
-from bnn_pyro.checks.sbc_ranks import band, ecdf_difference
+from bnn_pyro.checks.sbc_ranks import band
 from bnn_pyro.plots.layout import Panel, legend_below, legend_outside, panel, panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, REFERENCE, drawn, look, tint
 
@@ -69,10 +69,14 @@ def rank_ecdfs(evidence: Mapping[str, Any]) -> np.ndarray:
 
 
 def draw_ecdf_difference(ax: Axes, ranks: np.ndarray, draws: int, bands: Mapping[float, str]) -> bool:
-    """Empirical minus uniform CDF of ranks (R,), thick where outside the first of ``bands`` {chance: label}."""
-    difference = ecdf_difference(ranks, draws)
+    """Draw the empirical minus the uniform CDF of ranks (R,) on 0 … ``draws``, with ``bands`` {chance: label}.
+
+    Returns whether the curve leaves the first of the bands; it is drawn thick where it does.
+    """
+    u = np.arange(draws + 2) / (draws + 1)
+    difference = np.r_[0.0, np.bincount(ranks, minlength=draws + 1).cumsum() / len(ranks)] - u
     for k, (chance, label) in enumerate(bands.items(), 1):
-        u, low, high = band(len(ranks), draws, chance)
+        _, low, high = band(len(ranks), draws, chance)
         ax.fill_between(u, low - u, high - u, color=tint(REFERENCE, 0.15 * k), lw=0, label=label)
         if k == 1:
             outside = (difference < low - u - 1e-12) | (difference > high - u + 1e-12)
