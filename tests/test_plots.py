@@ -88,7 +88,7 @@ def test_hits_coverage_and_pit_are_those_of_the_metrics_and_of_all_points(monkey
     y = torch.tensor([0.0] * 8 + [1.95, 1.97])  # the interval ends at 1.96
     misses = next(c for c in plots.predicted_observed(prediction, y).containers if "outside" in c.get_label())
     assert misses[0].get_xdata().tolist() == pytest.approx([1.97])
-    monkeypatch.setattr("bnn_pyro.plots.regression.MOST_POINTS", 5)
+    monkeypatch.setattr("bnn_pyro.plots.regression.MAX_POINTS", 5)
     assert "90.0% of 10 targets" in plots.predicted_observed(prediction, y).get_title(), "of all, not of those drawn"
     refuses("classes have no order", plots.regression_calibration, CATEGORICAL, LABELS)
     y = NORMAL.mean + 0.8 * random(POINTS, seed=9)

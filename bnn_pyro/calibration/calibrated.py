@@ -108,25 +108,18 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A posterior with maps of its predictive distribution and conformal scores; ``bp.predict`` accepts it.
-
-    maps             (name, map) pairs, applied in this order
-    conformal        scores of the calibration rows, or None
-    column, borders  the column, or the borders of predicted uncertainty, that determine the groups
-    rows             (n,) digests of all calibration rows
-    epistemic        epistemic uncertainty of the most recent calibration rows
-    num_draws, seed  of every prediction
-    """
+    """A posterior with maps of its predictive distribution and conformal scores; ``bp.predict`` accepts it."""
 
     posterior: Posterior
-    maps: tuple[tuple[str, Any], ...] = ()
-    conformal: Conformal | None = None
-    column: str | None = None
+    maps: tuple[tuple[str, Any], ...] = ()  # (name, map) pairs, applied in this order
+    conformal: Conformal | None = None  # scores of the calibration rows
+    column: str | None = None  # the column that determines the groups, or UNCERTAINTY
+    # Digests of all calibration rows (n,), and the epistemic uncertainty of the most recent ones.
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64), repr=False)
     epistemic: Sequence[float] = field(default=(), repr=False)
-    num_draws: int = NUM_DRAWS
+    num_draws: int = NUM_DRAWS  # of every prediction, as is the seed
     seed: int = 0
-    borders: Sequence[float] = ()
+    borders: Sequence[float] = ()  # of the thirds by predicted uncertainty
 
     schema = property(lambda self: self.posterior.schema)
 

@@ -1,8 +1,8 @@
-"""One function per picture: each takes a Prediction (or a trace) and returns the axes that it drew on.
+"""One function per figure: each takes a Prediction (or a trace) and returns the axes that it drew on.
 
-A picture is on pyplot's current figure where nothing is on it yet, else on a new one, so that ``plt.savefig`` and
-``plt.show`` take it; ``ax`` is another place for one of a single panel. Reports draw outside of pyplot. A module is
-imported when one of its names is used. Entropies are in nats, targets and inputs in the user's own units.
+A function draws on pyplot's current figure if that is empty, else on a new one, so that ``plt.savefig`` and
+``plt.show`` work; functions for a single panel take other axes as ``ax``. Reports draw outside of pyplot. A module is
+imported when one of its names is used. Entropies are in nats, targets and inputs in their original units.
 """
 
 from bnn_pyro.lazy import lazy_names

@@ -1,4 +1,4 @@
-"""Figures of checks: how far off each quantity is, and ranks of the truth."""
+"""Figures of checks: the error of each quantity, and ranks of the truth."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, REFERENCE, drawn, look
 
 @drawn
 def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
-    """By how many standard errors each quantity is off what it should be; what is off most is named.
+    """The difference of each quantity to its expected value in standard errors; the largest differences are named.
 
-    findings: those with a ``z``. The first word of what they are about ("mean of weight 1") has a marker of its own.
-    Shaded: where chance alone puts one of so many once in 1,000 times.
+    findings: findings with a ``z``. Each first word of ``about`` ("mean of weight 1") has its own marker.
+    The shaded range contains any of the quantities by chance with a probability of 1 in 1,000.
     """
     kinds = np.array([f.about.split()[0] for f in findings])
     z = np.nan_to_num([f.z for f in findings], nan=np.inf, posinf=np.inf, neginf=-np.inf)
@@ -33,7 +33,7 @@ def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
     for k, kind in enumerate(dict.fromkeys(kinds)):
         at = np.flatnonzero(kinds == kind)
         ax.plot(at + 1, clipped[at], **look(k, linestyle=""), label=kind)
-    for i in np.argsort(-np.abs(z))[:3]:  # named, where they are off
+    for i in np.argsort(-np.abs(z))[:3]:  # the largest are named
         if abs(z[i]) > bound:
             side, aside = ("left", 7) if i < 0.6 * len(z) else ("right", -7)
             place = dict(xytext=(aside, 0), textcoords="offset points", ha=side, va="center")
@@ -45,16 +45,16 @@ def standard_errors(findings: Sequence[Finding], *, ax: Panel = None) -> Axes:
 
 @drawn
 def rank_ecdfs(evidence: Mapping[str, Any]) -> np.ndarray:
-    """Empirical minus uniform distribution function of the ranks, with simultaneous bands; a panel a quantity.
+    """Empirical minus uniform distribution function of the ranks, with simultaneous bands; one panel per quantity.
 
-    Uniform ranks leave the inner band anywhere at all in 5 % of such panels, the outer one with chance ``shown``.
-    A line that goes up, then down: draws too narrow. The other way round: too wide. All above: the truth lies low.
+    Uniform ranks leave the inner band in 5 % of such panels, and the outer band with probability ``shown``.
+    A curve that rises, then falls: draws are too narrow; falls, then rises: too wide; all above 0: the truth is low.
 
-    ranks (Q, R): whole numbers 0 … draws, of Q quantities in R simulated data sets; the first 12 are shown.
-    labels (Q,).   p (Q, 3): of the tests of the ECDF, location and width, corrected; the least is in the titles.
+    evidence: ranks (Q, R), whole numbers 0 … draws, of Q quantities in R simulated data sets, of which the first 12 are
+    shown; labels (Q,); p (Q, 3), the corrected p-values of the tests of ECDF, location and width; draws; shown.
     """
-    ranks, level = evidence["ranks"][:12], evidence["shown"]  # panels at most
-    bands = {level: f"all but {level:.1g} of uniform ranks", 0.05: "95 % of them"}  # of a whole curve by itself
+    ranks, level = evidence["ranks"][:12], evidence["shown"]
+    bands = {level: f"all but {level:.1g} of uniform ranks", 0.05: "95 % of them"}  # each for a whole curve
     axes = panels(len(ranks), 4, (2.1, 1.75), (0.5, 0.6), sharex=True, sharey=True)  # 4 in a row
     for ax, order, label, p in zip(axes, ranks, evidence["labels"], np.min(evidence["p"], 1), strict=False):
         draw_ecdf_difference(ax, order, evidence["draws"], bands)
@@ -62,7 +62,7 @@ def rank_ecdfs(evidence: Mapping[str, Any]) -> np.ndarray:
         ax.set_xticks([0, 0.5, 1], ["  lowest", "", "highest  "], size=7)
         ax.tick_params(labelbottom=True)
     reach = max(np.abs(ax.get_ylim()).max() for ax in axes)
-    axes[0].set_ylim(-reach, reach)  # of all: they share it
+    axes[0].set_ylim(-reach, reach)  # shared by all panels
     axes[0].figure.supxlabel("rank of the truth")
     axes[0].figure.supylabel("ECDF − uniform")
     return legend_outside(axes, 3)

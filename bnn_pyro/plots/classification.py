@@ -1,4 +1,4 @@
-"""Class probabilities: what is confused, how sure, whether the confidence is deserved, and when to abstain."""
+"""Class probabilities: confusion, confidence, reliability, thresholds and selective prediction."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,15 +17,15 @@ from bnn_pyro.plots.layout import Panel, class_names, legend_below, panel, panel
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, GOOD, HATCH, LINES, MARKERS, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-#: A confidence that few would question: how many points lie above it, and how many of them are wrong, is said.
+#: High confidence: the title has the number of points above it, and how many of them are wrong.
 SURE = 0.99
 
 
 @drawn
 def confusion_matrix(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Panel = None) -> Axes:
-    """How many points of each class (row) were given to each class (column).
+    """Number of points of each true class (row) by most probable class (column).
 
-    The colour is the share of the row: blue for those that are right, red for those that are wrong.
+    The colour is the share of the row: blue for correct predictions, red for wrong ones.
     """
     counts = metrics.confusion_matrix(prediction, y)
     names = [short(name, 20) for name in class_names(prediction, schema)]
@@ -49,9 +49,9 @@ def confusion_matrix(prediction: Prediction, y: Targets, schema: Schema | None =
 
 @drawn
 def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Panel = None) -> Axes:
-    """How sure the network was where it was right, and where it was wrong (narrow hatched bars); a log scale.
+    """Histogram of the confidence of correct and of wrong predictions (narrow hatched bars), on a log scale.
 
-    Lines at the mean confidence and at the accuracy: apart, the network is over- or underconfident.
+    Lines mark the mean confidence and the accuracy, which differ if the network is over- or underconfident.
     """
     y, probs = targets(prediction, y), mean_probs(prediction)
     confidence, right = probs.max(1), probs.argmax(1) == y
@@ -76,9 +76,9 @@ def reliability(
 ) -> np.ndarray:
     """Accuracy per bin of confidence with its gap to the confidence (hatched), above the points per bin; axes (2,).
 
-    Of two classes: the share of the second one per bin of its probability. Whiskers are 95 % Wilson intervals. The
-    title has the ECE and its noise floor: what a perfectly calibrated model would show on average on as many points;
-    of two classes first the mean gap of these bins, as the ECE is that of the class that is named.
+    For two classes: the share of the second class per bin of its probability. Whiskers are 95 % Wilson intervals. The
+    title has the ECE and its noise floor, the mean ECE of a perfectly calibrated model on as many points; for two
+    classes also the mean gap of these bins, as the ECE is that of the most probable class.
     """
     names = class_names(prediction, schema)
     two = names[1] if len(names) == 2 else None
@@ -86,7 +86,7 @@ def reliability(
     filled, width = table.count > 0, 1 / BINS
     count, accuracy, confidence = (v[filled] for v in (table.count, table.accuracy, table.confidence))
     left = table.edges[:-1][filled]
-    colours = [tint(BAYES, 0.5) if num >= 10 else "0.88" for num in count]  # grey: of few points it says little
+    colours = [tint(BAYES, 0.5) if num >= 10 else "0.88" for num in count]  # grey: few points
     axes = panels(2, 1, (4.4, 2.4), sharex=True, height_ratios=(3, 1)) if axes is None else axes
     axes[0].plot([0, 1], [0, 1], **DASHED, label="perfectly calibrated")
     interval = dict(color=DATA, linewidth=1, zorder=3, label="95% interval")
@@ -108,10 +108,10 @@ def reliability(
 
 @drawn
 def selective_risk(prediction: Prediction, y: Targets, *, baseline: Prediction | None = None, ax: Panel = None) -> Axes:
-    """Error among the points that the network is surest of (least total entropy), against how many these are.
+    """Error rate of the share of points with the lowest total entropy, against that share.
 
-    Between the best possible order of the same errors (oracle) and a random one. The title has the area under the
-    curve. baseline: another prediction of the same points, such as the deterministic network's.
+    It lies between the best possible order of the same errors (oracle) and a random order. The title has the area under
+    the curve.   baseline: another prediction of the same points, such as the deterministic network's.
     """
     coverage, risk = metrics.selective_risk(prediction, y)
     error, num = risk[-1], len(risk)
@@ -130,7 +130,7 @@ def selective_risk(prediction: Prediction, y: Targets, *, baseline: Prediction |
     ax.axhline(error, **DASHED, label="random order")
     ax.plot(coverage, oracle, color=GOOD, linestyle=":", linewidth=2, label="oracle: all errors last")
     ax.set(xlabel="coverage: share of points answered", ylabel="error among them", xlim=(0, 1), title=title)
-    ax.set_ylim(0, max(1.15 * top, 1.3 * high[-1]))  # so that the interval is seen to narrow where errors are few
+    ax.set_ylim(0, max(1.15 * top, 1.3 * high[-1]))  # also high enough for the interval at full coverage
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     return legend_below(ax, 2)
 
@@ -139,8 +139,8 @@ def selective_risk(prediction: Prediction, y: Targets, *, baseline: Prediction |
 def threshold_curves(prediction: Prediction, y: Targets, schema: Schema | None = None) -> np.ndarray:
     """Precision against recall, and the ROC curve, of the probability of the rarer of two classes; axes (2,).
 
-    Dots are thresholds on that probability, at which so many rows are given that class: from the share of the class in
-    y up to 0.5. Dashed: a random order.   Raises UserError for other than two classes, or y of one class.
+    Markers are thresholds of that probability, from the frequency of the class in y to 0.5; the legend has the number
+    of rows above each. Dashed: a random order.   Raises UserError unless there are two classes, and rows of both.
     """
     metrics.average_precision.summarise(prediction, y)
     y, probs, names = targets(prediction, y), mean_probs(prediction), class_names(prediction, schema)
@@ -177,9 +177,9 @@ def entropy_histograms(
     inside: Prediction, outside: Prediction | Mapping[str, Prediction], *, name: str = "in distribution",
     ax: Panel = None,
 ) -> Axes:  # fmt: skip
-    """How uncertain the network is on its own test data and on out-of-distribution inputs, with the AUROC between them.
+    """Total entropy on test data and on out-of-distribution inputs, with the AUROC between them.
 
-    outside: one prediction, or {name: prediction}, up to four.   name: what the test data are called.
+    outside: one prediction, or {name: prediction}, up to four.   name: name of the test data.
     """
     outside = {"out of distribution": outside} if isinstance(outside, Prediction) else dict(outside)
     if not 0 < len(outside) <= len(CONTRAST):
@@ -193,13 +193,13 @@ def entropy_histograms(
         label = f"{other} (mean {values[k + 1].mean():.2f}, AUROC {metrics.ood_auroc(inside, prediction):.3f})"
         ax.stairs(shares[k], edges, color=CONTRAST[k], linestyle=LINES[k], linewidth=1.8, label=label)
     ax.set(xlabel="total predictive entropy, nats", ylabel="share of points", xlim=(0, edges[-1]))
-    if np.max([own, *shares]) > 0.4:  # a sure network has nearly all of its test points in the first bin
+    if np.max([own, *shares]) > 0.4:  # a confident network has nearly all test points in the first bin
         ax.set(yscale="log", ylim=(0.5 / max(map(len, values)), 1), ylabel="share of points (log scale)")
     return legend_below(ax, 1)
 
 
 def _wilson(hits: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """(2, bins) ends of the 95 % Wilson intervals of hits / count."""
+    """Ends of the 95 % Wilson intervals of hits / count, (2, bins)."""
     tests = (stats.binomtest(int(k), int(n)) for k, n in zip(hits.round(), count, strict=True))
     return np.array([test.proportion_ci(method="wilson") for test in tests]).T
 

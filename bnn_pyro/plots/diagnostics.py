@@ -1,7 +1,7 @@
-"""Can this posterior be trusted? Traces and ranks of chains, R-hat, effective draws, Pareto k, LOO-PIT, new data.
+"""Figures of a diagnosis: traces and ranks of chains, R-hat, effective draws, Pareto k, LOO-PIT, replicated data.
 
-All from plain arrays, of C chains of D draws of M quantities; thresholds are drawn where a verdict rests on them. With
-hundreds of chains a few are drawn as lines, from the lowest mean to the highest, over the range of all, which is said.
+All functions take plain arrays, of C chains of D draws of M quantities; thresholds of verdicts are drawn. Of many
+chains some are drawn as lines, evenly chosen from the lowest to the highest mean, over the range of all.
 """
 
 from collections.abc import Sequence
@@ -19,16 +19,16 @@ from bnn_pyro.plots import layout
 from bnn_pyro.plots.checks import draw_ecdf_difference
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, DATA, LINES, REFERENCE, WRONG, drawn, look, tint
 
-#: Pareto k from which on an estimate is less precise, and from which on it is unreliable (Vehtari et al. 2024).
+#: Pareto k above which an estimate is less precise, and above which it is unreliable (Vehtari et al. 2024).
 GOOD_K, BAD_K = 0.5, 0.7
-#: Observations whose k is too large that are named, and points beyond which dots are drawn small.
+#: Largest number of rows that are named, and number of rows above which markers are small.
 NAMED, MANY = 6, 2000
-#: Replicated data sets, and classes, that are drawn.
+#: Largest numbers of replicated data sets and of classes that are drawn.
 MAX_REPLICATED, MAX_CLASSES = 40, 20
-#: Places at which the band of the LOO-PIT holds.
+#: Number of points at which the band of the LOO-PIT holds.
 PLACES = 100
-#: Chains that are drawn as lines; of more, so many, evenly chosen by their means.
-MOST_CHAINS = 8
+#: Largest number of chains that are drawn as lines.
+MAX_CHAINS = 8
 
 
 @drawn
@@ -36,10 +36,9 @@ def convergence(
     rhat: ArrayLike, ess_bulk: ArrayLike, ess_tail: ArrayLike | None = None, *, draws: int | None = None,
     nested: bool = False,
 ) -> np.ndarray:  # fmt: skip
-    """R-hat (left) and effective draws (right) of what the network computes at test points, as shares; axes (2,).
+    """ECDFs of R-hat (left) and effective draws (right) of the network's outputs at test points; axes (2,).
 
-    A curve at (v, s) says that a share s of the outputs has at most v. Dashed: what is required, R-hat below 1.01 and
-    400 effective draws; the shaded side is not good enough.
+    Dashed: the requirements, R-hat below 1.01 and 400 effective draws; values on the shaded side do not meet them.
 
     rhat, ess_bulk, ess_tail: any shape, NaN where an output never varies.   draws: C·D, the effective draws of an
     ideal sampler.   nested: R-hat is the nested one (Margossian et al. 2022, arXiv:2110.13017), for many short chains.
@@ -82,11 +81,11 @@ def _threshold(ax: Axes, value: float, end: float) -> None:
 
 @drawn
 def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: layout.Panel = None) -> Axes:
-    """Pareto k of every training row: how much leaving it out would move the posterior; Vehtari et al. 2024.
+    """Pareto k of every training row: how much the posterior changes without the row; Vehtari et al. 2024.
 
-    Above 0.7 (crosses) PSIS-LOO of that row, so the sum, is unreliable: an outlier, or one that the net bends to fit.
+    Above 0.7 (crosses) PSIS-LOO of the row, and so its sum, is unreliable: the row is an outlier, or very influential.
 
-    k: (N,).   rows: (N,) numbers of the rows that they are of, by ``data.index_train``; None: 0, 1, …
+    k: (N,).   rows: (N,) numbers of these rows, from ``data.index_train``; None: 0, 1, …
     """
     k = np.asarray(k, dtype=float).ravel()
     rows = np.arange(len(k)) if rows is None else np.asarray(rows)
@@ -113,10 +112,12 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: layout.Panel = 
 
 @drawn
 def loo_pit(pit: ArrayLike) -> np.ndarray:
-    """Where each target lies in the prediction that did not see it: histogram, and ECDF minus the uniform; axes (2,).
+    """Leave-one-out PIT of the targets: histogram, and ECDF minus the uniform one; axes (2,).
 
-    Uniform if calibrated: a U is too narrow, a hill too wide, a slope off to one side. The curve leaves the band
-    somewhere in at most 5 % of calibrated models (Säilynoja et al. 2022, arXiv:2103.10522).   pit: (N,) in [0, 1].
+    It is uniform if predictions are calibrated; a U shape means too narrow, a hill too wide, a slope biased. For at
+    most 5 % of calibrated models the curve leaves the band (Säilynoja et al. 2022, arXiv:2103.10522).
+
+    pit: (N,) in [0, 1].
     """
     pit = np.asarray(pit, dtype=float).ravel()
     if not len(pit) or not ((pit >= 0) & (pit <= 1)).all():
@@ -134,10 +135,10 @@ def loo_pit(pit: ArrayLike) -> np.ndarray:
 def posterior_predictive(
     replicated: ArrayLike, observed: ArrayLike, *, classes: Sequence[str] = (), label: str = "target"
 ) -> np.ndarray:
-    """Data that the posterior would have made beside the data that there are; axes (1,), or (2,) for a regression.
+    """Data sets drawn from the posterior predictive and the observed one; axes (1,), or (2,) for a regression.
 
-    Regression: ECDF of the targets over those of replicated sets, and where their standard deviation lies among
-    theirs. Classification: number of rows of each class, with the central 95 % of the replicated sets.
+    Regression: ECDFs of the targets and of replicated targets, and the standard deviations of all sets.
+    Classification: number of rows of each class, with the central 95 % of the replicated sets.
 
     replicated: (S, N) targets, or labels, drawn for the rows of ``observed`` (N,).   classes: their names; () for a
     regression.   label: name and unit of the target.
@@ -189,8 +190,8 @@ def trace_ranks(
 ) -> np.ndarray:
     """Trace (left) and ranks (right) of each quantity, axes (2·M,); Vehtari et al. 2021, arXiv:1903.08008, figure 5.
 
-    Ranks of all draws together, one row a chain (or a few neighbours of hundreds): a row of one colour says that the
-    chain visits low and high values as often as the others do. Crosses below mark divergent draws.
+    Ranks are among all draws, with one row per chain (or per group of many chains): a row of one colour means that the
+    chain visits low and high values as often as the others. Crosses below mark divergent draws.
 
     values: (C, D, M), the first 6 of M are shown.   diverging: (C, D), 0 or 1.   unit: of the values, for the axis.
     """
@@ -198,7 +199,7 @@ def trace_ranks(
     if values.ndim != 3 or values.shape[2] != len(labels):
         raise UserError(f"values must be (chains, draws, {len(labels)} quantities), got the shape {values.shape}")
     chains, _, every = values.shape
-    num = min(6, every)  # quantities at most
+    num = min(6, every)
     axes = layout.panels(2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
     lost = () if diverging is None else 1 + np.flatnonzero(np.any(diverging, axis=0))
     for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
@@ -213,14 +214,14 @@ def trace_ranks(
     for ax in axes[:-2]:
         ax.tick_params(labelbottom=False)
     few = "" if num == every else f"; {num} of {every} quantities"
-    axes[-2].set_xlabel(f"kept draw ({min(MOST_CHAINS, chains)} of {chains} chains{few})", size=8)
+    axes[-2].set_xlabel(f"kept draw ({min(MAX_CHAINS, chains)} of {chains} chains{few})", size=8)
     axes[-1].set_xlabel("rank of the draw, in % of all draws", size=8)
     return axes
 
 
 def _lines(ax: Axes, values: np.ndarray) -> None:
     draw, chains = np.arange(1, values.shape[1] + 1), values.shape[0]
-    picks = np.sort(values.mean(1).argsort(kind="stable")[even(chains, MOST_CHAINS)])
+    picks = np.sort(values.mean(1).argsort(kind="stable")[even(chains, MAX_CHAINS)])
     if chains > len(picks):
         low, high = np.nanquantile(values, (0.05, 0.95), axis=0)
         ax.fill_between(draw, low, high, color="0.85", linewidth=0, label=f"5–95 % of {chains} chains")
@@ -234,14 +235,14 @@ def _lines(ax: Axes, values: np.ndarray) -> None:
 def _ranks(ax: Axes, values: np.ndarray) -> None:
     chains = len(values)
     share = (rankdata(values, axis=None).reshape(values.shape) - 0.5) / values.size
-    rows = np.array_split(share, min(chains, 64))  # of more chains neighbours share a row
-    bins = int(np.clip(min(r.size for r in rows) // 8, 2, 20))  # 8 draws are expected in one, or more
+    rows = np.array_split(share, min(chains, 64))  # more chains share rows
+    bins = int(np.clip(min(r.size for r in rows) // 8, 2, 20))  # with an expected number of 8 draws or more
     edges = np.linspace(0, 1, bins + 1)
     counts = [np.histogram(r, edges)[0] / (r.size / bins) for r in rows]
     mesh = ax.pcolormesh(100 * edges, np.arange(len(rows) + 1) - 0.5, counts, cmap="PuOr_r", vmin=0, vmax=2)
     bar = ax.figure.colorbar(mesh, ax=ax, ticks=[0, 1, 2], pad=0.02, aspect=12)
     bar.ax.set_yticklabels(["0", "1 ×", "2 ×"], size=7)
-    ax.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(chains) if chains <= MOST_CHAINS else [])
+    ax.set(ylim=(len(rows) - 0.5, -0.5), yticks=range(chains) if chains <= MAX_CHAINS else [])
     ax.xaxis.set_major_locator(MaxNLocator(4))
     each = -(-chains // len(rows))
     ax.set_ylabel("chain" if each == 1 else f"rows of ≤{each} chains", size=8)

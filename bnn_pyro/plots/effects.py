@@ -1,6 +1,6 @@
-"""How predictions depend on inputs: maps over two features, and what the columns and the places of an image do to them.
+"""How predictions depend on inputs: maps over two features, effects of columns and of regions of an image.
 
-With where to predict for a picture: a line through one input feature, or a mesh over two.
+Also the inputs for such predictions: a line over one input feature, or a mesh over two.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from bnn_pyro.plots.points import show_image
 from bnn_pyro.plots.style import BAYES, DASHED, EPISTEMIC, MARKERS, drawn, look, tint
 from bnn_pyro.predictive import Prediction
 
-#: Neither end looks like one of cividis, to colour-blind eyes either.
+#: Its ends differ from those of cividis, also for the colour-blind.
 WHITE_TO_EPISTEMIC = LinearSegmentedColormap.from_list("epistemic", ["white", EPISTEMIC])
 
 
@@ -41,7 +41,7 @@ class Grid:
     schema: Schema
 
     def shaped(self, values: Tensor) -> np.ndarray:
-        """(rows·columns, …) values at ``x`` as (rows, columns, …), for drawing."""
+        """Reshape values (rows·columns, …) at ``x`` to (rows, columns, …)."""
         shape = (len(self.second), len(self.first))
         if len(values) != shape[0] * shape[1]:
             raise UserError(f"the prediction has {len(values)} points, but the grid {len(self.x)}; predict at grid.x")
@@ -51,8 +51,8 @@ class Grid:
 def grid(data: Dataset, *, num: int = 100, margin: float = 0.15) -> Grid:
     """A mesh of num × num points over the two features of a table.
 
-    margin: how far it reaches beyond all the data, as a share of their range.
-    Raises UserError for data of more or fewer features.
+    margin: distance that the mesh extends beyond the data, as a share of their range.
+    Raises UserError unless the data have two features.
     """
     if tuple(data.schema.input_shape) != (2,):
         raise UserError(f"a map is of two features, and '{data.name}' has inputs of shape {data.schema.input_shape}")
@@ -67,8 +67,8 @@ def grid(data: Dataset, *, num: int = 100, margin: float = 0.15) -> Grid:
 def line(data: Dataset, low: float | None = None, high: float | None = None, *, num: int = 400) -> Tensor:
     """Standardised inputs (num, 1) from ``low`` to ``high``, in the feature's own units.
 
-    By default the range of the training data and half of it more on both sides.
-    Raises UserError where the data have not exactly one input feature.
+    By default the range of the training data, extended by half of it on both sides.
+    Raises UserError unless the data have one input feature.
     """
     one_feature(data.schema)
     x = data.schema.unstandardise(data.x_train.cpu())
@@ -90,7 +90,7 @@ def decision_boundary(
 ) -> Axes:
     """Predictive probability over two features, with the data and the boundaries between classes.
 
-    Of two classes, that of the second; of more, that of the most probable one.
+    It is that of the second of two classes, or that of the most probable one of more.
 
     prediction: at ``grid.x``.   x, y: standardised inputs (B, *input_shape) and labels (B,) to draw, or neither.
     """
@@ -109,8 +109,8 @@ def epistemic_map(
 ) -> Axes:
     """Epistemic uncertainty over two features, with the data and the 0.5 boundary (dashed).
 
-    Mutual information of label and weights in nats; of a regression, the standard deviation of the mean in target
-    units. Orange is where more data would help, not where classes overlap. All in one figure have one range.
+    Mutual information of label and weights in nats; for a regression, the standard deviation of the mean in target
+    units. Orange is where more data would help, not where classes overlap. All maps in one figure share a colour range.
 
     prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
     """
@@ -139,9 +139,9 @@ def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y
     if prediction.has_classes:
         names, probs = class_names(prediction, grid.schema), grid.shaped(prediction.mean)
         for k in range(1, len(names)):
-            margin = probs[..., k] - np.delete(probs, k, axis=-1).max(-1)  # between two classes, 0 where both have 0.5
-            if margin.min() < 0 < margin.max():  # matplotlib warns of a contour that is nowhere
-                # Dark under white: seen on bright and on dark ground alike.
+            margin = probs[..., k] - np.delete(probs, k, axis=-1).max(-1)  # 0 at the boundary of class k
+            if margin.min() < 0 < margin.max():  # matplotlib warns of an empty contour
+                # White on black lines are visible on bright and dark backgrounds.
                 ax.contour(grid.first, grid.second, margin, [0], colors="black", linewidths=3)
                 ax.contour(grid.first, grid.second, margin, [0], colors="white", linewidths=1.4, linestyles="dashed")
     else:
@@ -157,8 +157,8 @@ def _with_data(ax: Axes, prediction: Prediction, grid: Grid, x: Tensor | None, y
 
 @drawn
 def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axes:
-    """Rise of the loss where a column is permuted, the largest 15, median and 90 % of draws; of ``bp.explain``."""
-    table = explanation.importance.iloc[:15]  # columns at most
+    """Rise of the loss if a column is permuted, of the 15 most important ones, by ``bp.explain``: median and 90 %."""
+    table = explanation.importance.iloc[:15]
     ax = panel(ax, 5.6, 1.2 + 0.26 * len(table))
     place, middle = np.arange(len(table)), table["importance"].to_numpy()
     bars = np.abs(table[["low", "high"]].to_numpy().T - middle)
@@ -174,9 +174,9 @@ def permutation_importance(explanation: Explanation, *, ax: Panel = None) -> Axe
 
 @drawn
 def partial_dependence(explanation: Explanation) -> np.ndarray:
-    """Mean output over the rows by the value of one column, a panel each: median and central 90 % of the draws.
+    """Mean output over the rows by the value of one column, one panel each: median and central 90 % of the draws.
 
-    explanation: of ``bp.explain``; of many classes the five that are most probable on average are drawn.
+    explanation: from ``bp.explain``. Of many classes the five most probable ones on average are drawn.
     """
     effects = explanation.dependence
     average = np.mean([outputs.mean((0, 1)) for _, outputs in effects.values()], axis=0)
@@ -208,10 +208,10 @@ def partial_dependence(explanation: Explanation) -> np.ndarray:
 
 @drawn
 def pixel_maps(maps: PixelMaps, schema: Schema) -> np.ndarray:
-    """Each image above where it speaks for its class, and where draws disagree on that.
+    """Each image above maps of the evidence of its regions for its class, and of the disagreement of draws on it.
 
-    Blue speaks for the class, red against it. The scales are common to all images.
-    maps: of ``bp.explain``.   Returns axes (3, M), of a point (2, M).
+    Blue is evidence for the class, red against it. All images share the colour scales.
+    maps: from ``bp.explain``.   Returns axes (3, M), or (2, M) for a point estimate.
     """
     count = len(maps.images)
     rows = 3 if maps.spreads.any() else 2

@@ -1,8 +1,8 @@
-"""What is said of single images: class probabilities of the draws, and of a deterministic network.
+"""Predictions for single images: class probabilities of the draws, and of a deterministic network.
 
-A bar is the mean over the draws. A box holds the middle half of them, its whiskers reach from 5 to 95 %: tall boxes are
-draws that disagree; short ones at middling heights, a point that is ambiguous to all of them. The true class has a bold
-tick. Titles have the total entropy and its parts in nats.
+A bar is the mean over the draws. A box shows their quartiles, its whiskers the 5 % and 95 % quantiles: tall boxes mean
+that draws disagree; short boxes at medium heights, that the image is ambiguous. The label of the true class is bold.
+Titles have the total entropy and its parts in nats.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from bnn_pyro.plots.layout import class_names, figure, legend_outside, short
 from bnn_pyro.plots.style import BAYES, DATA, HATCH, POINT, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-#: What images can be sorted by, and what it is called.
+#: Orders of images and their description.
 ORDERS = {"total": "total entropy", "epistemic": "mutual information", "aleatoric": "aleatoric entropy"}
-#: Classes that a panel shows at most, and letters that its width holds.
-MOST_CLASSES, MOST_LETTERS = 10, 30
+#: Largest number of classes in a panel, and of letters of their names in its width.
+MAX_CLASSES, MAX_LETTERS = 10, 30
 
 
 @drawn
@@ -69,9 +69,9 @@ def ood_bars(
 ) -> np.ndarray:  # fmt: skip
     """Class probabilities of out-of-distribution images, Bayesian beside deterministic; axes (num, 2).
 
-    Whiskers hold the middle 90 % of the Bayesian network's draws. The titles have both predictive entropies in nats.
+    Whiskers show the central 90 % of the Bayesian network's draws. Titles have both predictive entropies in nats.
 
-    x: (B, channels, height, width), the first ``num`` are shown.   names: a caption for each image.
+    x: (B, channels, height, width); the first ``num`` are shown.   names: a caption for each image.
     """
     sizes = [tuple(prediction.probs.shape[1:]) for prediction in (bayesian, deterministic)]
     if sizes[0] != sizes[1]:
@@ -107,8 +107,8 @@ def _need_images(prediction: Prediction, x: Tensor) -> None:
 
 
 def _most_probable(probs: Tensor) -> np.ndarray:
-    """The classes of the largest probabilities (K,), in their own order."""
-    return np.sort(np.argsort(-probs.numpy(), kind="stable")[:MOST_CLASSES])
+    """Indices of the MAX_CLASSES classes of the largest probabilities (K,), in ascending order."""
+    return np.sort(np.argsort(-probs.numpy(), kind="stable")[:MAX_CLASSES])
 
 
 def _boxes(ax: Axes, prediction: Prediction, row: int, names: Sequence[str], y: np.ndarray | None) -> None:
@@ -126,15 +126,15 @@ def _boxes(ax: Axes, prediction: Prediction, row: int, names: Sequence[str], y: 
 
 
 def _ticks(ax: Axes, names: Sequence[str]) -> Sequence[XTick]:
-    """A tick for each, turned where they would lie over each other."""
-    return ax.set_xticks(range(len(names)), names, rotation=90 * (len(names) * max(map(len, names)) > MOST_LETTERS))
+    """Set a tick for each name, rotated if the names would overlap."""
+    return ax.set_xticks(range(len(names)), names, rotation=90 * (len(names) * max(map(len, names)) > MAX_LETTERS))
 
 
 def show_image(ax: Axes, image: Tensor, schema: Schema | None = None) -> None:
-    """One standardised image (channels, height, width), dark ink on white where it has a single channel."""
+    """Draw one standardised image (channels, height, width); with a single channel, high values are dark."""
     pixels = (image if schema is None else schema.unstandardise(image)).detach().cpu().double().permute(1, 2, 0).numpy()
     if pixels.shape[-1] > 1:
         pixels = np.clip((pixels - pixels.min()) / max(np.ptp(pixels), 1e-12), 0, 1)
-    ax.imshow(pixels, cmap="gray_r")  # of a single channel: colours are shown as they are
+    ax.imshow(pixels, cmap="gray_r")  # cmap applies to a single channel only
     ax.set(xticks=[], yticks=[])
     ax.spines[:].set(visible=True, color="0.7")

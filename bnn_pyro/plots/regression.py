@@ -1,4 +1,4 @@
-"""A regression: the predictive band over one input, predicted against observed, and whether intervals are right."""
+"""Regression: the predictive band over one input, predicted against observed targets, and calibration of intervals."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,11 +21,11 @@ from bnn_pyro.plots.layout import Panel, calibrated_histogram, legend_below, pan
 from bnn_pyro.plots.style import BAYES, DASHED, DATA, EPISTEMIC, GOOD, HATCH, REFERENCE, WRONG, drawn, tint
 from bnn_pyro.predictive import Prediction
 
-#: Points at most that are drawn against their targets.
-MOST_POINTS = 200
-#: Bars of a rootogram.
+#: Largest number of points that are drawn against their targets.
+MAX_POINTS = 200
+#: Largest number of bars of a rootogram.
 MAX_BARS = 50
-#: Central shares of the fan and the strength of their tints.
+#: {level of a central interval of the fan: strength of its tint}.
 SHARES = {0.95: 0.16, 0.80: 0.30, 0.50: 0.46}
 
 
@@ -34,13 +34,13 @@ def predictive_band(
     prediction: Prediction, x: Tensor, data: Dataset, *, truth: Callable[[Tensor], Tensor] | None = None,
     legend: bool = True, ax: Panel = None,
 ) -> Axes:  # fmt: skip
-    """Median and central 50, 80 and 95 % of y over one input, and, hatched, the central 95 % of the mean curves.
+    """Median and central 50, 80 and 95 % of y over one input, and the central 95 % of the mean curves (hatched).
 
-    The fan is the total uncertainty of a new observation; the hatched band is the epistemic part of it.
+    The fan is the total uncertainty of a new observation; the hatched band is its epistemic part.
 
     x: (B, 1) the standardised inputs of the prediction (``plots.line``).
-    data: its training points are drawn, its units used, and the range without data shaded.
-    truth: the true function of raw inputs, if known.   legend: False where several panels share one.
+    data: provides units and training points; the range outside of these is shaded.
+    truth: the true function of raw inputs, if known.   legend: False if several panels share one.
     """
     one_feature(data.schema)
     x = data.schema.unstandardise(torch.as_tensor(x).cpu()).detach().double().reshape(-1)
@@ -59,7 +59,7 @@ def predictive_band(
         ax.plot(x, low, x, high, color=EPISTEMIC, linewidth=1, linestyle="--")
     ax.plot(x, prediction.quantile(0.5)[0], color=BAYES, label="median")
     if truth is not None:
-        limits = ax.get_ylim()  # those of the prediction: the truth may run off
+        limits = ax.get_ylim()  # the truth must not change them
         ax.plot(x, truth(x), color=GOOD, linestyle=(0, (1, 1.2)), linewidth=2, label="truth")
         ax.set_ylim(limits)
     ax.set(xlabel=(data.schema.features or ("x",))[0], ylabel=data.schema.target, xlim=(x[0].item(), x[-1].item()))
@@ -82,17 +82,17 @@ def predictive_band(
 
 @drawn
 def predicted_observed(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Panel = None) -> Axes:
-    """Predictive median with its central 95 % interval against what was observed; the title counts the hits.
+    """Predictive median with its central 95 % interval against the observed target; the title has the coverage.
 
-    Points whose interval misses the target are crosses. Of many points 200 are drawn, evenly from the smallest to the
-    largest y; the title is about all of them. Censored times are left out.   y: (B,) in target units.
+    Points whose interval does not contain the target are crosses. Of many points 200 are drawn, evenly spaced by rank
+    of y; the title is about all points. Censored times are left out.   y: (B,) in target units.
     """
     y = targets(prediction, y)
     if prediction.task == "survival":
         prediction, y = prediction[np.flatnonzero(y > 0)], y[y > 0]
     low, middle, high = prediction.quantile([0.025, 0.5, 0.975]).double().numpy()
     hit = (low <= y) & (y <= high)
-    picks = np.argsort(y, kind="stable")[even(len(y), MOST_POINTS)]
+    picks = np.argsort(y, kind="stable")[even(len(y), MAX_POINTS)]
     ax = panel(ax, 4.6, 4.4)
     for which, colour, marker, size, place in ((hit, BAYES, "o", 4, "inside"), (~hit, WRONG, "X", 6, "outside")):
         if which.any():
@@ -118,9 +118,9 @@ def predicted_observed(prediction: Prediction, y: Targets, schema: Schema | None
 def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence[Axes] | None = None) -> np.ndarray:
     """Observed against nominal coverage of central intervals, and the histogram of P(Y ≤ y); axes (2,).
 
-    Grey: where 95 % of perfectly calibrated models would lie at this number of points, at each place by itself.
-    A curve below the diagonal, or a U-shaped histogram, is overconfidence; the opposite is too wide. Of counts and
-    of censored times the PIT is randomised.
+    Grey: the central 95 % of perfectly calibrated models with this number of points, separately at each level.
+    A curve below the diagonal, or a U-shaped histogram, means overconfidence; the opposite, too wide intervals. The PIT
+    of counts and of censored times is randomised.
     """
     pit = metrics.pit(prediction, y, seed=0)
     nominal = np.linspace(0, 1, 41)
@@ -147,11 +147,11 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence
 
 @drawn
 def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, *, ax: Panel = None) -> Axes:
-    """How often each count occurs: bars that hang from how often it was expected, on a scale of square roots.
+    """Hanging rootogram: bars for the frequency of each count hang from its expected frequency; square-root scale.
 
-    A bar that ends at 0 is as high as expected; one that ends below 0 occurs more often. Grey: where 95 % of the ends
-    lie if the prediction is right, each by itself. From ``MAX_BARS`` different counts on several share a bar. Kleiber
-    & Zeileis 2016, doi:10.1080/00031305.2016.1173590.   Raises UserError for a prediction of anything but counts.
+    A bar that ends at 0 has the expected height; a count whose bar ends below 0 is more frequent. Grey: the central
+    95 % of each end if the prediction is right. Several counts share a bar if there are more than about ``MAX_BARS``.
+    Kleiber & Zeileis 2016, doi:10.1080/00031305.2016.1173590.   Raises UserError unless the prediction is of counts.
     """
     if prediction.has_classes or not prediction.is_discrete:
         raise UserError("a rootogram is for counts (--task counts)")

@@ -1,7 +1,7 @@
-"""How every picture looks.
+"""The style of all figures.
 
-Colours have meanings, and no picture relies on colour alone: line styles, markers and hatches tell the same story in
-greyscale. The settings hold while a picture is drawn; matplotlib's global ones are left as they were.
+Colours have fixed meanings, and line styles, markers or hatches distinguish the same things in greyscale. The settings
+apply while a figure is drawn; matplotlib's global settings are not changed.
 """
 
 import functools
@@ -18,7 +18,7 @@ from matplotlib.text import Text
 _PALETTE = list(seaborn.color_palette("colorblind").as_hex())
 BAYES, POINT = _PALETTE[0], _PALETTE[1]  #: the Bayesian network (blue), the deterministic one (orange)
 EPISTEMIC, GOOD, WRONG = _PALETTE[3], _PALETTE[2], _PALETTE[3]
-CONTRAST = [_PALETTE[1], _PALETTE[2], _PALETTE[4], _PALETTE[3]]  #: the second, third, … thing in one picture
+CONTRAST = [_PALETTE[1], _PALETTE[2], _PALETTE[4], _PALETTE[3]]  #: the second, third, … series of a figure
 DATA, REFERENCE = "0.1", "0.35"  #: observations; diagonals and nominal values
 DASHED = {"color": REFERENCE, "linestyle": "--", "linewidth": 1}  #: diagonals, thresholds, expected values
 HATCH = "////"
@@ -42,35 +42,35 @@ _SETTINGS = {
 
 
 def drawn(draw: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of every picture: the settings above while it draws; ``$`` in names is no mathematics."""
+    """Decorator of every plotting function: applies the settings above; ``$`` in names is not parsed as mathematics."""
 
     @functools.wraps(draw)
-    def picture(*args: Any, **options: Any) -> Any:
+    def draw_in_style(*args: Any, **options: Any) -> Any:
         with matplotlib.rc_context(_SETTINGS):
             axes = draw(*args, **options)
-            interactive = matplotlib.is_interactive()  # as a notebook's first figure switches it, which stays
+            interactive = matplotlib.is_interactive()  # a notebook's first figure switches it on
         matplotlib.interactive(interactive)
-        one = isinstance(axes, Axes)  # whose figure may hold formulas of the user's
+        one = isinstance(axes, Axes)  # the rest of its figure may be the user's
         parts = [axes, *(c.colorbar.ax for c in axes.collections if c.colorbar)] if one else [np.ravel(axes)[0].figure]
         for text in (text for part in parts for text in part.findobj(Text)):
-            if "$" in text.get_text() and r"\mathdefault" not in text.get_text():  # of ticks
+            if "$" in text.get_text() and r"\mathdefault" not in text.get_text():  # tick labels
                 text.set_parse_math(False)
         return axes
 
-    return picture
+    return draw_in_style
 
 
 def tint(colour: str, strength: float) -> tuple[float, float, float]:
-    """The colour mixed with white; opaque, so that it prints alike over whatever lies below."""
+    """The colour mixed with white; opaque, so that it looks the same on every background."""
     return tuple(1 - strength * (1 - c) for c in to_rgb(colour))
 
 
 def look(k: int, **changes: Any) -> dict[str, Any]:
-    """Colour, line style and marker of the k-th of several things, but for ``changes``."""
+    """Colour, line style and marker of the k-th of several series, updated by ``changes``."""
     cycles = {"color": _COLOURS, "linestyle": LINES, "marker": MARKERS}
     return {name: cycle[k % len(cycle)] for name, cycle in cycles.items()} | changes
 
 
 def readable(value: float) -> str:
-    """A number of four digits, or all that stand before the point."""
+    """A number with four significant digits, or all digits before the decimal point."""
     return f"{value:{',.0f' if abs(value) >= 1000 else '.4g'}}".replace("-", "−")

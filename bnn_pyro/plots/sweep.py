@@ -1,6 +1,6 @@
-"""Many fits at once: every run's or recipe's score with its interval (a forest plot).
+"""Forest plot of many fits: the score of every run or recipe with its interval.
 
-A recipe's colour says where it stands beside the best, and so does its marker.
+The colour and the marker of a recipe show how it compares with the best one.
 """
 
 import textwrap
@@ -15,7 +15,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.plots.layout import panels
 from bnn_pyro.plots.style import BAYES, CONTRAST, DASHED, GOOD, REFERENCE, drawn, tint
 
-#: How a mean is drawn by what is said of its recipe: marker, colour of its edge, filling, words.
+#: {verdict on a recipe: (marker of its mean, edge colour, fill colour, label)}.
 KINDS = {
     "best": ("D", BAYES, BAYES, "best mean"),
     "first": ("D", BAYES, BAYES, "the first run"),
@@ -24,43 +24,39 @@ KINDS = {
     "worse": ("s", CONTRAST[0], CONTRAST[0], "worse"),
     "": ("o", REFERENCE, REFERENCE, "value with its error"),
 }
-#: A scale is logarithmic where its values span more than so many times.
+#: Ratio of the largest to the smallest value above which the scale is logarithmic.
 SPAN = 30
 
 
 class Scores(NamedTuple):
-    """One recipe on one data set: the metric of each fit, its mean and standard error (NaN for none), and its standing.
+    """Scores of one recipe on one data set."""
 
-    error  also (below, above), how far an interval reaches from the mean
-    kind   a key of ``KINDS``
-    """
-
-    points: Sequence[float]
+    points: Sequence[float]  # the metric of each fit
     mean: float
-    error: float | tuple[float, float]
-    kind: str = ""
+    error: float | tuple[float, float]  # standard error (NaN: none), or distances (below, above) of an interval's ends
+    kind: str = ""  # a key of ``KINDS``
 
 
 @drawn
 def sweep_points(
     scores: Mapping[str, Mapping[str, Scores]], label: str | None = None, *, nominal: float | None = None
 ) -> np.ndarray:
-    """Recipes up, a metric across: a mark for every fit, each recipe's mean ± its standard error; a panel a data set.
+    """A row per recipe, with a mark for every fit and the mean ± its standard error; a panel per data set.
 
-    scores: {data set: {recipe: scores}}.   label: of the metric, with its unit; None: a panel is a metric, not data.
-    nominal: where the metric should be.   Raises UserError where there is nothing to draw.
+    scores: {data set: {recipe: scores}}.   label: of the metric, with its unit; None: a panel per metric.
+    nominal: the correct value of the metric.   Raises UserError if there is nothing to draw.
     """
     if not (recipes := list(dict.fromkeys(name for by in scores.values() for name in by))):
         raise UserError("there is no fit to draw")
-    names = [textwrap.fill(name, 30) for name in recipes]  # characters on a line
+    names = [textwrap.fill(name, 30) for name in recipes]
     wide = 0.075 * max(len(line) for name in names for line in name.split("\n"))
     cell = 2.9, 0.95 + 0.34 * max(len(names), 2)
-    axes = panels(len(scores), 3, cell, (wide, 0.35), least=5.4, sharey=True)  # inches for the legend
+    axes = panels(len(scores), 3, cell, (wide, 0.35), least=5.4, sharey=True)  # wide enough for the legend
     for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
             row, (marker, colour, filling, words) = recipes.index(name), KINDS[one.kind]
             if len(one.points) > 1:
-                beside = row + 0.24 + 0.1 * ((np.arange(len(one.points)) % 3) - 1)  # under the mean, few cover others
+                beside = row + 0.24 + 0.1 * ((np.arange(len(one.points)) % 3) - 1)  # below the mean, in three rows
                 ax.plot(one.points, beside, "|", color=tint(colour, 0.75), markersize=6, zorder=2, label="one fit")
             error, style = np.array([one.error], dtype=float).T, dict(mfc=filling, markersize=6, label=words)
             bars = None if np.isnan(error).any() else error
@@ -79,7 +75,7 @@ def sweep_points(
 
 
 def _scaled(ax: Axes, values: Iterable[float]) -> None:
-    """A logarithmic axis where one recipe is so far off that the others would fall together; it may be negative."""
+    """Make the axis logarithmic if others could not be told apart beside an extreme value; values may be negative."""
     low, middle, high = np.min(values), np.median(values), np.max(values)
     if low > 0 and high / low > SPAN:
         ax.set_xscale("log")

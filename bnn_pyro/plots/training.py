@@ -1,6 +1,4 @@
-"""How training went: the objective and its parts, what the validation rows said, a sampler's own numbers, and what an
-ensemble gains with every stored draw, or loses with the weights that it could do without.
-"""
+"""Training curves of optimisers and samplers, the NLL by the number of stored draws, and the loss by pruned weights."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +19,7 @@ from bnn_pyro.predictive import Prediction
 from bnn_pyro.pruning import LOG_ALPHA, PrunedScore
 
 _NATS = "nats, all training rows"
-#: What a trace may hold, in the order of the panels, {name: (axis label, title)}.
+#: Panels of a trace in their order, {name in the trace: (axis label, title)}.
 _CURVES = {
     "kinetic_temperature": ("kinetic temperature", "1 where the momenta are in equilibrium"),
     "step_size": ("step size", "step size"),
@@ -32,7 +30,7 @@ _CURVES = {
     "log_prior": (_NATS, "log prior density"),
     "validation_nll": ("NLL, nats per validation row", "NLL of validation rows"),
 }
-#: What a pruned network gets wrong.
+#: {loss of a pruned network: axis label}.
 _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units",
            "nrmse": "RMSE, standard deviations of each target", "label_error": "wrong labels, share",
            "concordance": "concordance"}  # fmt: skip
@@ -42,16 +40,16 @@ _LOSSES = {"error": "error, % of points", "rmse": "RMSE, target units",
 def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     """Objective and each of its parts per epoch, in nats of the whole training set; axes (panels,).
 
-    The last panel has the NLL of the validation rows, if there are any: marked is the lowest, whose weights early
-    stopping keeps. A strong line is a running median of the faint one. A steep start is cut off, which is said.
+    The last panel has the NLL of the validation rows, if there are any, with a mark at the minimum, whose weights early
+    stopping keeps. Strong lines are running medians of the faint ones. Titles say where a steep start is cut off.
 
-    Of a stochastic-gradient sampler: kinetic temperature, 1 in equilibrium (dashed; above it the step is too large or
+    For stochastic-gradient samplers: kinetic temperature, 1 in equilibrium (dashed; above it the step is too large or
     the noise estimate too small), step size, log joint density, NLL of the draws stored so far (from the dotted line).
 
-    trace: ``posterior.trace``.   Raises UserError where it has neither an objective nor what a sampler leaves behind.
+    trace: ``posterior.trace``.   Raises UserError if it has neither an objective nor statistics of a sampler.
     """
     table = pd.DataFrame({name: values for name, values in trace.items() if len(values)}, dtype=float)
-    # A line an epoch, numbered from 1 where the trace does not say.
+    # One row per epoch; without numbers in the trace, they start from 1.
     table = table.set_index("epoch" if "epoch" in table else np.arange(1.0, len(table) + 1))
     present = [name for name in _CURVES if name in table and np.isfinite(table[name]).any()]
     if not {"elbo", "log_joint", "kinetic_temperature", "step_size"} & {*present}:
@@ -60,7 +58,7 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
     axes = panels(len(present), 3, (3.4, 2.7), least=4.4)
     for k, (ax, name) in enumerate(zip(axes, present, strict=True)):
         values, (label, title) = table[name], _CURVES[name]
-        if len(stored):  # of a sampler
+        if len(stored):  # a sampler
             title = "NLL of the draws so far" if name == "validation_nll" else title.removesuffix(" (higher is better)")
         title += f": {readable(values[np.isfinite(values)].iloc[-1])} at last" * (name != "kinetic_temperature")
         if name == "kinetic_temperature" and len(stored):
@@ -73,11 +71,11 @@ def training_curves(trace: Mapping[str, Sequence[float]]) -> np.ndarray:
         if len(stored):
             first = ax.axvline(stored[0], color=REFERENCE, linestyle=":", label="first stored draw")
         elif name == "validation_nll":
-            best, lowest = values.idxmin(), values.min()  # the first of equals
+            best, lowest = values.idxmin(), values.min()  # the first minimum
             ax.plot(best, lowest, "D", color=DATA, zorder=4, label=f"lowest: epoch {best:g}, {lowest:.4f} nats")
             ax.axvline(best, color=DATA, linestyle=":", linewidth=1)
             low, high = ax.get_ylim()
-            ax.set_ylim(min(low, lowest - 0.05 * (high - low)), high)  # a steep start may hold it
+            ax.set_ylim(min(low, lowest - 0.05 * (high - low)), high)  # it may be in a start that is cut off
             legend_below(ax, 1)
     if len(stored):
         axes[0].figure.legend(handles=[first], loc="outside lower center")
@@ -94,7 +92,7 @@ def _curve(ax: Axes, values: pd.Series, ylabel: str, title: str, k: int = 0) -> 
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.set(xlabel="epoch", ylabel=ylabel, title=title)
     ax.grid(axis="y", color="0.9")
-    # Limits that show the last 90 % of the epochs, where the first ones would squeeze them into a third or less.
+    # The limits are those of the last 90 % of the epochs, if these would otherwise fill a third of the axis or less.
     finite = values[np.isfinite(values)].to_numpy()
     late = finite[len(finite) // 10 :]
     margin = 0.06 * (np.ptp(late) or 1.0)
@@ -109,25 +107,25 @@ def growing_ensemble(
 ) -> Axes:
     """NLL in nats per row of the first s stored draws of every chain, against the number of draws in that ensemble.
 
-    −mean_n log 1/S Σ_s p(y_n | x_n, w_s). Thin: each chain by itself. Band: a single draw's NLL, median and central
-    68 %. Where the curve still falls at its end, more draws would help. One draw a chain: it grows by its chains.
+    −mean_n log 1/S Σ_s p(y_n | x_n, w_s). Thin: each chain separately. Band: NLL of a single draw, median and central
+    68 %. If the curve still falls at its end, more draws would help. With one draw per chain, chains are added instead.
 
     x: (B, *input_shape), standardised.   y: (B,).   baseline: another prediction of the same rows.
-    Raises UserError where the posterior has no stored draws, or a single one.
+    Raises UserError if the posterior has no stored draws, or only one.
     """
     if posterior.chains is None:
         raise UserError("an ensemble grows by stored draws; this posterior is a guide, with as many as asked for")
     chains, draws = sized(posterior)
     if chains * draws < 2:
         raise UserError("an ensemble of a single draw does not grow")
-    if draws == 1:  # members of a deep ensemble: there is nothing to grow but their number
+    if draws == 1:  # members of a deep ensemble: members are added
         chains, draws = draws, chains
     if baseline is not None and len(baseline) != len(x):
         raise UserError(f"the baseline predicts {len(baseline)} points, and x has {len(x)}")
     together, single, of_chain = _running_nll(posterior, x, y, chains, draws)
     sizes = np.arange(1, draws + 1)
     ax = panel(ax)
-    low, middle, high = np.quantile(single, (0.16, 0.5, 0.84))  # a few draws may be far off
+    low, middle, high = np.quantile(single, (0.16, 0.5, 0.84))  # robust to extreme draws
     ax.axhspan(low, high, color="0.88", linewidth=0, zorder=0)
     label = f"a single draw: {middle:.4f} ({low:.4f} to {high:.4f})"
     ax.axhline(middle, color=DATA, linestyle=":", linewidth=1.2, label=label)
@@ -139,7 +137,7 @@ def growing_ensemble(
     if baseline is not None:
         nll, limits = -baseline.log_prob(torch.as_tensor(y)).double().mean().item(), ax.get_ylim()
         ax.axhline(nll, color=POINT, linestyle="-.", linewidth=1.4, label=f"baseline: {nll:.4f}")
-        if abs(nll - np.mean(limits)) > 2 * np.ptp(limits):  # its line would flatten all others
+        if abs(nll - np.mean(limits)) > 2 * np.ptp(limits):  # the other lines would look flat
             ax.set_ylim(limits)
     ax.set(xscale="log", xlabel="stored draws in the ensemble", ylabel="NLL, nats per row")
     plain_numbers(ax)
@@ -149,7 +147,7 @@ def growing_ensemble(
 
 
 def _running_nll(posterior: Posterior, x: Tensor, y: Targets, chains: int, draws: int) -> tuple[np.ndarray, ...]:
-    """NLL of the first s draws of all chains (D,), of every draw (C·D,), and of the first s of each chain (C, D)."""
+    """NLL of the first s draws of all chains (D,), of each draw (C·D,), and of the first s of each chain (C, D)."""
     num = chains * draws
     if len(y := torch.as_tensor(y)) != len(x):
         raise UserError(f"y has shape {tuple(y.shape)}, but x has {len(x)} rows")
@@ -168,14 +166,14 @@ def _running_nll(posterior: Posterior, x: Tensor, y: Targets, chains: int, draws
 def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None) -> np.ndarray:
     """Loss (left) and NLL (right) against the share of weights removed, with 95 % bootstrap intervals; axes (2,).
 
-    curve: of ``pruning.pruning_curve``.   removed: a share to mark, that beyond log α = 3.
-    Raises UserError for fewer than two points, or one with no weights left, which has no place on a log scale.
+    curve: from ``pruning.pruning_curve``.   removed: a share to mark, of the weights with log α > 3.
+    Raises UserError for fewer than two points, or for one without weights, which a log scale cannot show.
     """
     if len(curve := sorted(curve, key=lambda point: point.share)) < 2 or curve[-1].share >= 1:
         raise UserError("a pruning curve needs two shares or more, each below 1")
     axes = panels(2, 2, (3.8, 3.3))
     left = np.array([1 - point.share for point in curve])
-    # The share at the threshold has a line of its own: a tick would run into its neighbour.
+    # The marked share has no tick, which could overlap with its neighbour.
     ticks = [point.share for point in curve if removed is None or abs(point.share - removed) > 1e-9]
     losses = np.array([point.loss for point in curve]) * (100 if curve[0].measure == "error" else 1)
     nll = np.array([point.nll for point in curve])
@@ -189,7 +187,7 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None)
         ax.set(xscale="log", xlim=(1.08, left[-1] / 1.12), xlabel="weights removed, % (log scale of those left)")
         ax.set_xticks([1 - share for share in ticks], [f"{100 * share:.3g}" for share in ticks])
         ax.set_ylabel(label)
-        if value.min() > 0 and value.max() > 4 * value.min():  # its flat part is what matters
+        if value.min() > 0 and value.max() > 4 * value.min():  # to show details of its flat part
             ax.set(yscale="log", ylim=(0.8 * max(low.min(), value.min() / 2), 1.2 * high.max()))
             ax.set_ylabel(f"{label} (log scale)")
             ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -8,5 +8,5 @@ from typing import Any
 
 @functools.cache
 def read_texts(name: str) -> dict[str, Any]:
-    """templates/NAME.toml: the words of figures, of tables or of a summary."""
+    """The texts of figures, of tables or of a summary, from templates/NAME.toml."""
     return tomllib.loads((Path(__file__).parent / f"templates/{name}.toml").read_text(encoding="utf-8"))

@@ -1,7 +1,8 @@
-"""One run, or several, as self-contained HTML, and the model card: everything is read from what the run wrote.
+"""Self-contained HTML reports of one run or several, and the model card, from the files that a run wrote.
 
-A report is made of JSON and PNG only, so that it can be refreshed without the posterior, and it says what it does
-not show: intervals are over test rows, a comparison is paired, a temperature other than 1 named. Words: ``templates/``.
+Reports are made of JSON and PNG only, so that they can be renewed without the posterior. They state their conditions:
+intervals are over test rows, comparisons are paired, and a temperature other than 1 is named. The texts are in
+``templates/``.
 """
 
 import functools
@@ -25,20 +26,20 @@ from bnn_pyro.reports import read_texts, tables
 from bnn_pyro.reports.summary import guarantees_section, summary
 
 DOTS_PER_INCH = 144
-#: Pixels of a page that an inch of a figure takes, where it has so many: type is of one size in all of them.
-SHOWN = 110
-#: Inches of a figure that does not fit half of a page.
+#: Pixels of a page per inch of a figure, so that the fonts of all figures have the same size.
+PIXELS_PER_INCH = 110
+#: Width in inches above which a figure does not fit half of a page.
 WIDE = 7.5
-#: Columns of a table beside which there is room for what its rows are; else that is under their names.
+#: In tables with more columns, the meaning of a row is below its name instead of in a column.
 MAX_COLUMNS = 4
-#: What stays on one line of a cell: a number with its unit, an error, an interval; and minus signs, which end no line.
+#: Replacements in cells that keep numbers with units, errors and intervals on one line, and turn hyphens into minus.
 UNBROKEN = {r"(?<![\w.])-(?=\d)": "−", r"(?<=\de)-(?=\d)": "−", r" (%|±)": "\u00a0\\1", r"± ": "±\u00a0",
             r"\[(\S+), (\S+)\]": "[\\1,\u00a0\\2]", r"(\d) to ([−\d])": "\\1\u00a0to\u00a0\\2"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with its name and what it shows."""
+    """A figure as PNG, with its texts."""
 
     name: str
     png: bytes
@@ -48,28 +49,28 @@ class Picture:
 
     @classmethod
     def of(cls, name: str, draw: Callable[[], object], title: str, sentence: str, wide: bool = False) -> Self | None:
-        """The page of the axes that ``draw`` returns, None where it returns None. A page above ``WIDE`` is wide."""
+        """The figure of the axes that ``draw`` returns, or None if it returns None."""
         from bnn_pyro.plots.layout import OUTSIDE
 
         blob = io.BytesIO()
         with within(OUTSIDE, True), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"(?s)Glyph .* missing")  # one a letter and figure
+            warnings.filterwarnings("ignore", r"(?s)Glyph .* missing")  # one warning per letter and figure
             if (axes := draw()) is None:
                 return None
             page = np.ravel(np.asarray(axes, dtype=object))[0].figure
             page.savefig(blob, format="png", dpi=DOTS_PER_INCH)
         return cls(name, blob.getvalue(), title, sentence, wide or page.get_figwidth() > WIDE)
 
-    #: Pixels of a page.
-    width = property(lambda self: int.from_bytes(self.png[16:20]) * SHOWN // DOTS_PER_INCH)
+    #: Width in pixels of a page.
+    width = property(lambda self: int.from_bytes(self.png[16:20]) * PIXELS_PER_INCH // DOTS_PER_INCH)
 
 
 def draw_figures(
     section: str, figures: Mapping[str, Callable[[Any], object]], evidence: Mapping[str, Any], prefix: str = ""
 ) -> list[Picture]:
-    """Draw the figures {name: evidence -> axes or None} of a section of figures.toml whose ``needs`` are there.
+    """Draw the figures {name: evidence -> axes or None} of a section of figures.toml whose ``needs`` are available.
 
-    A name that is not in it is one of its kind, as "outside-NAME" is of "outside", whose title has the name.
+    A figure such as "outside-NAME", which is not in the section, has the texts of "outside", with NAME in the title.
     """
     texts, pictures = read_texts("figures")[section], []
     for figure, draw in figures.items():
@@ -82,7 +83,7 @@ def draw_figures(
 
 
 def _has_number(values: object) -> bool:
-    if values is None or isinstance(values, list):  # of labels
+    if values is None or isinstance(values, list):  # labels
         return bool(values)
     return bool(np.isfinite(np.asarray(values, dtype=float)).any())
 
@@ -100,7 +101,7 @@ def _environment() -> Environment:
 
 
 def html_table(rows: pd.DataFrame | Sequence[Mapping[str, str]]) -> Markup:
-    """A table of texts, or of rows without names."""
+    """HTML of a table of texts; a sequence of rows has no row names."""
     table = pd.DataFrame(rows, dtype=object).fillna("–").replace(UNBROKEN, regex=True)
     if tables.MEANING in table:
         table.index = table.index.str.replace("_", " ")
@@ -113,18 +114,18 @@ def html_table(rows: pd.DataFrame | Sequence[Mapping[str, str]]) -> Markup:
 
 
 def unbroken(text: str) -> str:
-    """The text with what stays on one line, and minus signs."""
+    """The text with the replacements of ``UNBROKEN``."""
     return functools.reduce(lambda text, pair: re.sub(*pair, text), UNBROKEN.items(), text)
 
 
 def render(template: str, **context: Any) -> str:
-    """A page, which has title and subtitle, or card; a verdict is {level, about, sentence}, the overall first."""
+    """An HTML page, whose context has title and subtitle, or a model card. Verdicts are {level, about, sentence}."""
     page = _environment().get_template(template).render(**context)
     return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", page) if ".html" in template else page
 
 
 def run_pages(run: tables.RunFacts, pictures: Iterable[Picture]) -> tuple[str, str]:
-    """(report.html of one run beside its baseline; README.md, the model card, with front matter of model hubs)."""
+    """(report.html of one run and its baseline; README.md, the model card, with the front matter of model hubs)."""
     context = {
         "run": run,
         "title": run.title,
@@ -142,13 +143,13 @@ def run_pages(run: tables.RunFacts, pictures: Iterable[Picture]) -> tuple[str, s
     return render("report.html.j2", **context), render("card.md.j2", **context)
 
 
-#: Of a posterior's provenance and of environment.json, what the recipe says already, or the report says elsewhere.
+#: Keys of a posterior's provenance and of environment.json that are not listed, as they are elsewhere in the report.
 NO_FACTS = ("key", "entry", "entry_settings", "method", "method_settings", "auto", "data", "seconds", "command",
             "training_seconds", "stored_draws")  # fmt: skip
 
 
 def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
-    """What was run, as pairs of words."""
+    """What was run, as (name, text)."""
     recipe, provenance = run.recipe, run.provenance
     facts = {
         "variant": f"{recipe['variant']}: {spoken(recipe['variant_settings'])}",
@@ -164,14 +165,14 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
     if run.boosting:
         facts[tables.BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
     module = {k: v for k, v in provenance.get("module", {}).items() if k not in ("parameters", "layers", "constants")}
-    split = {k: v for k, v in provenance["split"].items() if k != "doubts"}  # the first box has them
+    split = {k: v for k, v in provenance["split"].items() if k != "doubts"}  # they are in the summary
     others = {**provenance, "module": module, "split": split, **run.environment}
     others = {k.replace("_", " "): spoken(v) for k, v in others.items() if k not in NO_FACTS and (v or v == 0)}
     return [*facts.items(), *others.items()]
 
 
 def spoken(value: Any) -> str:
-    """ "hidden 50/50, lr 0.01" of settings, a mapping among them in brackets."""
+    """Settings as text, such as "hidden 50/50, lr 0.01", with nested mappings in brackets."""
     if isinstance(value, Mapping):
         texts = {key: f"({spoken(v)})" if isinstance(v, Mapping) else spoken(v) for key, v in value.items()}
         return ", ".join(f"{key.replace('_', ' ')} {text}" for key, text in texts.items())

@@ -1,4 +1,4 @@
-"""Which of several posteriors predicts best: log predictive densities of the same rows, with standard errors."""
+"""A ranking of posteriors by their log predictive densities of the same rows, with standard errors."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,7 +11,7 @@ from bnn_pyro.reports.tables import NOT_CLEAR
 
 
 def ranking_table(standings: pd.DataFrame) -> pd.DataFrame:
-    """What :func:`ranked` returns, as texts."""
+    """The result of :func:`ranked` as a table of texts."""
     if standings.empty:
         return standings
     texts = standings.drop(columns="note").map("{:,.1f}".format).replace("nan", "–")
@@ -22,13 +22,13 @@ def ranking_table(standings: pd.DataFrame) -> pd.DataFrame:
 
 
 def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None = None) -> pd.DataFrame:
-    """From the best on, of {label: log predictive density (N,) in nats of the same N rows}; no line for no rows.
+    """Rank {label: log predictive density (N,) in nats of the same N rows}, the best first; empty if there are no rows.
 
-    A line a label: density, se, the sum over the rows and its standard error over other such rows; difference,
-    its_error, that minus the best one's; note, what to know of it: "worse" where the 95 % interval of the difference,
-    by bootstrap over the rows as in ``metrics.paired``, is below 0. The standard error of a sum over N rows is
-    √(N · var), of a difference with the variance of the row-wise differences, which is smaller where two predict alike
-    (Vehtari, Gelman & Gabry 2017, arXiv:1507.04544, section 5.2).
+    Columns: density and se, the sum over the rows and its standard error; difference and its_error, the same of the
+    difference to the best; note, which is "worse" if the 95 % interval of the difference, by bootstrap over the rows as
+    in ``metrics.paired``, is below 0. The standard error of a sum over N rows is √(N · var), for a difference with the
+    variance of the row-wise differences, which is smaller if two predict alike (Vehtari, Gelman & Gabry 2017,
+    arXiv:1507.04544, section 5.2).
     """
     if (points := pd.DataFrame(densities, dtype=np.float64)).empty:
         return points

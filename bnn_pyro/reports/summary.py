@@ -1,8 +1,8 @@
-"""What matters first of a run, as sentences: the first box of its report, and what `train` prints.
+"""The summary of a run in sentences: the first box of its report, which `train` also prints.
 
-In this order: what makes scores too good, the scores, what so few rows can show, whether it is better than knowing
-nothing and than its baselines, whether its probabilities or intervals hold, what is doubtful in the data, and what to
-try next. Why a fit failed stands before it (``worries``).
+In this order: what makes scores too good, the scores, limits of few test rows, comparisons with predictions without
+inputs and with baselines, calibration of probabilities or intervals, doubts about the data, and what to try next. The
+reason why a fit failed is shown before the summary (``worries``).
 """
 
 import math
@@ -16,13 +16,15 @@ from bnn_pyro.errors import counted
 from bnn_pyro.metrics import interval_verdict
 from bnn_pyro.reports import read_texts, tables
 
-#: Test rows below which the box says what so few can show, and below which no difference is clear; too few of a class.
-FEW_ROWS, TOO_FEW, FEW_OF_CLASS = 30, 10, 5
-#: What `interval_verdict` says where nothing is wrong.
+#: Number of test rows below which the summary warns of few rows, and below which no difference is called clear.
+FEW_ROWS, TOO_FEW = 30, 10
+#: Number of test rows of a class below which it cannot be judged.
+FEW_OF_CLASS = 5
+#: Values of `interval_verdict` that report no error.
 RIGHT = ("about right", "too few rows to tell")
-#: Words of a doubt about a column that gives the target away, which stands before the scores; see ``doubts.between``.
+#: Text in a doubt about a column that reveals the target, which comes before the scores; see ``doubts.between``.
 LEAK = "not known of new rows"
-#: Classes that a sentence names; share of the test rows that may repeat a training row without a sentence.
+#: Largest number of classes in a sentence, and largest share of repeated training rows without a sentence.
 MAX_NAMED, MAX_REPEATED = 5, 0.05
 
 
@@ -56,7 +58,7 @@ def summary(run: tables.RunFacts) -> list[str]:
     if coverage := list(_coverage(run)):
         sentences.append(("; before calibration " if run.guarantees else "; ").join(coverage) + ".")
     classes, change = run.metrics.get("class_rows"), run.metrics.get("if_calibrated")
-    # Where a model is right more often than the level, some of its sets would be empty.
+    # If a model is right more often than the level, some of its sets would be empty.
     if change and not (classes and change["table"][1]["size"] < 1):
         before, after = change["table"][:2]
         words, level = said["boxes" if run.task == "targets" else "sets" if classes else "intervals"], change["level"]
@@ -100,9 +102,9 @@ def _named(rows: dict[str, int], names: list[str]) -> str:
 
 
 def _coverage(run: tables.RunFacts) -> Iterator[str]:
-    """What intervals of 90 % hold; and of 50 %, where that is wrong and no count, of which steps hold more.
+    """Sentences on the coverage of 90 % intervals, and on that of 50 % intervals if it is wrong, but not for counts.
 
-    Of a calibrated run first what `predict` writes: its calibrated intervals or sets; what follows is of the others.
+    For a calibrated run, the calibrated intervals or sets that `predict` writes come first.
     """
     rows = run.provenance["rows"]["test"]
     for row in run.guarantees.get("table", [])[1:2]:
@@ -128,9 +130,9 @@ def _intervals(scores: Mapping[str, Any], task: str, what: str, rows: int) -> It
 
 
 def of_new_rows(scores: Mapping[str, Any], own: Mapping[str, Any], task: str, rows: int) -> str:
-    """What to know of rows that are in no report: whether they score clearly worse than the run's own test rows.
+    """Sentences on new rows: coverage of intervals, and whether they score clearly worse than the run's test rows.
 
-    scores, own: metrics of both, flat; ``own`` is {} where there were none.
+    scores, own: flat metrics of the new rows and of the test rows; ``own`` is {} if there were none.
     """
     parts = ["; ".join(_intervals(scores, task, f"these {rows:,} rows", rows))] if task != "counts" else []
     enough = min(rows, own.get("test_rows", 0)) >= TOO_FEW
@@ -144,7 +146,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     for name, ratio in run.metrics.get("errors_by", {}).items():
         there, other = ("largest", "smallest") if ratio > 1 else ("smallest", "largest")
         yield said["uneven"].format(ratio=max(ratio, 1 / ratio), name=name, there=there, other=other)
-    if not rows or any(worry["about"] != "training" for worry in run.worries):  # they say what to do
+    if not rows or any(worry["about"] != "training" for worry in run.worries):  # which say what to do
         return
     others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}
     boosting = tables.difference(others[1], "nll", run.task)
@@ -154,7 +156,7 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         more = "more --minutes" if run.recipe.get("auto") else cut
         yield f"gradient boosting predicts better: {more}, or take its predictions"
     elif any(cell.verdict != "better" for cell in nothing):
-        settings = run.recipe["inference_settings"]  # with draws, epochs are of where they start
+        settings = run.recipe["inference_settings"]  # epochs of samplers are those of their start
         more = next((f"more_{name}" for name in ("draws", "epochs") if settings.get(name)), "")
         cut = "limit" in run.provenance.get("stopped", "")
         first = "more --minutes or --max-minutes; else " if cut else said[more].format(**settings) if more else ""
@@ -163,18 +165,18 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and rows >= TOO_FEW and not run.guarantees and run.task not in ("survival", "targets"):
         what, way = "the intervals", run.way_to_calibrate
-        if "ece" in run.metrics:  # conformal sets leave them as they are
+        if "ece" in run.metrics:  # conformal sets do not change them
             what, way = "the probabilities", f"calibrate {run.folder} --method temperature"
             way += " --data FILE" * run.halves_test_rows
         yield f"`{way}` corrects {what} by rows that did not train"
     if run.is_unbalanced and len(classes := run.metrics["class_rows"]) == 2:
         rare, more = min(classes, key=classes.get), "finds more of the rare class; a figure says how many"
-        missed = classes[rare] - run.metrics["class_predictions"][rare] + rows * run.metrics["error"]  # twice so many
+        missed = classes[rare] - run.metrics["class_predictions"][rare] + rows * run.metrics["error"]  # two per missed row
         yield from [f"a threshold on P({[*classes][1]}) (`predict --threshold`) {more}"] * (missed > 0.5)
 
 
 def run_table(run: tables.RunFacts) -> str:
-    """For a terminal: the sentences, metrics of the run and its baselines, and of out-of-distribution inputs."""
+    """Text for a terminal: summary, metrics of the run and its baselines, and of out-of-distribution inputs."""
     metrics, targets = tables.run_metrics(run, differences=False), tables.target_table(run)
     outside = tables.outside_table(run.runs)
     parts = [f"\n{run.title}: {run.subtitle}\n"]
@@ -195,7 +197,7 @@ def run_table(run: tables.RunFacts) -> str:
 
 
 def guarantees_section(guarantees: Mapping[str, Any]) -> tables.Section:
-    """What guarantees.json says: coverage with its exact interval, mean width or number of classes."""
+    """The table of guarantees.json: coverage with its exact interval, mean width or number of classes."""
     rows = []
     for row in guarantees["table"]:
         size = "infinite" if row["size"] is None else f"{row['size']:{',.0f' if row['size'] >= 1e4 else '.4g'}}"

@@ -1,4 +1,4 @@
-"""What the files of a run say, its metrics as cells (value, interval, verdict), and its predictions as a table."""
+"""The contents of a run's files, and tables of its metrics, whose cells have a value, an interval and a verdict."""
 
 import re
 import textwrap
@@ -12,21 +12,21 @@ from bnn_pyro.errors import counted
 from bnn_pyro.metrics import METRICS, SCORES
 from bnn_pyro.reports import read_texts
 
-#: What is said of a difference that its errors can explain.
+#: Verdict on a difference whose interval contains 0.
 NOT_CLEAR = "no clear difference"
-#: The levels of verdicts in words.
+#: {level of a verdict: word}.
 WORDS = {"good": "Good", "caution": "Caution", "bad": "Problem", "failed": "Failed"}
 
-#: Metrics that are shares of the test rows, written in per cent.
+#: Metrics that are shares of the test rows, which are written in per cent.
 SHARES = tuple(name for table in METRICS.values() for name, metric in table.items() if metric.share)
-#: The metrics that a summary speaks of.
+#: {task: the metrics of a summary}.
 HEADLINE = {"classification": ("error", "nll"), "regression": ("rmse", "nll"), "counts": ("rmse", "nll"),
             "ordinal": ("rps", "nll"), "survival": ("concordance", "nll"), "targets": ("nrmse", "nll"),
             "labels": ("label_error", "nll")}  # fmt: skip
 SCORE_NAMES = {"total_entropy": "total entropy", "max_prob": "1 − max p", "mutual_information": "mutual information"}
-#: Ends of the names of paired differences in metrics.json: to the baseline, and to knowing nothing.
+#: Suffixes of paired differences in metrics.json: to the baseline, and to a prediction without inputs.
 AGAINST, NOTHING = "_minus_baseline", "_minus_nothing"
-#: The column that says what the number of a row is.
+#: The column with the meaning of each row.
 MEANING = "what it is"
 BOOSTING = "gradient boosting"
 #: Characters of a line in a terminal.
@@ -34,7 +34,7 @@ WIDTH = 110
 
 
 class Cell(NamedTuple):
-    """A number as it is shown; ``interval`` and ``verdict`` may be empty."""
+    """A number as text; ``interval`` and ``verdict`` may be empty."""
 
     value: str
     interval: str = ""
@@ -45,7 +45,7 @@ class Cell(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A table of texts, rows named by the index, with its title and the sentences before and after it."""
+    """A table of texts, with row names in its index, its title, and the sentences before and after it."""
 
     title: str
     sentence: str
@@ -53,15 +53,15 @@ class Section(NamedTuple):
     notes: Sequence[str] = ()
 
     def text(self, form: str = "text") -> str:
-        """For a terminal, or a paper; see :func:`as_text`."""
+        """Title, table and notes as text; for ``form`` see :func:`as_text`."""
         return "\n".join([self.title, *([as_text(self.table, form)] if len(self.table) else []), *self.notes])
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What is known of one run: what its column is headed with, its folder, its recipe, and what its files say.
+    """The contents of a run's files, its folder, and the label of its column in tables.
 
-    baseline: the deterministic network's facts, or None. What is named like a JSON file is {} where there is none.
+    baseline: the deterministic network's facts, or None. A field with the name of a JSON file is {} if there is none.
     """
 
     label: str
@@ -78,28 +78,28 @@ class RunFacts:
     sites: Mapping[str, Any] = field(default_factory=dict)
     boosting: Mapping[str, Any] = field(default_factory=dict)
 
-    #: The run, and its baseline where there is one.
+    #: The run, and its baseline if there is one.
     runs = property(lambda self: [self] if self.baseline is None else [self, self.baseline])
 
     def differences(self, end: str = AGAINST) -> dict[str, float]:
-        """Paired differences to what has this end of a name, the baseline: {metric, metric_low, metric_high}."""
+        """Paired differences whose names have this suffix: {metric, metric_low, metric_high: number}."""
         return {k.replace(end, ""): v for k, v in self.metrics.items() if end in k}
 
-    #: Of intervals or sets before and after calibration; of a run without, what that would change; or {}.
+    #: Coverage before and after calibration; for an uncalibrated run, as calibration would change it; or {}.
     coverage = property(lambda self: self.guarantees or self.metrics.get("if_calibrated", {}))
 
-    #: Whether half of the test rows calibrated, for ``coverage`` of the others.
+    #: Whether ``coverage`` is that of half of the test rows, as the others were used for calibration.
     halves_test_rows = property(lambda s: not s.guarantees and s.coverage.get("data", "").startswith("test rows"))
 
     @property
     def way_to_calibrate(self) -> str:
-        """The command that makes a calibrated posterior of it."""
+        """The command that calibrates the posterior."""
         rows = "" if self.provenance["rows"]["val"] else "--validation ROWS "
         return f"train … {rows}--conformal 0.9" if self.halves_test_rows else f"calibrate {self.folder}"
 
     @property
     def unit(self) -> str:
-        """That of a number to predict where its name ends with one in brackets, as price (EUR), or ""."""
+        """The unit in brackets at the end of the name of a number to predict, such as price (EUR), or ""."""
         unit = re.search(r"[\[(]([^\[\]()]+)[\])]$", str(self.recipe["data"].get("target", "")))
         return unit[1] if unit and self.task == "regression" else ""
 
@@ -109,33 +109,33 @@ class RunFacts:
         rows = self.metrics.get("class_rows", {}).values()
         return max(rows, default=0) > 0.8 * sum(rows)
 
-    #: Whether `diagnose` has more to say of the chains; it takes one target.
+    #: Whether `diagnose` can report more on the chains, which needs a single target.
     can_be_diagnosed = property(lambda self: bool(self.convergence) and self.task not in ("targets", "labels"))
 
-    #: 1 where the method knows none.
+    #: The temperature; 1 if the method has none.
     temperature = property(lambda self: self.recipe["inference_settings"].get("temperature", 1.0))
 
     @property
     def headline(self) -> Sequence[str]:
-        """The metrics that its summary speaks of; no RMSE where few draws may make a mean, and its error, large."""
+        """The metrics of its summary, without RMSE if a few draws may make a mean, and its error, large."""
         if self.is_unbalanced and "auroc" in self.metrics:
             return "nll", "auroc", "average_precision"
         large = self.recipe["data"].get("target_scale") == "log" or self.metrics.get("means_outside")
         return ("crps", "nll") if large else HEADLINE[self.task]
 
-    #: Why the fit failed, and the way out; "" where it did not.
+    #: Why the fit failed, and what to change; "" if it did not.
     failed = property(lambda self: self.metrics.get("failed", ""))
 
-    #: The first of ``worries`` where it is a bad one: why the fit failed, or that it is of little use; or {}.
+    #: The first of ``worries`` if its level is "failed" or "bad"; or {}.
     problem = property(lambda self: next((w for w in self.worries[:1] if w["level"] in ("failed", "bad")), {}))
 
-    #: Of the command that made or scored it.
+    #: Exit code of the command that made or scored the run.
     exit_code = property(lambda self: {"failed": 3, "bad": 4}.get(self.problem.get("level"), 0))
 
     @property
     def worries(self) -> list[Mapping[str, str]]:
-        """{level, about, sentence} of each: why the fit failed; that it is worse than knowing nothing; chains that have
-        not converged; inputs of another kind that look familiar; a q too wide.
+        """{level, about, sentence} of each problem: a failed fit, or one worse than predictions without inputs; chains
+        that have not converged; confident predictions of out-of-distribution inputs; a q that is too wide.
         """
         kinds, said = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}.items(), read_texts("summary")
         words = ((*kind, self.metrics[key]) for key, kind in kinds if self.metrics.get(key))
@@ -151,7 +151,7 @@ class RunFacts:
             if self.metrics.get(f"{key[0]}_high", 1.0) < 0.5:
                 sentence = said["familiar"].format(name=key[1], auroc=self.metrics[key[0]])
                 failed.append({"level": "caution", "about": "out-of-distribution inputs", "sentence": sentence})
-        if self.metrics.get("nll_over_mean_weights_low", 0.0) > 0.01:  # nats a row before it is said
+        if self.metrics.get("nll_over_mean_weights_low", 0.0) > 0.01:  # nats per row
             sites, known = self.metrics.get("signal_to_noise_of_sites", {}), dict(self.metrics)
             if len(sites) > 1:
                 known["lowest"] = ", ".join(f"{site} {sites[site]:.2g}" for site in sorted(sites, key=sites.get)[:3])
@@ -164,14 +164,14 @@ class RunFacts:
 
     @property
     def converged(self) -> str:
-        """The sentence that says so; "" where they have not, or there are no chains."""
+        """The sentence on converged chains; "" if they have not converged, or if there are none."""
         first = next(iter(self.convergence.get("verdicts", [])), {"level": ""})
         return first["sentence"] if first["level"] == "good" and not self.failed else ""
 
-    #: Variant and data.
+    #: Names of the variant and the data.
     title = property(lambda self: f"{self.recipe['variant']} on {self.provenance['data']}")
 
-    #: Of every prediction.
+    #: Number of draws of every prediction.
     num_draws = property(lambda self: self.metrics.get("num_draws") or self._stored_draws)
     _stored_draws = property(lambda self: min(n := self.recipe["num_draws"], self.provenance.get("stored_draws", n)))
 
@@ -190,7 +190,7 @@ class RunFacts:
 def metric_table(
     task: str, metrics: Mapping[str, Mapping[str, float]], differences: Mapping[str, Mapping[str, float]] | None = None
 ) -> pd.DataFrame:
-    """A row for each metric that a column has; columns, by their heads, of values, then of paired differences."""
+    """A row for each metric with a value; columns {head: metrics}, then {head: paired differences}."""
     columns = {label: {name: estimate(values, name) for name in METRICS[task]} for label, values in metrics.items()}
     for label, values in (differences or {}).items():
         columns[label] = {name: difference(values, name, task) for name in METRICS[task]}
@@ -199,7 +199,7 @@ def metric_table(
 
 
 def run_metrics(run: RunFacts, differences: bool = True) -> pd.DataFrame:
-    """A run's metrics, those of its baselines, and the paired difference to each."""
+    """Metrics of a run and of its baselines, and the paired difference to each."""
     metrics, paired = {r.label: r.metrics for r in run.runs}, {}
     if against := run.differences():
         paired[f"difference to {run.baseline.label}" if run.boosting else "difference"] = against
@@ -211,13 +211,13 @@ def run_metrics(run: RunFacts, differences: bool = True) -> pd.DataFrame:
 
 
 def target_table(run: RunFacts) -> pd.DataFrame:
-    """Of several targets, a row for each by itself; no rows where there is one."""
+    """Metrics of each of several targets in a row; no rows if there is one target."""
     names = ("rmse", "crps", "coverage_90", "error", "brier", "auroc", "nll")
     return _table({name: {t: estimate(m, name) for t, m in run.metrics.get("targets", {}).items()} for name in names})
 
 
 def outside_table(runs: Sequence[RunFacts]) -> pd.DataFrame:
-    """Out-of-distribution inputs: for each data set a row for each score's AUROC, and one for the mean entropy."""
+    """Rows for out-of-distribution inputs: for each data set the AUROC by each score, and the mean entropy."""
     keys = [re.fullmatch(f"ood_(.+)_({'|'.join(SCORES)})", key) for key in runs[0].metrics]
     names = list(dict.fromkeys(match[1] for match in keys if match))
     wanted = {f"ood_{name}_{score}": f"{name}: AUROC by {SCORE_NAMES[score]}" for name in names for score in SCORES}
@@ -227,13 +227,13 @@ def outside_table(runs: Sequence[RunFacts]) -> pd.DataFrame:
 
 
 def _table(columns: Mapping[str, Mapping[str, Cell | None]]) -> pd.DataFrame:
-    """A column for each of these, of texts; without rows and columns that have no value."""
+    """The columns as texts, without rows and columns that have no value."""
     texts = {head: {name: None if c is None else str(c) for name, c in by.items()} for head, by in columns.items()}
     return pd.DataFrame(texts, dtype=object).dropna(how="all").dropna(axis=1, how="all")
 
 
 def estimate(metrics: Mapping[str, float], name: str, sign: str = "") -> Cell | None:
-    """The value of a metric with its interval, where it has one."""
+    """The value of a metric with its interval, if it has one; None if there is no value."""
     if name not in metrics:
         return None
     known = (metrics[key] for key in (f"{name}_low", f"{name}_high") if key in metrics)
@@ -242,9 +242,9 @@ def estimate(metrics: Mapping[str, float], name: str, sign: str = "") -> Cell | 
 
 
 def difference(differences: Mapping[str, float], name: str, task: str) -> Cell | None:
-    """A paired difference with its interval, and a verdict: "better", "worse", or not clear where the interval holds 0.
+    """A paired difference with its interval, and a verdict: "better", "worse", or not clear if the interval contains 0.
 
-    "" where nearer to a value is better, and for widths: narrower is better only where coverage is right.
+    The verdict is "" for metrics with a nominal value, and for widths, as narrower is better only with right coverage.
     """
     cell, better = estimate(differences, name, "+"), METRICS[task][name].better
     if cell is None or better == "nominal" or name.startswith("width"):
@@ -259,9 +259,9 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
 def headline_differences(
     label: str, other: str, differences: Mapping[str, float], task: str, names: Sequence[str] = (), verdict: str = ""
 ) -> list[str]:
-    """A sentence on the paired differences of the headline metrics (or ``names``); none where there are none.
+    """A sentence on the paired differences of the headline metrics (or ``names``), or no sentence.
 
-    verdict: said of each in place of its own.
+    verdict: replaces that of each difference.
     """
     parts = []
     for name in names or HEADLINE[task]:
@@ -272,7 +272,7 @@ def headline_differences(
 
 
 def as_text(table: pd.DataFrame, form: str = "text") -> str:
-    """As "text" for a terminal, "markdown" or "latex", without what rows mean; what is not there is a dash."""
+    """The table as "text" for a terminal, "markdown" or "latex", without the meaning of rows; dashes for no value."""
     table = table.drop(columns=MEANING, errors="ignore").astype(object).fillna("–")
     if form == "latex":
         return re.sub(r"(?<=[\s\[&])-(?=\d)", "$-$", table.to_latex(escape=True)).replace("±", r"$\pm$")
@@ -283,7 +283,7 @@ def as_text(table: pd.DataFrame, form: str = "text") -> str:
 
 
 def verdict_lines(verdicts: Sequence[Mapping[str, str]], named: bool = False) -> str:
-    """Each verdict's level as a word, what it is about where that is to be ``named``, and its sentence."""
+    """A line per verdict: its level as a word, what it is about if ``named``, and its sentence."""
     indent = max(map(len, WORDS.values())) + 2
     abouts = [f"{v['about']}: " if named and v["about"] else "" for v in verdicts]
     lines = [f"{WORDS[v['level']]:<{indent}}{a}{v['sentence']}" for v, a in zip(verdicts, abouts, strict=True)]
