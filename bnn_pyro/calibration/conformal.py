@@ -49,14 +49,12 @@ def rows_needed(level: float) -> int:
 
 
 class Score(NamedTuple):
-    """A measure of how badly y fits a prediction.
-
-    of: for numbers (prediction, y (B,) or (B, T), level) -> (B,); for classes (prediction) -> (B, K), of every class.
-    bounds: for numbers (prediction, threshold (B,), level) -> the ends of {y: score ≤ threshold}.
-    """
+    """A measure of how badly y fits a prediction."""
 
     task: str
+    # For numbers (prediction, y (B,) or (B, T), level) -> (B,); for classes (prediction) -> (B, K), of every class.
     of: Callable[..., Tensor]
+    # For numbers (prediction, threshold (B,), level) -> the ends of {y: score ≤ threshold}.
     bounds: Callable[[Mixture, Tensor, float], tuple[Tensor, Tensor]] | None = None
 
 

@@ -24,9 +24,6 @@ from bnn_pyro.metrics.evaluation import pit
 from bnn_pyro.parts.components import make, parameters
 from bnn_pyro.parts.mixtures import ClassMixture, Mixture
 
-#: Bounds of log temperature, and of the log of a factor of the scale.
-LOG_BOUNDS = (-5.0, 5.0)
-
 
 def log_mean_probs(prediction: Mixture) -> Tensor:
     """log of the mean class probabilities, (B, K) float64."""
@@ -276,8 +273,8 @@ class RecalibratedNumbers(Recalibrated, Mixture):
 
 
 def _best_factor(loss: Callable[[float], float]) -> float:
-    """The factor that minimises the loss; 1 if no other is better."""
-    best = minimize_scalar(lambda log: loss(float(np.exp(log))), bounds=LOG_BOUNDS, method="bounded",
+    """The factor between e⁻⁵ and e⁵ that minimises the loss; 1 if no other is better."""
+    best = minimize_scalar(lambda log: loss(float(np.exp(log))), bounds=(-5.0, 5.0), method="bounded",
                            options={"xatol": 1e-9})  # fmt: skip
     return float(np.exp(best.x)) if best.fun < loss(1.0) else 1.0
 

@@ -1,8 +1,7 @@
 """Distribution shift: tests of whether new rows are like the calibration rows, and conformal levels that adapt to it.
 
-The false-alarm rate of each test holds for every model and data set, because the null hypothesis is only that
-calibration and new rows are exchangeable. An alarm means that the distribution changed, not that predictions are wrong;
-the absence of an alarm proves nothing.
+The false-alarm rates hold for every model and data set, as the null hypothesis is only that calibration and new rows
+are exchangeable. An alarm means that the distribution changed, not that predictions are wrong.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -24,8 +23,6 @@ from bnn_pyro.metrics.metric import targets
 from bnn_pyro.parts.decisions import check_level
 from bnn_pyro.predictive import Prediction
 
-#: New rows count as uncertain if their epistemic uncertainty is above this quantile of the calibration rows.
-HIGH = 0.95
 #: Martingale: the ε of its bets 1 + ε (p − ½), and the share of its capital that is redistributed after each row.
 BETS, JUMP = np.array([-2.0, -1.0, 0.0, 1.0, 2.0]), 0.01
 
@@ -47,8 +44,7 @@ def monitor(
     x: the calibration rows, (n, *input_shape).   x_new: (m, *input_shape), in order of arrival.
     y_new: (m,), for the martingale, which needs a conformal method.
     false_alarm: probability that at least one test alarms although nothing changed (Bonferroni).
-    Raises UserError for a rate outside (0, 1), fewer than four rows of x or x_new, or an x of another length than at
-    calibration.
+    Raises UserError for a rate outside (0, 1), for fewer than four rows, or if x is not as long as at calibration.
     """
     check_level(1 - false_alarm)
     if not isinstance(calibrated, Calibrated):
@@ -81,8 +77,7 @@ def monitor(
 def classifier_p(x: Tensor, x_new: Tensor, seed: int = 0) -> tuple[float, float]:
     """(p-value, AUROC) of a classifier two-sample test (Lopez-Paz & Oquab 2017, arXiv:1610.06545).
 
-    Logistic regression on features and their squares is fitted to half of the rows; a Mann-Whitney test compares its
-    outputs on the others.
+    Logistic regression on features and their squares is fitted to half of the rows; Mann-Whitney compares the others.
     """
     rng = np.random.default_rng(seed)
     old, new = (_flat(v)[rng.permutation(len(v))[:2000]] for v in (x, x_new))  # at most 2,000 rows
@@ -100,18 +95,15 @@ def likelihood_ratio(x: Tensor, x_new: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 
 def epistemic_p(known: Sequence[float], new: np.ndarray) -> tuple[float, float]:
-    """Share of new rows above the calibration rows' ``HIGH`` quantile: (beta-binomial p-value, share)."""
+    """(beta-binomial p-value, share) of the new rows above the 95 % quantile of the calibration rows."""
     n = len(known)
-    k = min(n, int(np.ceil((n + 1) * HIGH)))
+    k = min(n, int(np.ceil((n + 1) * 0.95)))
     above = int((new > np.sort(known)[k - 1]).sum())
     return float(betabinom.sf(above - 1, len(new), n + 1 - k, k)), above / len(new)
 
 
 def conformal_p(known: Sequence[float], new: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Conformal p-values, (m,): independent and uniform if rows are exchangeable.
-
-    The p-value of a new score is its rank among all scores so far, with ties broken at random.
-    """
+    """Ranks of each new score among all scores so far, ties at random, (m,): p-values, uniform if exchangeable."""
     seen, rng, ranks = sorted(known), np.random.default_rng(seed), []
     for score in new.tolist():
         insort(seen, score)

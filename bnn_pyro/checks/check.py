@@ -27,8 +27,6 @@ ALPHA = 1e-3
 WINDOW = 5
 #: Largest number of quantities that a sentence names.
 NAMED = 4
-#: Initial σ of every weight of a guide: neither a point nor the prior.
-INIT_SCALE = 0.05
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,8 @@ class Subject:
     def reduced(self, **settings: Any) -> Entry:
         """The variant without dropout or backbone, with those of the settings that it has."""
         entry, names = self.entry, defaults(self.entry)
-        small = {"init_scale": INIT_SCALE, "input_dropout": 0.0, "hidden_dropout": 0.0, "backbone": nn.Flatten()}
+        # The initial σ of the weights of a guide is neither 0, like a point's, nor that of the prior.
+        small = {"init_scale": 0.05, "input_dropout": 0.0, "hidden_dropout": 0.0, "backbone": nn.Flatten()}
         return replace(entry, **{k: v for k, v in {**small, **settings}.items() if k in names})
 
     def settings(self, method: Method, entry: Entry | None = None) -> dict[str, Any]:
@@ -109,24 +108,15 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """One quantity.
+    """One quantity, compared with its correct value."""
 
-    about     description, with its unit
-    estimate  its value
-    expected  its correct value; None if there is none to compare with
-    error     standard error of the difference; 0 if both are exact; None if it is unknown
-    p         two-sided p-value, corrected for the number of quantities of the check; None without randomness
-    level     one of ``LEVELS``: good; caution, a known error of the method; bad
-    z         the difference as a standard Normal score of the same p-value; None without randomness
-    """
-
-    about: str
+    about: str  # description, with its unit
     estimate: float
-    expected: float | None = None
-    error: float | None = None
-    p: float | None = None
-    level: str = "good"
-    z: float | None = None
+    expected: float | None = None  # the correct value; None if there is none to compare with
+    error: float | None = None  # standard error of the difference; 0 if both are exact; None if it is unknown
+    p: float | None = None  # two-sided p-value, corrected for the quantities of the check; None without randomness
+    level: str = "good"  # one of ``LEVELS``: good; caution, a known error of the method; bad
+    z: float | None = None  # standard Normal score of the uncorrected p-value; None without randomness
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,6 @@ from torch.quasirandom import SobolEngine
 
 from bnn_pyro.inference import Method
 
-#: Number of nodes of a grid in each dimension.
-NODES = 401
-#: Number of Sobol points, and the width of their Normal relative to the Normal at the mode.
-POINTS, WIDER = 2**15, 1.3
-
 LogDensity = Callable[[Tensor], Tensor]  # (S, P) -> (S,), float64
 
 
@@ -33,14 +28,14 @@ class Nodes(NamedTuple):
     mass: Tensor
 
 
-def grid(log_density: LogDensity, reach: float, nodes: int = NODES) -> Nodes:
-    """Nodes of a density of two weights, which is negligible outside ± ``reach``."""
+def grid(log_density: LogDensity, reach: float, nodes: int = 401) -> Nodes:
+    """A grid of nodes² nodes for a density of two weights, which is negligible outside ± ``reach``."""
     axis = torch.linspace(-reach, reach, nodes, dtype=torch.float64)
     w = torch.cartesian_prod(axis, axis)
     return Nodes(w, log_density(w).softmax(0))
 
 
-def sobol(size: int, points: int = POINTS) -> Nodes:
+def sobol(size: int, points: int = 2**15) -> Nodes:
     """Symmetric nodes of the standard Normal in ``size`` dimensions."""
     u = SobolEngine(size, scramble=True, seed=1).draw(points // 2, dtype=torch.float64)
     half = torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12))
@@ -54,9 +49,9 @@ def normal(mean: Tensor, covariance: Tensor, standard: Nodes) -> Nodes:
 
 
 def importance(log_density: LogDensity, mode: Tensor) -> Nodes:
-    """Nodes of a density with one mode: weighted Sobol points of a Normal at the mode."""
+    """Nodes of a density with one mode: weighted Sobol points of a Normal 1.3 times as wide as that at the mode."""
     standard = sobol(len(mode))
-    proposed = normal(mode, WIDER**2 * torch.linalg.inv(curvature(log_density, mode)), standard)
+    proposed = normal(mode, 1.3**2 * torch.linalg.inv(curvature(log_density, mode)), standard)
     return Nodes(proposed.w, (log_density(proposed.w) + 0.5 * standard.w.square().sum(1)).softmax(0))
 
 

@@ -23,8 +23,6 @@ from scipy.stats import binom, poisson
 LEVELS = (0.5, 0.8, 0.95)
 #: Smallest p-value that is reported.
 SMALLEST = 1e-12
-#: Scores are rounded to this number of steps from the smallest to the largest, which makes their sum's law exact.
-STEPS = 2000
 
 
 def ranks(truth: np.ndarray, draws: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -90,9 +88,9 @@ def covered(ranks: np.ndarray, num: int, level: float) -> np.ndarray:
 
 @lru_cache(maxsize=32)
 def _sum(total: int, num: int, power: int) -> tuple[np.ndarray, np.ndarray]:
-    """(scores of ranks 0 … ``num`` as whole numbers, distribution function of the sum of ``total`` of them)."""
+    """(scores of ranks 0 … ``num``, rounded to whole numbers 0 … 2,000; exact cdf of the sum of ``total`` of them)."""
     z = normal_scores(np.arange(num + 1), num) ** power
-    scores = np.rint((z - z.min()) * (STEPS / max(z.max() - z.min(), 1e-300))).astype(int)
+    scores = np.rint((z - z.min()) * (2000 / max(z.max() - z.min(), 1e-300))).astype(int)
     length = total * scores.max() + 1
     padded = next_fast_len(length, real=True)
     return scores, irfft(rfft(np.bincount(scores, minlength=padded) / (num + 1)) ** total, padded)[:length].cumsum()

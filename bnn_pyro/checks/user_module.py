@@ -25,8 +25,6 @@ from bnn_pyro.parts.weights import CentredNormal
 
 #: Largest number of weights whose covariances are compared, number of rows, and number of new inputs.
 MAX_WEIGHTS, ROWS, POINTS = 100, 200, 8
-#: Tolerance for the difference of outputs to a linear function, relative to their range.
-LINEAR = 1e-3
 
 
 def few_rows(data: Dataset, rows: int) -> Dataset:
@@ -104,7 +102,7 @@ def linear_module(subject: Subject) -> LinearModule:
             f0 = outputs(mean) - a @ mean
             for u in mean + scale * torch.randn(3, joint.size, dtype=torch.float64):
                 f = outputs(u)
-                if (f - f0 - a @ u).abs().max() > LINEAR * (f - f.mean()).abs().max():
+                if (f - f0 - a @ u).abs().max() > 1e-3 * (f - f.mean()).abs().max():
                     raise UserError("its outputs are not linear in its Bayesian weights, and there is no closed form")
     inputs, how = torch.cat([a, f0[:, None]], 1), dict(stops=0.02, batches=4 if len(a) >= 40 else 1)
     parts = inputs, rows.y_train.double(), inputs[:POINTS], scale, settings["noise"]

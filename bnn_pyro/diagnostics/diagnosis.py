@@ -133,10 +133,7 @@ def diagnose_briefly(posterior: Posterior, data: Dataset) -> Diagnosis | None:
 
 
 class _Work:
-    """A diagnosis in progress; every step adds its statistics and its series.
-
-    most, values: largest numbers of points, and of values at them, see WHOLE.
-    """
+    """A diagnosis in progress, whose steps add statistics and series.   most, values: limits, see ``WHOLE``."""
 
     def __init__(self, posterior: Posterior, data: Dataset, most: int, values: float) -> None:
         self.posterior, self.data, self.most, self.values = posterior, data, most, values

@@ -131,9 +131,8 @@ def sampler_series(posterior: Posterior) -> dict[str, np.ndarray]:
 def sampler_statistics(
     series: Mapping[str, np.ndarray], settings: Mapping[str, object], trace: Mapping[str, Sequence[float]] | None = None
 ) -> dict[str, float]:
-    """Statistics of a run: divergences, divergent_chains, acceptance_mean, bfmi_min, max_tree_share; and the
-    kinetic_temperature: the smaller of its means in the third and the fourth quarter of the run, without epochs of
-    exploration (those with a larger step size).
+    """Statistics of a run: divergences, divergent_chains, acceptance_mean, bfmi_min, max_tree_share; and the smaller
+    mean kinetic_temperature of the third and the fourth quarter of the run, without steps above the mean step size.
 
     settings: of the method; ``max_tree_depth`` (or ``max_steps``) is the length at which trajectories were cut.
     """
@@ -199,10 +198,7 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
 
 
 def settled(trace: Mapping[str, Sequence[float]], until: float = 1.0) -> float:
-    """Rise of the objective in nats in the last tenth of the training up to the share ``until``.
-
-    0 if the rise is within the noise; NaN for fewer than 20 epochs, and for samplers with a kinetic temperature.
-    """
+    """Rise of the objective, nats, in the tenth of the training before ``until``; 0: noise, NaN below 20 epochs."""
     objective = trace.get("elbo") or trace.get("log_joint") or ()
     if (tenth := len(objective) // 10) < 2 or "kinetic_temperature" in trace:
         return float("nan")

@@ -142,10 +142,7 @@ def _risks(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def selective_risk(prediction: Prediction, y: Targets) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage (B,) = 1/B … 1, and risk (B,): the error rate of that share of points, those of lowest total entropy.
-
-    Points of equal entropy share their mean error.
-    """
+    """Coverage 1/B … 1 and risk, the error rate of that share of points of lowest total entropy (ties share), (B,)."""
     points = aurc.summarise(prediction, y)
     return np.arange(1, len(points) + 1) / len(points), _risks(points, np.ones((1, len(points))))[0]
 

@@ -27,17 +27,11 @@ WHITE_TO_EPISTEMIC = LinearSegmentedColormap.from_list("epistemic", ["white", EP
 
 @dataclass(frozen=True)
 class Grid:
-    """A mesh over the two input features of a table; predict at ``x``.
-
-    x       (rows·columns, 2) standardised inputs
-    first   (columns,) values of the horizontal feature, in its own units
-    second  (rows,) values of the vertical feature
-    schema  of the data
-    """
+    """A mesh over the two input features of a table; predict at ``x``, standardised inputs (rows·columns, 2)."""
 
     x: Tensor
-    first: np.ndarray
-    second: np.ndarray
+    first: np.ndarray  # (columns,) values of the horizontal feature, in its own units
+    second: np.ndarray  # (rows,) values of the vertical feature
     schema: Schema
 
     def shaped(self, values: Tensor) -> np.ndarray:

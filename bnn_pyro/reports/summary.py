@@ -171,7 +171,8 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         yield f"`{way}` corrects {what} by rows that did not train"
     if run.is_unbalanced and len(classes := run.metrics["class_rows"]) == 2:
         rare, more = min(classes, key=classes.get), "finds more of the rare class; a figure says how many"
-        missed = classes[rare] - run.metrics["class_predictions"][rare] + rows * run.metrics["error"]  # two per missed row
+        # Twice the number of missed rows of the rare class.
+        missed = classes[rare] - run.metrics["class_predictions"][rare] + rows * run.metrics["error"]
         yield from [f"a threshold on P({[*classes][1]}) (`predict --threshold`) {more}"] * (missed > 0.5)
 
 
