@@ -253,7 +253,7 @@ def test_groups_are_columns_or_labels(tmp_path):
         ({"method": "lac"}, "method for regression 'lac'"), ({"method": "isotonic", "groups": "town"}, "is a recalibr"),
     ):  # fmt: skip
         refuses(words, bp.calibrate, posterior, x[:100], y[:100], **how)
-    refuses("exactly where calibration had labels", bp.predict, labelled, x)
+    refuses("if and only if calibration was given labels", bp.predict, labelled, x)
     few = min(calibrated.conformal.groups.count(town) for town in ("north", "south"))
     k = math.ceil(0.9 * (few + 1))
     low, high = beta.ppf([0.05, 0.95], k, few + 1 - k)
@@ -279,7 +279,7 @@ def test_targets_over_time_and_inputs_are_checked_and_what_has_no_effect_is_refu
     for how in ({"level": 0.5}, {"groups": ["a"] * 200}, {"weights": (np.ones(100), np.ones(200))}):
         refuses("are for conformal intervals", recalibrated.predict, x, **how)
     refuses("not all 0", conformal.predict, x, weights=(np.zeros(100), np.zeros(200)))
-    refuses("calibrate with such a method first", Adaptive, posterior)
+    refuses("calibrate with a conformal method first", Adaptive, posterior)
     few = [bp.calibrate(posterior, x[:n], y[:n], "local").predict(x).interval(0.9) for n in (1, 17, 18)]
     assert few[0].high.isinf().all() and few[2].high.isfinite().all() and "needs 18 calibration rows" in few[1].note
 

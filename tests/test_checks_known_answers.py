@@ -208,12 +208,12 @@ def test_the_density_knows_its_own_posterior_and_no_other(name):
     assert stored.unlike(own, data) == stored.unlike(replace(own, init_scale=0.3), data) == ""
     for change in ({"prior": "normal:2.99"}, {"bias": False}, {"noise": 1.001}, {"activation": "gelu"}):
         if hasattr(own, *change) and not (stored.about["task"] != "regression" and "noise" in change):
-            assert "is another one" in stored.unlike(replace(own, **change), data)
+            assert "density differs" in stored.unlike(replace(own, **change), data)
     if stored.about["task"] == "classification":  # the same rows, one of them with another label
         wrong = data.y_train.clone()
         wrong[0] = 1 - wrong[0].clamp(max=1)
-        assert "is another one" in stored.unlike(own, replace(data, y_train=wrong))
-    assert "of another kind" in stored.unlike(own, bp.load_data("diabetes"))
+        assert "density differs" in stored.unlike(own, replace(data, y_train=wrong))
+    assert "another task or input shape" in stored.unlike(own, bp.load_data("diabetes"))
 
 
 QUICK = build(Reference, Reference.quick)
@@ -257,10 +257,10 @@ def test_which_reference_is_taken_and_what_is_refused():
     assert taken(on_reference(data="breast-cancer")) == taken(on_reference(inference="sghmc")) == "breast-cancer"
     assert {taken(on_reference("last-layer", data=data)) for data in ("digits", "toy-curve")} == {"digits-last-layer"}
     for of, why in (
-        (on_reference(given={"temperature": 0.5}, **TOY), "temperature 1, and this is of 0.5"),
-        (on_reference("last-layer", "nuts", data="digits"), "take the full budget"),
+        (on_reference(given={"temperature": 0.5}, **TOY), "temperature 1, but this posterior has 0.5"),
+        (on_reference("last-layer", "nuts", data="digits"), "use the full budget"),
         (on_reference("bayesian-convnet", data="digits"), "convolutions"),
-        (on_reference("dropout-mlp", "mc-dropout"), "no posterior that is known"),
+        (on_reference("dropout-mlp", "mc-dropout"), "limit of its draws is not known"),
     ):
         assert why in QUICK.refuses(of)
 

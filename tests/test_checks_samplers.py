@@ -90,7 +90,7 @@ def test_what_is_refused():
     assert "no transitions" in joint.refuses(subject("svi"))
     assert "temperature 1" in joint.refuses(subject("nuts", temperature=0.5))
     assert "narrow" in joint.refuses(subject("sgld", dict(prior="scale-mixture")))
-    assert "no bias of the step size" in steps.refuses(subject("nuts", {}))
+    assert "no known bias of the step size" in steps.refuses(subject("nuts", {}))
     assert joint.refuses(subject("sghmc")) == steps.refuses(subject("sghmc")) == ""
 
 

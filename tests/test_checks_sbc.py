@@ -155,7 +155,7 @@ def test_simulated_data_are_the_model_s_counts_and_censored_times_too(name):
 
 def test_refused():
     for entry, inference, given, words in (
-        (LINEAR, "map", {}, "gives points"),
+        (LINEAR, "map", {}, "returns points"),
         (LINEAR, "nuts", {"temperature": 0.5}, "temperature other than 1"),
         (bp.HiddenLayerNet(prior="log-uniform"), "svi", {}, "proper prior"),
         (bp.LastLayer(backbone="mlp", noise=0.5), "laplace", {}, "trained first"),

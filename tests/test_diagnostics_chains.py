@@ -266,7 +266,7 @@ def test_why_there_are_no_weights(monkeypatch):
     svi = fitted(LINEAR.entry(), bp.SVI)
     assert "without their prior" in proper_prior(fitted(bp.MLP(hidden=(4,)), bp.MLE), LINEAR.data)
     for posterior, why in (
-        (of_chains(), "no approximation's"),
+        (of_chains(), "not from an approximation"),
         (fitted(bp.DropoutMLP(hidden=(4,)), bp.MCDropout), "have no density"),
         (fitted(bp.VariationalDropout(hidden=(4,)), bp.SVI), "the prior is improper"),
         (prune(svi, 0.5), "have no density"),

@@ -112,7 +112,7 @@ def test_the_pit_is_uniform_where_the_model_is_right_and_censoring_is_told(name)
     crps = ((cdf - (np.abs(y[:5]) <= t)) ** 2).sum(0) * 1e-3
     np.testing.assert_allclose(prediction[:5].crps(torch.from_numpy(np.abs(y[:5]))), crps, rtol=5e-3)
     refuses("the CRPS is of times that happened", bp.metrics.crps, prediction, y)
-    refuses("the RMSE is of times that happened", bp.metrics.rmse, prediction, y)
+    refuses("the RMSE needs observed times", bp.metrics.rmse, prediction, y)
 
 
 def test_concordance_counts_the_comparable_pairs():

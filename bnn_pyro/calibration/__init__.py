@@ -1,7 +1,6 @@
 """Recalibration and conformal prediction with a posterior, and tests of whether their guarantees still hold.
 
-``calibrate(posterior, x, y, method=…)`` takes rows that were not used in training, and returns an object that is used
-like a posterior.
+``calibrate(posterior, x, y, method=…)`` takes rows that were not used in training; its result is used as a posterior.
 """
 
 from bnn_pyro.lazy import lazy_names

@@ -72,17 +72,17 @@ def calibrate(
     names = [name for name, of in METHODS.items() if of == task or (of == "two classes" and classes == 2)]
     check_known(f"calibration method for {f'{classes} classes' if classes else task}", names, method)
     if made.conformal is not None:
-        raise UserError("this posterior is conformal already: recalibrate first, then make that conformal")
+        raise UserError("this posterior is conformal already: recalibrate the original one, then make that conformal")
     if classes and isinstance(groups, str) and groups == schema.target != UNCERTAINTY:
         groups, per_class = None, True
     if (groups is not None or per_class) and method not in SCORES:
-        raise UserError(f"groups are for conformal prediction, and '{method}' is a recalibration")
+        raise UserError(f"groups are for conformal prediction, but '{method}' is a recalibration")
     if per_class and (groups is not None or task != "classification"):
         raise UserError("per_class is for class labels, and takes no other groups")
     check_level(level)
     column = groups if isinstance(groups, str) else None
     if column == UNCERTAINTY and column in (known.name for known, _ in schema.column_places):
-        raise UserError(f"'{column}' means thirds by predicted uncertainty, and is a column here: rename the column")
+        raise UserError(f"'{column}' means thirds by predicted uncertainty, but is a column here: rename the column")
     x = as_inputs(x, schema)
     prediction = made.predict(x)
     if schema.classes and not isinstance(y, Tensor) and np.asarray(y).dtype.kind in "OU":
@@ -148,14 +148,14 @@ class Calibrated:
             warnings.warn(f"calibrated with {self.num_draws} draws of seed {self.seed}, which are taken", stacklevel=2)
         x = as_inputs(x, self.schema)
         if self.conformal is None and not (groups is weights is level is None):
-            raise UserError("groups, weights and level are for conformal intervals, and this posterior is recalibrated")
+            raise UserError("groups, weights and level are for conformal intervals, but this posterior is recalibrated")
         prediction = predict(self.posterior, x, num_draws=self.num_draws, seed=self.seed, **how)
         for _, map in self.maps:
             prediction = map.apply(prediction)
         if self.conformal is not None:
             groups = self.groups_of(x, prediction, groups)
             if (groups is None) != (self.conformal.groups is None or self.conformal.per_class):
-                raise UserError("groups= takes a label for each row exactly where calibration had labels of groups")
+                raise UserError("give groups=, a label for each row, if and only if calibration was given labels")
             prediction.guarantee = self.conformal.at(len(x), groups, weights, level, x)
         return prediction
 
@@ -215,7 +215,7 @@ def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posteri
         others = {name: saved[name] for name in STORED_FIELDS}
         checksum, known = saved["posterior"], saved["format"] == FORMAT
     if not known or checksum != _checksum(folder):
-        raise UserError(f"{path} is of another posterior or version; remove it and calibrate again")
+        raise UserError(f"{path} belongs to another posterior or version; remove it and calibrate again")
     return Calibrated(posterior, maps, conformal or None, rows=rows, **others)
 
 
@@ -234,7 +234,7 @@ def as_inputs(x: Any, schema: Schema) -> Tensor | Rows:
 def _unused(made: Calibrated, x: Tensor, y: Tensor) -> Tensor:
     """Digests of the calibration rows. Raises UserError if some were used before, in calibration or in training."""
     if torch.isin(digests := row_digests(x, y), made.rows).any():
-        raise UserError("some of these rows calibrated this posterior before; a second step takes other rows")
+        raise UserError("some of these rows calibrated this posterior before; use other rows for a second step")
     if made.posterior.rows is None:
         warnings.warn("this posterior was saved without fingerprints of its training rows, so it is up to you that "
                       "none of them calibrates it", stacklevel=3)  # fmt: skip

@@ -48,7 +48,7 @@ def monitor(
     """
     check_level(1 - false_alarm)
     if not isinstance(calibrated, Calibrated):
-        raise UserError("monitor takes what bp.calibrate returns, which knows its calibration rows")
+        raise UserError("monitor takes the result of bp.calibrate, which stores its calibration rows")
     x, x_new = (as_inputs(rows, calibrated.schema) for rows in (x, x_new))
     if min(len(x), len(x_new)) < 4 or len(x) != len(calibrated.epistemic):
         raise UserError(f"monitor takes the {len(calibrated.epistemic)} calibration rows and four new rows or more, "
@@ -148,7 +148,7 @@ class Adaptive:
     def __init__(self, calibrated: Calibrated, level: float = 0.9, rate: float = 0.01) -> None:
         check_level(level)
         if getattr(calibrated, "conformal", None) is None:
-            raise UserError("adaptive intervals start from conformal ones: calibrate with such a method first")
+            raise UserError("adaptive intervals start from conformal ones: calibrate with a conformal method first")
         if not 0 < rate < 1:
             raise UserError(f"rate must lie strictly between 0 and 1, got {rate}; 0.01 is usual")
         self.calibrated, self.level, self.rate, self.now = calibrated, level, rate, level
@@ -162,7 +162,7 @@ class Adaptive:
     def update(self, y: Tensor | Sequence[float]) -> Tensor:
         """Whether each target (B,) of the last prediction was covered, which also updates the level."""
         if self._last is None:
-            raise UserError("update takes the targets of the rows that were predicted last, once")
+            raise UserError("update takes the targets of the last predicted rows, and only once")
         y = torch.as_tensor(targets(self._last, y))
         covered = self._last.guarantee.covers(self._last, y, self.now)
         self.now += self.rate * float((self.level - covered.double()).sum())

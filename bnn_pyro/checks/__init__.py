@@ -52,7 +52,7 @@ def run(
     """
     setup = make_setup(entry, method)
     if data is None and (setup.variant not in ZOO or "module" in defaults(setup.entry)):
-        raise UserError("data is missing: give a Dataset of what a network of your own takes")
+        raise UserError("data is missing: give a Dataset for your own network")
     data = data or load_data(IMAGES if "channels" in defaults(setup.entry) else DATA)
     usual = defaults(setup.method)
     given = {name: value for name, value in vars(setup.method).items() if value != usual[name]} | settings

@@ -79,19 +79,19 @@ class Subject:
         """Why the variant cannot be reduced to a fully connected network of these widths; "" if it can."""
         entry, names = self.entry, defaults(self.entry)
         if "dropout" in self.kind.needs:
-            return "the rates of its masks are settings, not inferred: its draws tend to no posterior that is known"
+            return "the rates of its masks are settings and not inferred: the limit of its draws is not known"
         if self.own_module:
-            return "it is a module, which stays as it is: closed-form takes one that is linear in its weights"
+            return "it is a module, which cannot be reduced: closed-form takes a module that is linear in its weights"
         if "channels" in names:
-            return "its layers are convolutions, and what is known exactly is a fully connected network"
+            return "its layers are convolutions, but exact results are known for fully connected networks only"
         if "prior" not in names or not {"hidden", "backbone"} & names.keys():
-            return f"{type(entry).__name__} has no settings 'prior' and 'hidden' by which it could be made small enough"
+            return f"{type(entry).__name__} has no settings 'prior' and 'hidden' to make it small enough"
         if self.improper:
-            return "its prior is improper: there is no posterior for a guide to come near to"
+            return "its prior is improper: there is no posterior that a guide could approximate"
         if getattr(entry, "scale", "free") != "free":
-            return f"its q has σ in proportion to the mean (scale={entry.scale}), and the best of these is not known"
+            return f"its q has σ in proportion to the mean (scale={entry.scale}), and the best such q is not known"
         if hidden and "hidden" not in names:
-            return "a last layer has no hidden units to be made small"
+            return "a last layer has no hidden units"
         return "the method is for linear models" if hidden and "linear model" in self.kind.needs else ""
 
     def reduced(self, **settings: Any) -> Entry:

@@ -233,22 +233,22 @@ class JointDistribution(Check):
 
     def _refuses(self, subject: Subject) -> str:
         if transitions_of(subject.kind) is None:
-            return f"{subject.inference} makes no transitions of a Markov chain that are known here"
+            return f"{subject.inference} has no transitions of a Markov chain that this check knows"
         if subject.converges_to != "exact" and not hasattr(subject.kind, "eta_share"):
-            return f"{subject.inference} has a bias of the step size here, and no known law that it falls by"
+            return f"{subject.inference} has a bias of the step size whose order is not known"
         if subject.temperature != 1.0:
-            return "targets can be simulated at temperature 1 alone"
+            return "targets can only be simulated at temperature 1"
         if subject.own_module:
             with isolated(0):
                 simulator = Simulator(subject.entry, design(subject.data, self.rows, 2, 0))
             if simulator.potential.size > MAX_WEIGHTS or getattr(simulator.model, "statistics", None) is not None:
-                return f"thousands of draws take too long of more than {MAX_WEIGHTS:,} weights, or batch statistics"
+                return f"thousands of draws take too long with over {MAX_WEIGHTS:,} weights or batch statistics"
         if hasattr(subject.entry, "channels"):
             return "its layers are convolutions, too large for thousands of chains; mean-field has the same samplers"
         if subject.improper:
-            return "its prior is improper, and there are no draws of it to begin with"
+            return "its prior is improper and cannot be sampled"
         if subject.converges_to != "exact" and str(getattr(subject.entry, "prior", "")).startswith("scale-mixture"):
-            return "its prior has a part so narrow that steps small enough for it would take hours; take normal:1"
+            return "its prior has a component so narrow that sufficiently small steps would take hours; use normal:1"
         return ""
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:

@@ -55,7 +55,7 @@ class PredictiveCheck(Check):
             return "" if subject.own_module else subject.irreducible()
         normal = subject.entry.likelihood in (None, "normal") and subject.entry.noise != "heteroscedastic"
         one = normal and subject.data.schema.task == "regression"
-        return "" if one else "by hand, it is of one target with Normal noise of one width"
+        return "" if one else "the formulas are for a single target with Normal noise of constant width"
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         findings: list[Finding] = []

@@ -90,14 +90,14 @@ class ReferencePosterior:
     def unlike(self, entry: Entry, data: Dataset) -> str:
         """Why a variant and data have another posterior than this one; "" if they have this one."""
         if data.schema.task != self.about["task"] or tuple(data.schema.input_shape) != self.x.shape[1:]:
-            return f"its data are of another kind than those of {self.about['title']}"
+            return f"its data have another task or input shape than those of {self.about['title']}"
         try:
             density = log_joints_at(entry, data)
         except UserError as reason:
             return str(reason)
         expected = np.asarray(self.about["log_joint"])
         if density.shape != expected.shape or not np.allclose(density, expected, rtol=SAME, atol=1e-3):
-            return f"its model or its data are not those of {self.about['title']}: the log joint density is another one"
+            return f"its model or its data are not those of {self.about['title']}: the log joint density differs"
         return ""
 
 
@@ -160,9 +160,9 @@ class Reference(Check):
     def _refuses(self, subject: Subject) -> str:
         reference, _, data = self.pose(subject)
         if subject.temperature != 1:
-            return f"references are of temperature 1, and this is of {subject.temperature:g}"
+            return f"references have temperature 1, but this posterior has {subject.temperature:g}"
         if subject.converges_to == "exact" and len(data.x_train) * reference.about["weights"] > self.rows:
-            return f"to sample {reference.about['title']} takes minutes; take the full budget"
+            return f"sampling {reference.about['title']} takes minutes; use the full budget"
         return ""
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:

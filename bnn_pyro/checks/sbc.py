@@ -67,9 +67,9 @@ class Calibration(Check, Settings):
 
     def _refuses(self, subject: Subject) -> str:
         if subject.converges_to == "point":
-            return f"{subject.inference} gives points, and these have no spread that could be right or wrong"
+            return f"{subject.inference} returns points, which have no spread to be checked"
         if subject.temperature != 1.0:
-            return "at a temperature other than 1, the posterior is not that of the prior that the data come from"
+            return "at a temperature other than 1, the posterior is not that of the prior which simulates the data"
         if Setup(subject.entry, subject.method({})).backbone_variant(subject.data.schema) is not None:
             return "its backbone has to be trained first: data are simulated from the prior of the last layer"
         with isolated(0):

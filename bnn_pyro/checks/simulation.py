@@ -2,9 +2,8 @@
 
     w* ~ p(w)    y ~ p(y | x, w*)    q(w | y) ≈ p(w | y):    is f(w*, y) distributed like f(w, y), w ~ q?
 
-The quantities f are predictions at fixed inputs; the log-likelihood, without which a posterior that ignores the data
-would not be detected (Modrák et al. 2023, arXiv:2211.02383); the log prior density; and the output's bias, the only
-weight that does not change its meaning if hidden units are exchanged.
+The quantities f are predictions at fixed inputs; the log-likelihood, which alone detects a posterior that ignores the
+data (Modrák et al. 2023, arXiv:2211.02383); the log prior density; and the output's bias, as units can be exchanged.
 """
 
 import warnings

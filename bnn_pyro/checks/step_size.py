@@ -47,7 +47,7 @@ class StepSize(Check):
 
     def _refuses(self, subject: Subject) -> str:
         known = subject.converges_to == "exact as lr → 0" and hasattr(subject.kind, "eta_share")
-        return "" if known else f"{subject.inference} has no bias of the step size that is known"
+        return "" if known else f"{subject.inference} has no known bias of the step size"
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         problem, own = linear_regression(60, 2, 1), subject.method({})

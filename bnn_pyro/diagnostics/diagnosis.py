@@ -60,8 +60,8 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
     Raises UserError for a guide, for fewer than two chains, or fewer than four draws a chain (unless R-hat is nested).
     """
     if posterior.chains is None:
-        raise UserError("R-hat compares Markov chains, and this posterior is a guide: its draws are independent and "
-                        "show nothing of how well it was fitted")  # fmt: skip
+        raise UserError("R-hat compares Markov chains, and this posterior is a guide: its draws are independent "
+                        "and do not show how well it was fitted")  # fmt: skip
     groups, shape = _superchains(posterior), draws.sized(posterior)
     if shape[0] < 2 or (groups is None and shape[1] < LEAST_DRAWS):
         raise UserError("R-hat compares at least 2 chains of at least 4 draws, and this posterior holds "

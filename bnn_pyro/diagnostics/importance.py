@@ -127,14 +127,14 @@ def proper_prior(posterior: Posterior, data: Dataset) -> str:
             model, x = split_frozen(posterior.model, data.x_train[:1].to(posterior.device))
             model(x)
     except NotImplementedError:
-        return "the prior is improper and has no samples"
+        return "the prior is improper and cannot be sampled"
     return ""
 
 
 def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[Posterior, np.ndarray]:
     """(draws of the guide, log r (S,) in nats up to a constant). Raises NoWeights if it has none, or is too large."""
     if posterior.chains is not None:
-        raise NoWeights("the draws are no approximation's")
+        raise NoWeights("the draws are not from an approximation")
     if reason := proper_prior(posterior, data):
         raise NoWeights(f"{reason}, so there is no posterior to compare with")
     weights = posterior.num_weights

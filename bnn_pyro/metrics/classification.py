@@ -130,7 +130,7 @@ def auroc_of(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 def _log_odds(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     if (probs := mean_probs(prediction)).shape[1] != 2:
-        raise Undefined(f"AUROC is for 2 classes, this prediction has {probs.shape[1]}")
+        raise Undefined(f"AUROC is for 2 classes, but this prediction has {probs.shape[1]}")
     if len(np.unique(y)) < 2:
         raise Undefined(f"AUROC needs both classes in y, but every label is {y[0]}")
     log_probs = np.log(np.maximum(probs, 1e-300))

@@ -45,7 +45,7 @@ def pit(prediction: Prediction, y: Targets, *, seed: int | None = None) -> np.nd
     Raises UserError for classes without an order and for several targets.
     """
     if prediction.task == "classification":
-        raise UserError("classes have no order, and so no P(Y ≤ y): take bp.plots.reliability")
+        raise UserError("classes have no order, and so no P(Y ≤ y): use bp.plots.reliability")
     if prediction.task in ("targets", "labels"):
         prediction._need("regression", "pit")
     upper, lower = _steps(prediction, targets(prediction, y))
@@ -77,7 +77,7 @@ def interval_verdict(share: float, observed: float, num: int) -> str:
 
 def _squares(prediction: Prediction, y: np.ndarray) -> np.ndarray:
     if prediction.task == "survival" and (y < 0).any():
-        raise UserError("the RMSE is of times that happened, and some are censored; take nll and concordance")
+        raise UserError("the RMSE needs observed times, but some are censored; use nll and concordance")
     return np.square(prediction.locs.mean(0, dtype=torch.float64).numpy() - y)
 
 

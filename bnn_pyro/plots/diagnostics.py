@@ -114,10 +114,8 @@ def pareto_k(k: ArrayLike, *, rows: ArrayLike | None = None, ax: layout.Panel = 
 def loo_pit(pit: ArrayLike) -> np.ndarray:
     """Leave-one-out PIT of the targets: histogram, and ECDF minus the uniform one; axes (2,).
 
-    It is uniform if predictions are calibrated; a U shape means too narrow, a hill too wide, a slope biased. For at
-    most 5 % of calibrated models the curve leaves the band (Säilynoja et al. 2022, arXiv:2103.10522).
-
-    pit: (N,) in [0, 1].
+    It is uniform if predictions are calibrated; a U means too narrow, a hill too wide, a slope biased. At most 5 % of
+    calibrated models leave the band (Säilynoja et al. 2022, arXiv:2103.10522).   pit: (N,) in [0, 1].
     """
     pit = np.asarray(pit, dtype=float).ravel()
     if not len(pit) or not ((pit >= 0) & (pit <= 1)).all():

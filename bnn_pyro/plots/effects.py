@@ -49,7 +49,7 @@ def grid(data: Dataset, *, num: int = 100, margin: float = 0.15) -> Grid:
     Raises UserError unless the data have two features.
     """
     if tuple(data.schema.input_shape) != (2,):
-        raise UserError(f"a map is of two features, and '{data.name}' has inputs of shape {data.schema.input_shape}")
+        raise UserError(f"a map needs two features, but '{data.name}' has inputs of shape {data.schema.input_shape}")
     x = torch.cat([data.x_train, data.x_val, data.x_test]).cpu()
     low, high = x.amin(0), x.amax(0)
     low, high = low - margin * (high - low), high + margin * (high - low)
@@ -75,7 +75,7 @@ def line(data: Dataset, low: float | None = None, high: float | None = None, *, 
 def one_feature(schema: Schema) -> None:
     """Raises UserError unless the inputs are single numbers."""
     if tuple(schema.input_shape) != (1,):
-        raise UserError(f"this picture is for one input feature; these inputs have shape {tuple(schema.input_shape)}")
+        raise UserError(f"this figure is for one input feature, but the inputs have shape {tuple(schema.input_shape)}")
 
 
 @drawn

@@ -75,7 +75,7 @@ def ood_bars(
     """
     sizes = [tuple(prediction.probs.shape[1:]) for prediction in (bayesian, deterministic)]
     if sizes[0] != sizes[1]:
-        raise UserError(f"predictions of {sizes[0]} and {sizes[1]} points and classes are not of the same points")
+        raise UserError(f"predictions of {sizes[0]} and {sizes[1]} points and classes do not belong to the same points")
     names_of = [short(name) for name in class_names(bayesian, schema)]
     _need_images(bayesian, x)
     num = min(num, len(x))

@@ -114,10 +114,10 @@ def growing_ensemble(
     Raises UserError if the posterior has no stored draws, or only one.
     """
     if posterior.chains is None:
-        raise UserError("an ensemble grows by stored draws; this posterior is a guide, with as many as asked for")
+        raise UserError("an ensemble grows by stored draws, but this posterior is a guide, which has none")
     chains, draws = sized(posterior)
     if chains * draws < 2:
-        raise UserError("an ensemble of a single draw does not grow")
+        raise UserError("an ensemble of a single draw cannot grow")
     if draws == 1:  # members of a deep ensemble: members are added
         chains, draws = draws, chains
     if baseline is not None and len(baseline) != len(x):

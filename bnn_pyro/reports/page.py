@@ -1,8 +1,7 @@
 """Self-contained HTML reports of one run or several, and the model card, from the files that a run wrote.
 
-Reports are made of JSON and PNG only, so that they can be renewed without the posterior. They state their conditions:
-intervals are over test rows, comparisons are paired, and a temperature other than 1 is named. The texts are in
-``templates/``.
+Reports are made of JSON and PNG only, so that they can be renewed without the posterior. They state that intervals are
+over test rows and comparisons paired, and a temperature other than 1. The texts are in ``templates/``.
 """
 
 import functools
