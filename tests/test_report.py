@@ -190,7 +190,7 @@ def test_draws_of_predictions_are_told_from_those_that_are_stored():
 def test_inputs_of_another_kind_that_look_familiar_are_said_first():
     noise = {"ood_noise_total_entropy": 0.04, "ood_noise_total_entropy_low": 0.02, "ood_noise_total_entropy_high": 0.07}
     run = replace(RUN, metrics=RUN.metrics | noise)
-    sentence, html = "noise gets more certain predictions than the test rows", run_html(run, [])
+    sentence, html = "Predictions for noise are more certain than for the test rows", run_html(run, [])
     assert all(sentence in text for text in (html, run_table(run), run_pages(run, [])[1]))
     assert html.index(sentence) < html.index("paired difference")
     assert not replace(run, metrics=run.metrics | {"ood_noise_total_entropy_high": 0.51}).worries

@@ -53,12 +53,12 @@ class LogitMap(Map):
         self.weight, self.bias = torch.tensor(weight, dtype=torch.float64), torch.tensor(bias, dtype=torch.float64)
 
     def __call__(self, logs: Tensor) -> Tensor:
-        """log p of log p̄, both (B, K)."""
+        """Map log p̄ to log p, both (B, K)."""
         return (logs @ self.weight.mT + self.bias).log_softmax(-1)
 
     @classmethod
     def temperature(cls, prediction: Mixture, y: Tensor) -> Self:
-        """One temperature by the log score of labels y (B,)."""
+        """Fit the temperature to labels y (B,) by the log score."""
         logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
         loss = lambda beta: -(beta * logs).log_softmax(-1).gather(1, y[:, None]).sum().item()  # noqa: E731
         inverse = _best_factor(lambda beta: loss(beta) + 0.5 * math.log(beta) ** 2)
@@ -66,7 +66,7 @@ class LogitMap(Map):
 
     @classmethod
     def linear(cls, prediction: Mixture, y: Tensor, *, full: bool = False, positive: bool = False) -> Self:
-        """A diagonal or full W (``positive``: ≥ 0), and b, by the log score of y (B,) and the prior."""
+        """Fit a diagonal or full W (``positive``: ≥ 0), and b, to labels y (B,) by the log score and the prior."""
         logs, classes = log_mean_probs(prediction), prediction.mean.shape[-1]
         eye = torch.eye(classes, dtype=torch.float64)
         mask = torch.ones_like(eye) if full else eye
@@ -134,20 +134,20 @@ class Recalibrated:
 
 
 class RecalibratedClasses(Recalibrated, ClassMixture):
-    """A prediction with one set of corrected probabilities."""
+    """A prediction with corrected class probabilities, as a mixture of one component."""
 
     one = staticmethod(lambda base, map: make(Categorical, {"logits": map(log_mean_probs(base))[None].float()}))
 
 
 class Affine:
-    """Variance scaling, y ↦ mean + factor · (y − mean) of every component, on a log scale of log y."""
+    """Variance scaling, y ↦ mean + factor · (y − mean) of every component (of log y, if that is modelled)."""
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
 
     @classmethod
     def fit(cls, prediction: Mixture, y: Tensor) -> Self:
-        """The factor by the log score of y (B,)."""
+        """Fit the factor to targets y (B,) by the log score."""
         return cls(_best_factor(lambda factor: -cls(factor).apply(prediction).log_prob(y).double().mean().item()))
 
     def apply(self, prediction: Mixture) -> Mixture:
@@ -185,7 +185,7 @@ class CdfMap(Map):
         return cls(edges.tolist(), (values / values[-1]).tolist())
 
     def __call__(self, level: Tensor) -> Tensor:
-        """R."""
+        """R(level)."""
         return torch.from_numpy(np.interp(level.numpy(), self.edges, self.values))
 
     def inverse(self, level: np.ndarray) -> np.ndarray:
@@ -194,7 +194,7 @@ class CdfMap(Map):
         return np.where((level > 0) & (level < 1), inside, level)
 
     def slope(self, level: Tensor) -> Tensor:
-        """R′."""
+        """R′(level)."""
         return torch.from_numpy((np.diff(self.values) / np.diff(self.edges))[_bins(self.edges, level.numpy())])
 
 

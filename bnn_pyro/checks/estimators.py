@@ -42,8 +42,8 @@ PLACES, COORDINATES = 4, 12
 PROJECTIONS, PARTICLES = 6, 4
 #: The conclusions for samplers and for optimisers.
 OF_DENSITY = """\
-The log joint density's gradient is that of finite differences, in 32 bits as in 64, and mini-batches have it for \
-their mean"""
+The log joint density's gradient equals finite differences, in 32 bits as in 64, and its mean over mini-batches is \
+that of all rows"""
 OF_ELBO = "Mini-batches and particles change the noise of the objective and of its gradient, not their mean"
 
 Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, (C, P)
@@ -51,8 +51,8 @@ Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, 
 
 @dataclass(frozen=True)
 class Estimators(Check):
-    """Mini-batch estimates must have the full-batch number for their mean, whatever the size of the batches and the
-    number of particles; gradients must be those of finite differences, in 32 bits as in 64.
+    """The mean of mini-batch estimates must be the full-batch value, whatever the size of the batches and the number
+    of particles; gradients must equal finite differences, in 32 bits as in 64.
     """
 
     rows: int = 600  # largest number of training rows

@@ -217,8 +217,8 @@ class JointChains:
 
 @dataclass(frozen=True)
 class JointDistribution(Check):
-    """Weights drawn from the prior and targets simulated from them must stay such a pair when the sampler moves the
-    weights and new targets are simulated, again and again (Geweke 2004).
+    """Weights drawn from the prior, with targets simulated from them, must keep their joint distribution when the
+    sampler moves the weights and new targets are simulated, again and again (Geweke 2004).
     """
 
     title: ClassVar[str] = "Joint distribution test"

@@ -40,8 +40,8 @@ Rows = dict[str, tuple[Tensor, np.ndarray]]  # quantity -> (by ``predict``, by t
 
 @dataclass(frozen=True)
 class PredictiveCheck(Check):
-    """Mean probabilities, log densities, entropies and quantiles of a prediction are worked out again from the same
-    draws by hand; an exact sampler's are compared with the exact posterior predictive.
+    """Mean probabilities, log densities, entropies and quantiles of a prediction are compared with separate formulas
+    for the same draws; those of an exact sampler also with the exact posterior predictive.
     """
 
     draws: int = 2000  # number of draws S of every prediction

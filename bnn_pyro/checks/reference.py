@@ -146,7 +146,7 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
 class Reference(Check):
     """Predictions are compared with those of a posterior that is known: 10,000 draws of Hamiltonian Monte Carlo,
     checked by a second sampler. Samplers must agree within their Monte-Carlo error; for approximations the report
-    says how far off their means are, how much too narrow they are, and what their intervals hold.
+    says how far off their means are, how much too narrow they are, and the coverage of their intervals.
 
     ``Outcome.figures``: sd_ratio; posterior_coverage_50, _80 and _95, shares of the posterior that intervals hold.
     """

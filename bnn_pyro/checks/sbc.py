@@ -42,8 +42,8 @@ FEW = 0.01
 
 @dataclass(frozen=True)
 class Calibration(Check, Settings):
-    """Weights drawn from the prior make data. Given these, the posterior's draws must look as the weights that made
-    them do: ranks of the truth are uniform, and central 95 % intervals hold it 95 times in 100.
+    """Data are simulated with weights from the prior. Given the data, posterior draws must be distributed like these
+    weights: ranks of the truth are uniform, and central 95 % intervals contain it in 95 of 100 data sets.
 
     replications  number of data sets; a quarter of them for methods that take a second for each fit
     rows          largest number of rows of a data set, taken from the subject's training inputs

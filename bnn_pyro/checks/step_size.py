@@ -35,8 +35,8 @@ PRECISE = 0.3
 
 @dataclass(frozen=True)
 class StepSize(Check):
-    """On linear regression the covariance that SGHMC and SGLD sample is known exactly at every step size; measured at
-    two of them, the bias must be that one, and fall in proportion to the step.
+    """On linear regression the covariance that SGHMC and SGLD sample is known exactly at every step size; at two step
+    sizes, the draws must have this covariance, and its bias must fall in proportion to the step.
     """
 
     title: ClassVar[str] = "Order of the step-size bias"

@@ -252,7 +252,7 @@ class _Work:
         self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "loo_row_numbers": numbers}
 
     def replication(self) -> None:
-        """Data sets drawn from the fitted model and the observed one; not for times, whose censoring is no model's."""
+        """Data sets drawn from the fitted model, and the observed one; not for times, as censoring is not modelled."""
         if not self.findings.broken and self.data.schema.task != "survival":
             made, observed, self.statistics["ppc_p"] = importance.replicate(self.posterior, self.data)
             self.series |= {"replicated": made, "observed": observed}

@@ -6,7 +6,7 @@ validation rows if there are 30 or more, else on training rows; on 1,000 evenly 
 a row to the reference is that of −log p(y), in nats; of the squared error of the mean, in variances of the training
 targets; or of whether the class is wrong. Predictions are worse if Student's one-sided test of mean d > ``MARGINS`` has
 p < 0.0001 for d clipped from above at 10 or at 1; without clipping, a few rows with huge errors would raise the
-standard error so much that nothing is significant. If the logarithm of the targets is modelled, all of this is of it.
+standard error so much that nothing is significant. If a model is of the logarithm of the targets, so is all of this.
 """
 
 import math

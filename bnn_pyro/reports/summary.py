@@ -29,7 +29,7 @@ MAX_NAMED, MAX_REPEATED = 5, 0.05
 
 
 def summary(run: tables.RunFacts) -> list[str]:
-    """The sentences of the first box."""
+    """The sentences of the summary."""
     names, rows = [name for name in run.headline if name in run.metrics], run.provenance["rows"]["test"]
     data, said = [], read_texts("summary")
     if doubts := run.provenance["split"].get("doubts", []):

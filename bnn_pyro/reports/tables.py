@@ -250,7 +250,7 @@ def difference(differences: Mapping[str, float], name: str, task: str) -> Cell |
     if cell is None or better == "nominal" or name.startswith("width"):
         return cell
     low, high = differences[f"{name}_low"], differences[f"{name}_high"]
-    rounding = 1e-6 * (task in ("classification", "ordinal"))  # of probabilities in 32 bits
+    rounding = 1e-6 * (task in ("classification", "ordinal"))  # probabilities are in float32
     if low <= rounding and high >= -rounding:
         return cell._replace(verdict=NOT_CLEAR)
     return cell._replace(verdict="better" if (high < 0) == (better == "lower") else "worse")
