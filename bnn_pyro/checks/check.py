@@ -79,7 +79,7 @@ class Subject:
         """Why the variant cannot be reduced to a fully connected network of these widths; "" if it can."""
         entry, names = self.entry, defaults(self.entry)
         if "dropout" in self.kind.needs:
-            return "the rates of its masks are settings and not inferred: the limit of its draws is not known"
+            return "the rates of its masks are settings, not inferred: the limit of its draws is not known"
         if self.own_module:
             return "it is a module, which cannot be reduced: closed-form takes a module that is linear in its weights"
         if "channels" in names:
