@@ -1,11 +1,11 @@
-"""Which columns of a table, or places of an image, a posterior's predictions rest on: with the spread over its draws.
+"""Which columns of a table, or regions of an image, a posterior's predictions depend on, with the spread over draws.
 
-Permutation importance (Breiman 2001, Machine Learning 45:5-32; Fisher, Rudin & Dominici 2019, arXiv:1801.01489): by how
-much −log p(y | x, w), or of numbers the squared error, rises where the values of a column are shuffled among the rows.
-Partial dependence (Friedman 2001, Annals of Statistics 29:1189-1232): the mean output over the rows where a column has
-one value in all of them. Both are taken draw by draw; for one draw they are scikit-learn's own. Where columns depend on
-one another a column may count for little because another tells the same. Of an image, windows are covered one after
-the other (Zeiler & Fergus 2014, arXiv:1311.2901, section 4.2) by what a pixel has on average.
+Permutation importance (Breiman 2001, Machine Learning 45:5-32; Fisher, Rudin & Dominici 2019, arXiv:1801.01489): the
+increase of −log p(y | x, w), or for numbers of the squared error, when a column's values are permuted among the rows.
+Partial dependence (Friedman 2001, Annals of Statistics 29:1189-1232): the mean output over the rows when a column has
+the same value in all of them. Both are computed for each draw; for one draw they equal scikit-learn's. If columns are
+correlated, a column may have a low importance because another one carries the same information. For images, one window
+after the other is replaced by the median pixel (Zeiler & Fergus 2014, arXiv:1311.2901, section 4.2).
 """
 
 from collections.abc import Mapping
@@ -24,30 +24,30 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 
-#: Columns of a table at most; rows at most, fewer than which training rows are taken; how often a column is permuted.
+#: The most columns of a table, the most rows, the fewest test rows (else training rows), and permutations of a column.
 MAX_COLUMNS, MAX_ROWS, MIN_ROWS, REPEATS = 200, 200, 20, 5
-#: Values of a column at which its effect is seen, between these quantiles of the training rows: half of them quantiles,
-#: half at equal distances, as the last quantile of a long tail may be far from the one before.
+#: Number of values of a column at which its effect is computed, between these quantiles of the training rows. Half of
+#: them are quantiles, half are equally spaced, as the outer quantiles of a long tail may lie far apart.
 PLACES, ENDS = 20, (0.01, 0.99)
 
 
 class Dependence(NamedTuple):
-    """Of one column: G values, numbers in its own units or categories, and the mean output of each draw (S, G, K)."""
+    """G values of a column (numbers in its own units, or categories) and each draw's mean outputs (S, G, K)."""
 
     values: list[float] | list[str]
     outputs: np.ndarray
 
 
 class Explanation(NamedTuple):
-    """What :func:`explain` found on N rows.
+    """The result of :func:`explain` for a table.
 
-    importance  a line a column (a date is one, whatever numbers it became), the largest first: median over the draws,
-                and low and high, their central 90 %. 0 is a column that is not used, below 0 one that misleads
-    loss        whose rise that is, with its unit
-    dependence  {column: its effect} of the most important ones, the largest first
-    outputs     names of the K outputs: of two classes the probability of the second, of more that of each; else the
-                mean of the target, in its own units; on a log scale its median, the geometric mean over the rows
-    rows        which rows, in words
+    importance  a row per column (a date counts as one column), the largest importance first: the median over the draws,
+                and low and high, their central 90 % interval. An unused column has 0, a misleading one less than 0
+    loss        the loss whose increase is the importance, with its unit
+    dependence  {column: its effect} of the most important columns, the largest importance first
+    outputs     names of the K outputs: the probability of the second of two classes, or of each of more; else the mean
+                of the target in its own units; on a log scale its median, with the geometric mean over the rows
+    rows        which rows were used, in words
     """
 
     importance: pd.DataFrame
@@ -58,12 +58,12 @@ class Explanation(NamedTuple):
 
 
 class PixelMaps(NamedTuple):
-    """What :func:`explain` found of M images, from the most certain to the most uncertain.
+    """The result of :func:`explain` for M images, ordered from the lowest to the highest uncertainty.
 
-    rows    (M,) their numbers among the test rows, or where there are none the training rows
-    images  (M, *input_shape), standardised     classes  (M,) the most probable class, whose log odds are mapped
-    falls   (M, height, width) how far they fall, in nats, where a pixel is covered: mean over the draws, and over the
-            windows that cover it; below 0 the pixel speaks against the class     spreads  its standard deviation
+    rows    (M,) their numbers among the test rows, or among the training rows if there are no test rows
+    images  (M, *input_shape), standardised     classes  (M,) the most probable class
+    falls   (M, height, width) decrease of the log odds of that class, in nats, when a pixel is covered: mean over the
+            draws and the windows that cover it; below 0 is evidence against the class    spreads  its sd over the draws
     """
 
     rows: np.ndarray
@@ -76,12 +76,12 @@ class PixelMaps(NamedTuple):
 def explain(
     posterior: Posterior | Any, data: Dataset, *, num: int = 6, num_draws: int | None = None, seed: int = 0
 ) -> Explanation | PixelMaps:
-    """Permutation importance of every column of a table, and the effect of the ``num`` most important ones.
+    """Permutation importance of every column of a table, and the partial dependence on the ``num`` most important ones.
 
-    Of images of classes, how far covering a part of one changes the odds of its class: maps of ``num`` of them.
+    For images with classes, maps of how covering a part of an image changes the odds of its class, for ``num`` images.
 
-    posterior: also one that was calibrated.   data: whose test rows are taken, 200 at most; training rows where there
-        are fewer than 20. Censored times are left out.   num_draws: S, as of ``predict``.   seed: of the permutations.
+    posterior: also a calibrated one.   data: at most 200 of its test rows are used, or of its training rows if there
+        are fewer than 20 test rows; not censored times.   num_draws: S, as in ``predict``.   seed: of the permutations.
     Raises UserError for images without classes, other inputs than the posterior's, and more than 200 columns.
     """
     schema, columns = data.schema, inputs_of(data.schema)
@@ -90,20 +90,18 @@ def explain(
         return _pixel_maps(posterior, data.x_test if len(data.x_test) else data.x_train, num, num_draws)
     if not columns or tuple(schema.input_shape) != tuple(posterior.schema.input_shape):
         shapes = tuple(schema.input_shape), tuple(posterior.schema.input_shape)
-        raise UserError("explain takes the table that a posterior was fitted to; '{}' has inputs of shape {}, and the "
-                        "posterior takes {}".format(data.name, *shapes))  # fmt: skip
+        raise UserError("explain takes the posterior's table; '{}' has inputs {}, not {}".format(data.name, *shapes))
     if len(columns) > MAX_COLUMNS:
-        raise UserError(f"explain takes at most {MAX_COLUMNS} columns, and '{data.name}' has {len(columns):,}; leave "
-                        "some out with exclude=")  # fmt: skip
+        raise UserError(f"explain takes at most {MAX_COLUMNS} columns, not {len(columns):,}; leave some out: exclude=")
     targets = {part: getattr(data, f"y_{part}").cpu() for part in ("test", "train")}
-    of_times = schema.task == "survival"  # how far off a censored one is is not known
+    of_times = schema.task == "survival"  # the error at a censored time is unknown
     known = {part: np.flatnonzero(y > 0) if of_times else np.arange(len(y)) for part, y in targets.items()}
     which = "test" if len(known["test"]) >= MIN_ROWS else "train"
     rows = known[which][even(len(known[which]), MAX_ROWS)]
     x, y = (getattr(data, f"{part}_{which}")[rows].cpu() for part in "xy")
 
     def losses(x: Tensor) -> np.ndarray:
-        """Of each draw, mean over the rows, (S,); of numbers not −log p, which has no bound where rows are shuffled."""
+        """Mean loss of each draw, (S,): for numbers the squared error, as −log p of permuted rows has no bound."""
         prediction, at = predict(posterior, x, num_draws=num_draws), y.repeat(len(x) // len(y))
         if schema.has_classes:
             return -prediction.log_probs(at).double().mean(1).numpy()
@@ -141,7 +139,7 @@ def explain(
 
 
 def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int | None) -> PixelMaps:
-    """Windows have a seventh of the image's sides, at least two pixels, and lie half of that apart."""
+    """The sides of a window are a seventh of the image's, at least two pixels; windows overlap by half."""
     rows = even(len(x), MAX_ROWS)
     prediction = predict(posterior, x[rows], num_draws=num_draws)
     chosen = prediction.total.argsort()[even(len(rows), num)].numpy()
@@ -164,16 +162,16 @@ def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int 
 
 
 def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
-    """(G values, the features that they become (G, F')) by training rows (N, width) in their own units.
+    """G values of a column and their features (G, F'), from training rows (N, width) in their own units.
 
-    The values of a date are years, with their fraction, and its features those of training rows.
+    The values of a date are years with a fraction, and its features are taken from training rows.
     """
     column, *others = columns
-    raw = raw if column.fill is None else raw[raw[:, 1] == 0]  # where it is known, as its second feature says
+    raw = raw if column.fill is None else raw[raw[:, 1] == 0]  # the second feature marks missing values
     if others:
-        starts = np.cumsum([len(one.features) for one in columns])[:-1]  # of sines and cosines: of the year, of the day
+        starts = np.cumsum([len(one.features) for one in columns])[:-1]  # of sines and cosines of year and day
         turns = torch.atan2(raw[:, starts[::2]], raw[:, starts[1::2]]).double() / (2 * torch.pi)
-        turns = (turns + 1e-4).remainder(1.0)  # 32 bits may put January 1, or midnight, before it
+        turns = (turns + 1e-4).remainder(1.0)  # float32 rounding may put January 1 or midnight before it
         moments = raw[:, 0].double().round() + turns[:, 0] + turns[:, 1:].sum(1) / 365.25
         order = moments.argsort()[torch.linspace(0, len(raw) - 1, min(PLACES, len(raw))).round().long()]
         return moments[order].tolist(), raw[order]
@@ -181,7 +179,7 @@ def _places(columns: list[Column], raw: Tensor) -> tuple[list[Any], Tensor]:
         return list(column.categories), torch.eye(len(column.categories), dtype=raw.dtype)
     values = raw[:, 0].unique()
     if len(values) > PLACES:
-        are_whole = bool((values == values.round()).all())  # a code has no value in between
+        are_whole = bool((values == values.round()).all())  # whole numbers have no values in between
         values = raw[:, 0].quantile(torch.linspace(*ENDS, PLACES // 2, dtype=raw.dtype))
         between = torch.linspace(values[0], values[-1], PLACES // 2 + 2, dtype=raw.dtype)[1:-1]
         values = torch.cat([values, between]).round(decimals=0 if are_whole else 15).unique()

@@ -36,7 +36,7 @@ from bnn_pyro.progress import announce, forwarded, progress_bar
 from bnn_pyro.zoo import ZOO, Entry, model_of
 from bnn_pyro.zoo.auto import Setup, limit_of, make_setup, say, set_up
 
-#: What a provenance's ``key`` holds, the last where there is one.
+#: The entries of a provenance's ``key``; the last one is optional.
 KEY = ("variant", "its settings or first weights", "method", "the method's settings", "seed", "training rows", "start")
 
 
@@ -48,23 +48,23 @@ def fit(
 ) -> Posterior:  # fmt: skip
     """The posterior of a variant given the training rows of ``data``.
 
-    entry: a name in ``ZOO`` (with its default settings), a variant with your own, a module (``Bayesian(module)``), or
-        "auto": variant, settings and method by rows, inputs and ``minutes``; or what ``zoo.auto.set_up`` has made.
-    data: a data set; or (X, y) as ``dataset`` takes them, of which all rows train.
+    entry: a name in ``ZOO`` (with default settings), a variant with settings, a module (``Bayesian(module)``), "auto"
+        (variant, settings and method chosen by rows, inputs and ``minutes``), or a ``Setup`` of ``zoo.auto.set_up``.
+    data: a data set; or (X, y) as for ``dataset``, where all rows are training rows.
     method: a name in ``METHODS``, or settings such as ``SVI(epochs=200)``; by default the variant's first.
-    seed: determines initial weights, order of mini-batches and noise; the caller's generators are left as they were.
-    out: a folder for ``checkpoint/`` while training and the posterior's archive after it; the backbone of a last
-        layer, where it has to be trained first, is in ``baseline/`` there.
-    resume: go on from ``out``'s checkpoint, to the very same result; a finished posterior is just loaded.
-    max_minutes: after which a fit ends with what it has: draws of every chain, or weights (provenance: "stopped").
-    minutes: that "auto" chooses for (5), and ends after where given, once chains have a fifth of their draws.
+    seed: determines initial weights, order of mini-batches and noise; the caller's generators do not change.
+    out: a folder for ``checkpoint/`` during training and the posterior's archive after it; if the backbone of a last
+        layer has to be trained first, it is written to ``baseline/`` in this folder.
+    resume: continue from the checkpoint in ``out``, with exactly the same result; a finished posterior is loaded.
+    max_minutes: time after which a fit ends with the draws or weights that it has by then (provenance: "stopped").
+    minutes: time for which "auto" chooses, by default 5; if given, also a limit once chains have a fifth of the draws.
     start: an earlier posterior, such as of fewer rows, at whose q (svi) or weights (map, mle, mc-dropout, ensemble) the
-        optimisation starts. It is no prior: the result is the posterior given ``data`` alone.
+        optimisation starts. It is not used as a prior: the result is the posterior given ``data`` alone.
 
     Under torchrun, or in a process group of torch.distributed, all processes fit one posterior: each calls this with
     the same arguments, has a share of the rows of every step, and returns it; rank 0 writes. Any number may resume.
     Raises UserError for bad input, a loss that is not finite, a chain without a draw after ``max_minutes``, or ``out``
-    in use elsewhere; ``Interrupted`` (a KeyboardInterrupt), with a whole checkpoint in ``out``, on Ctrl-C or SIGTERM.
+    in use by another fit; ``Interrupted`` (a KeyboardInterrupt) after writing a checkpoint on Ctrl-C or SIGTERM.
     """
     if not isinstance(data, Dataset):
         from bnn_pyro.datasets.in_memory import dataset
@@ -89,10 +89,10 @@ def fit(
 
 
 def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500, seed: int = 0) -> Posterior:
-    """The prior of a variant as so many independent draws, which ``predict`` and the plots take; no row is needed.
+    """``num_draws`` independent draws from a variant's prior, as a posterior for ``predict`` and the plots.
 
-    entry: as of :func:`fit`.   data: its schema is taken; a frozen backbone and batch normalisation also see its rows.
-    Raises UserError for a prior without draws, or a last layer whose backbone is not given.
+    entry: as in :func:`fit`.   data: may have no rows; a frozen backbone and batch normalisation use rows, if any.
+    Raises UserError for a prior that cannot be sampled, and for a last layer without a trained backbone.
     """
     setup = set_up(entry, None, lambda: data)
     if setup.backbone_variant(data.schema) is not None:
@@ -106,12 +106,12 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
                 setup.entry.prepare(inferred, setup.entry.guide(model), seen)
         chains = prior_draws(weight_space(model), blank_row(model, data.schema), num_draws)
     about = provenance_of(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
-    del about["key"]  # a fit must not take it for its own result
+    del about["key"]  # so that no fit is resumed from it
     return Posterior(model, data.schema, chains={site: w[None] for site, w in chains.items()}, provenance=about)
 
 
 def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
-    """{site: (num, *shape)} of a model's prior, at x (1, *input_shape). Raises UserError for a prior without draws."""
+    """Draws {site: (num, *shape)} of the prior, at x (1, *input_shape). Raises UserError for an improper prior."""
     way = "take another, such as fan-in:1"
     if points := getattr(model, "points", ()):
         way = f"points that are trained, such as '{points[0]}', have no prior: frozen='*' lets them stay"
@@ -123,25 +123,23 @@ def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
 
 
 def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -> Setup:
-    """A setup with its backbone loaded where that is in a folder or a file; before anything is fitted or written.
+    """Check a setup before anything is fitted or written, and load its backbone from a folder or a file.
 
-    Raises UserError where there are no training rows, the method does not take the limit of time or the processes of
-    this fit, there is no such backbone, or rows that validate or test here may have trained it.
+    Raises UserError if there are no training rows, the method does not support a time limit or several processes, the
+    backbone does not exist, or its training may have used validation or test rows of ``data``.
     """
-    make_setup(setup.entry, setup.method)  # raises where the entry's settings leave out what the method needs
+    make_setup(setup.entry, setup.method)  # raises if the settings of the entry do not suit the method
     own = setup.variant == "my-network" or getattr(setup.entry, "backbone", None) is not None
-    own = own and not setup.backbone_variant(data.schema)  # no network of the package
+    own = own and not setup.backbone_variant(data.schema)  # not a network of this package
     if not own and (codes := [part.name for part in data.schema.input_parts if part.is_whole]):
         warnings.warn(f"whole numbers in '{codes[0]}' stay as they are, for an nn.Embedding of a network of your own; "
                       f"{setup.variant} takes them for quantities: give X.astype(float)", stacklevel=2)  # fmt: skip
     if not len(data.x_train):
-        raise UserError(f"data set '{data.name}' has no training rows; bp.prior(variant, data) is the prior as a "
-                        "posterior")  # fmt: skip
+        raise UserError(f"data set '{data.name}' has no training rows; for draws from the prior see bp.prior")
     if max_minutes is not None and not 0 < max_minutes < math.inf:
         raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
     if max_minutes is not None and not getattr(setup.method, "timed", False):
-        raise UserError(f"max_minutes is for methods that can end with what they have ({_methods('timed')}); take "
-                        "fewer epochs")  # fmt: skip
+        raise UserError(f"max_minutes is for methods that can end early ({_methods('timed')}); take fewer epochs")
     if here().size > 1 and not getattr(setup.method, "divisible", False):
         raise Agreed(f"{setup.inference} does not divide one fit among processes, as {_methods('divisible')} do; start "
                      "it without torchrun")  # fmt: skip
@@ -159,7 +157,7 @@ def fit_setup(
     setup: Setup, data: Dataset, *, seed: int = 0, out: str | Path | None = None, resume: bool = False,
     device: str = "auto", progress: bool = True, max_minutes: float | None = None, start: Start | None = None,
 ) -> Posterior:  # fmt: skip
-    """The posterior of what :func:`check_setup` returned; see :func:`fit`.   start: a ``loading.Start``."""
+    """Fit a setup that :func:`check_setup` returned; see :func:`fit`.   start: a ``loading.Start``."""
     if resume and out is None:
         raise UserError("resume=True goes on with the fit in a folder: give out=, as it had")
     ranks, entry = here(), setup.entry
@@ -171,7 +169,7 @@ def fit_setup(
         provenance["start"], provenance["key"] = start.facts, [*provenance["key"], start.facts["digest"]]
     checkpoint = None if out is None else Checkpoint(Path(out) / "checkpoint", provenance["key"])
     ranks.check_same(dict(zip(KEY, provenance["key"], strict=False)))
-    # A checkpoint beside a finished posterior is that of a later run, stopped before it could replace it.
+    # A checkpoint next to a finished posterior belongs to a later run that was stopped.
     finished = checkpoint is not None and resume and not checkpoint.exists
     if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
         with ranks.agreed():
@@ -197,11 +195,11 @@ def fit_setup(
         if checkpoint is not None and not resume:
             checkpoint.discard()
         label = f"{provenance['entry']} · {provenance['method']} · {data.name}"
-        with torch.inference_mode(False), isolated(seed), ExitStack() as stack:  # with gradients, whoever calls
+        with torch.inference_mode(False), isolated(seed), ExitStack() as stack:  # enables gradients
             model = model_of(entry, data.schema)
             if device == "auto" and hasattr(setup.method, "compiled") and getattr(entry, "backbone", None) is None:
                 work = len(data.x_train) * sum(value.numel() for value in model.initial.values())
-                where = torch.device("cpu") if work <= LARGE else where  # which has gradients compiled for it
+                where = torch.device("cpu") if work <= LARGE else where  # compiled gradients are for CPUs
             model = model.to(where)
             inferred, seen = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
@@ -215,7 +213,7 @@ def fit_setup(
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
                 announce(f"a gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows; "
                          "a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
-            widest_activation(weight_space(inferred), seen.x_train[:1])  # refuses a likelihood that has no Prediction
+            widest_activation(weight_space(inferred), seen.x_train[:1])  # raises for an unsupported likelihood
             options |= {} if start is None else start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
@@ -238,7 +236,7 @@ def fit_setup(
 
 
 def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
-    """Whether training rows in a file must be read into memory; UserError where they are too large for that."""
+    """Whether training rows in a file must be read into memory. Raises UserError if they are too large for it."""
     num, size = len(data.x_train), getattr(setup.method, "batch_size", 0)
     whole = getattr(setup.entry, "backbone", None) is not None or setup.backbone_variant(data.schema) is not None
     streams = getattr(setup.method, "streams", False) and not whole and (size is None or 0 < size < num)
@@ -248,17 +246,16 @@ def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
         need = 4 * math.prod(data.x_train.shape) / 2**30
         what = "a backbone" if whole else "batch_size=0" if getattr(setup.method, "streams", False) else setup.inference
         raise UserError(f"{what} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches "
-                        f"(batch_size) of {_methods('streams')}, fewer rows, or set BNN_PYRO_MEMORY={math.ceil(need)} "
-                        "where there is so much")  # fmt: skip
+                        f"(batch_size) of {_methods('streams')}, or set BNN_PYRO_MEMORY={math.ceil(need)}")  # fmt: skip
     return True
 
 
 def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
-    """What the posterior's archive says of its fit; ``key`` is what a fit must have in common to be resumed."""
+    """Facts about a fit for the posterior's archive; a fit can be resumed with the same ``key`` only."""
     incidental, former = getattr(setup.method, "incidental", ()), getattr(setup.method, "former", {})
     entry_settings, method_settings = setup.variant_settings, setup.inference_settings
     settings_that_count = {k: v for k, v in (method_settings | former).items() if k not in incidental}
-    as_before = () if data.schema.is_image else getattr(setup.entry, "former_of_images", ())  # where left out then too
+    as_before = () if data.schema.is_image else getattr(setup.entry, "former_of_images", ())
     entry_that_counts = {k: v for k, v in entry_settings.items() if v is not None or k not in as_before}
     entry_that_counts |= {LAYERS: known_by(data.schema)} if (known_by := getattr(setup.entry, "known_by", None)) else {}
     tails = getattr(setup.entry, "tails", lambda _: ())(data.schema)
@@ -278,10 +275,10 @@ def provenance_of(setup: Setup, data: Dataset, seed: int) -> dict[str, Any]:
 
 
 def _rows(stops: bool, data: Dataset, *others: Any) -> Tensor:
-    """Digests of the rows that a fit uses: training rows, validation rows where they stop it, and those of others."""
+    """Digests of the training rows, of validation rows if these stop the fit, and of the rows of backbone and start."""
     held_out = [row_digests(data.x_val, data.y_val)] if stops else []
     rows = torch.cat([row_digests(data.x_train, data.y_train), *held_out])
-    for more in (getattr(other, "rows", None) for other in others):  # of a backbone, or a start
+    for more in (getattr(other, "rows", None) for other in others):
         rows = rows if more is None else torch.cat([rows, more[~torch.isin(more, rows)]])
     return rows
 

@@ -1,7 +1,8 @@
-"""Pyro work that leaves nothing behind: the only file that touches the parameter store and global generators.
+"""Isolation from global state: the only file that accesses Pyro's parameter store and the global random generators.
 
-In Pyro's global store a fresh guide of the same name starts at the last run's optimum. ``pyro.set_rng_seed`` seeds
-``random`` and numpy too, and ``torch.random.fork_rng`` does not restore those. All that samples or trains is isolated.
+In Pyro's global parameter store, a new guide starts at the optimum of an earlier guide of the same name.
+``pyro.set_rng_seed`` also seeds ``random`` and numpy, which ``torch.random.fork_rng`` does not restore. Everything in
+this package that samples or trains therefore runs inside ``isolated``.
 """
 
 from collections.abc import Iterator
@@ -19,11 +20,11 @@ from bnn_pyro.errors import UserError
 
 @contextmanager
 def isolated(seed: int | None = None) -> Iterator[None]:
-    """Run a block with module-local parameters in an empty store and float32 by default; all are put back on exit.
+    """Run a block with an empty parameter store, module-local parameters and float32; all are restored on exit.
 
-    seed: if given, torch (CPU and every CUDA device), numpy and ``random`` are seeded with it, and their former
-        states return on exit. Without a seed the generators are the caller's and advance as usual.
-    Raises UserError where the seed is no whole number between 0 and 2³² - 1.
+    seed: if given, torch (CPU and every CUDA device), numpy and ``random`` are seeded with it, and their previous
+        states are restored on exit. Without a seed the block uses the caller's generators, which advance as usual.
+    Raises UserError unless the seed is an integer between 0 and 2³² - 1.
     """
     if seed is not None and not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
         raise UserError(f"a seed must be a whole number that lies between 0 and 2³² - 1, got {seed!r:.40}")
@@ -43,34 +44,34 @@ def isolated(seed: int | None = None) -> Iterator[None]:
 
 
 def generator_state() -> list[torch.Tensor]:
-    """The state of torch's generators, CPU first, then each CUDA device: what a checkpoint must hold.
+    """The states of torch's generators, CPU first, then each CUDA device; a checkpoint contains them.
 
-    A process that reads mini-batches is a fork, which cannot use CUDA: there it is the CPU's alone.
+    In a data loader's worker process, a fork that cannot use CUDA, only the state of the CPU is returned.
     """
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and get_worker_info() is None else []
     return [torch.get_rng_state(), *cuda]
 
 
 def set_generator_state(states: list[torch.Tensor]) -> None:
-    """Put back what :func:`generator_state` returned: of as many CUDA devices as there are here."""
+    """Restore the states that :func:`generator_state` returned, for the CUDA devices that exist on this machine."""
     torch.set_rng_state(states[0])
     if torch.cuda.is_available() and len(states) > 1:
         torch.cuda.set_rng_state_all(states[1 : 1 + torch.cuda.device_count()])
 
 
 def set_stream(*numbers: int) -> None:
-    """Seed torch's generators by several whole numbers: streams of other numbers have nothing to do with each other."""
+    """Seed torch's generators by several integers; different integers give independent streams."""
     torch.manual_seed(int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]))
 
 
 def chain_seed(seed: int, chain: int, stream: int = 0) -> int:
-    """A seed of its own for every chain of a run, and for every use that the chain has for one."""
+    """A separate seed for each chain of a run, and for each ``stream``: a purpose within a chain."""
     return int(np.random.SeedSequence([seed, chain, stream]).generate_state(1)[0])
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch and for numpy's linear algebra: sums of several come out otherwise in the last digit."""
+    """Use one thread for torch and numpy's linear algebra, because their number changes the last digits of sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,7 @@
-"""q(w | D) as something to draw from: what every inference method returns, and its archive on disk.
+"""The approximate posterior q(w | D) that every inference method returns, and its archive on disk.
 
-Nobody to the right of this file asks which method made a posterior. The archive holds tensors and JSON only, and is
-read with ``weights_only=True``: loading executes nothing from the file.
+No later module depends on the method that produced a posterior. The archive contains tensors and JSON only, and is
+read with ``weights_only=True``, so that loading executes no code from the file.
 """
 
 import hashlib
@@ -32,23 +32,23 @@ from bnn_pyro.parts.correlated_normal import Part
 from bnn_pyro.parts.nets import in_mode, tensors_of
 
 FORMAT = 1
-#: Bytes of weights that are drawn at once; numbers that a description draws in all, more or less.
+#: The most bytes of weights that are drawn at once, and the approximate count of numbers drawn by ``describe``.
 BLOCK_BYTES, DESCRIBED = 64 * 2**20, 10**8
 
 
 def weight_space(module: nn.Module | None) -> nn.Module | None:
-    """A model or guide over weights: the twin of one whose sites are activations, else the module itself."""
+    """The version over weights of a model or guide whose sites are activations; any other module itself."""
     return getattr(module, "weight_space", module)
 
 
 def model_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """{name: value}: persistent buffers of a model, such as running statistics, but not of a frozen backbone."""
+    """{name: value} of a model's persistent buffers, such as running statistics, without those of its backbone."""
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return {k: v for k, v in tensors_of(model).items() if k not in parameters and not k.startswith("backbone.")}
 
 
 def moved_buffers(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
-    """The names of the buffers that a pass in training mode changes, such as running statistics; they are put back."""
+    """Names of the buffers that a forward pass in training mode changes; their values are restored."""
     before = {name: (value, value.clone()) for name, value in model.named_buffers()}
     with isolated(0), torch.no_grad(), in_mode(model, training=True):
         poutine.condition(model, dict(model.initial))(x, y)
@@ -61,9 +61,9 @@ def moved_buffers(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
 
 
 def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
-    """(the part of the model that draws change, its inputs): what no draw changes has been computed."""
+    """The part of the model that depends on the draws, and its inputs: the outputs of the frozen layers for x."""
     if getattr(model, "still", ()):
-        from bnn_pyro.parts.frozen_layers import without_frozen_layers  # of networks of one's own alone
+        from bnn_pyro.parts.frozen_layers import without_frozen_layers  # needed for a user's own network only
 
         head, (x,) = without_frozen_layers(model, x) or (model, [x])
         return head, x
@@ -74,14 +74,14 @@ def split_frozen(model: nn.Module, x: Tensor) -> tuple[nn.Module, Tensor]:
 class Posterior(Introduced):
     """An approximate posterior over the weights. Shapes: S draws, C chains, D draws a chain.
 
-    model       the conditional p(y | x, w) that the draws belong to
-    schema      what the data looked like
-    guide       q, a module to sample; or None
-    chains      {site: (C, D, *site shape)}; or None where q is a guide
+    model       the conditional p(y | x, w) whose weights are drawn
+    schema      the description of the data: columns, task, units
+    guide       q as a module to sample from; None if draws are stored
+    chains      {site: (C, D, *site shape)}; None if q is a guide
     stats       {name: (C, D)}: diverging, acceptance_rate, energy, …
     trace       {name: one number per epoch}: elbo, log_likelihood, kl, … in nats, of the whole training set
-    provenance  entry, settings, seed, versions, data fingerprint, seconds; JSON-able
-    rows        (N,) ``row_digests`` of the rows that trained it or stopped its training; None where it is not known
+    provenance  entry, settings, seed, versions, data fingerprint, seconds; JSON values
+    rows        (N,) ``row_digests`` of the rows used for training or early stopping; None if unknown
     """
 
     model: nn.Module
@@ -94,7 +94,7 @@ class Posterior(Introduced):
     rows: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name in ("model", "guide"):  # a pair over activations was for training: what is kept is over weights
+        for name in ("model", "guide"):  # models and guides over activations are for training only
             object.__setattr__(self, name, weight_space(getattr(self, name)))
         if (self.guide is None) == (self.chains is None):
             raise ValueError("a Posterior is either a guide or chains")
@@ -112,26 +112,24 @@ class Posterior(Introduced):
             "next: bp.predict(posterior, data.x_test); posterior.draw(100); posterior.history; posterior.save(folder)"
         )
 
-    @property
-    def num_weights(self) -> int:
-        """P, the number of weights."""
-        return sum(value.numel() for value in self.model.initial.values())
+    #: P, the number of weights.
+    num_weights = property(lambda self: sum(value.numel() for value in self.model.initial.values()))
 
     @property
     def history(self) -> pd.DataFrame:
-        """The trace as a table, a line an epoch (or a step of the sampler); empty columns are left out."""
+        """The trace as a table with one row per epoch (or step of the sampler), without empty columns."""
         return pd.DataFrame({name: pd.Series(values) for name, values in self.trace.items() if len(values)})
 
     def describe(self) -> pd.DataFrame:
-        """A line a site of a network: shape, prior, "sampled", mean σ as a share of the prior's, median |μ|/σ, KL.
+        """A table of the network's sites: shape, prior, "sampled", mean σ / prior's σ, median |μ|/σ, KL.
 
-        Sampled is how training samples it: rows, flipout (``row_noise``), weights (one draw for all), point, or frozen.
-        By up to 200 draws, of many millions of weights by 20: a site of means 0 has |μ|/σ of 0.05 to 0.15 by chance.
-        Raises UserError for a model of your own that is no ``BayesianNet``.
+        "sampled": how training samples a site, "rows" or "flipout" (``row_noise``), "weights" (one draw for all rows),
+        "point" or "frozen". Estimates are from 200 draws, or at least 20 for many millions of weights, so that means of
+        0 have an |μ|/σ of 0.05 to 0.15 by chance. Raises UserError for a user's own model that is no ``BayesianNet``.
         """
         model, lines = getattr(self.model, "head", self.model), []
         if not hasattr(model, "net"):
-            raise UserError(f"{type(model).__name__} is no BayesianNet, whose layers could be described; "
+            raise UserError(f"describe() takes a BayesianNet, and this model is a {type(model).__name__}; "
                             "bp.diagnostics.to_arviz(posterior) has its sites")  # fmt: skip
         draws, priors, q = self.draw(min(200, max(20, DESCRIBED // self.num_weights)), seed=0), model.prior(), {}
         if self.guide is not None:
@@ -139,7 +137,7 @@ class Posterior(Introduced):
                 q = {site: node["fn"] for site, node in drawn_sites(self.guide).items()}
         known = {name for name, _ in model.net.named_parameters()} | {*model.still}
         for site, value in model.net.state_dict().items():
-            if site not in known:  # a buffer, or another name of a parameter
+            if site not in known:  # a buffer, or a second name of a shared parameter
                 continue
             point, share, ratio, kl = site not in model.texts or site in model.points, *(float("nan"),) * 3
             if not point and len(draws[site]) > 1:
@@ -147,7 +145,7 @@ class Posterior(Introduced):
                 ratio = (mean.abs() / sd).median().item()
                 with suppress(NotImplementedError):  # a prior without a variance
                     share = (sd / priors[site].variance.sqrt()).mean().item()
-                with suppress(NotImplementedError):  # no closed form, or q is draws, or of all sites jointly
+                with suppress(NotImplementedError):  # the KL has no closed form
                     kl = kl_divergence(q[site], priors[site]).item() if q and not isinstance(q[site], Part) else kl
             by_row = model.sampling if hasattr(getattr(own := q.get(site), "base_dist", own), "loc") else {}
             sampled = "frozen" if site in model.still else "point" if point else by_row.get(site, "weights")
@@ -156,22 +154,22 @@ class Posterior(Introduced):
 
     @property
     def device(self) -> torch.device:
-        """Where the draws come from."""
+        """The device of the guide's parameters or of the stored draws."""
         return next(iter(self.guide.parameters() if self.guide is not None else self.chains.values())).device
 
     def draw(self, num: int, x: Tensor | None = None, seed: int | None = None) -> dict[str, Tensor]:
-        """{site: (num, *site shape)}: fresh draws of a guide, or the chains' draws thinned evenly.
+        """{site: (num, *site shape)}: new draws from a guide, or evenly thinned stored draws.
 
-        num: at most C·D where the draws are stored; fewer are returned, never repeated ones.
+        num: number of draws; of stored ones at most C·D are returned, as none is repeated.
         x: (B, *input_shape), for a guide whose draws depend on the input.
-        seed: for a guide's draws; None takes the caller's generator.
+        seed: seed of a guide's draws; None uses the caller's random generator.
         """
         with isolated(seed):
             blocks = list(self.blocks(num, x))
         return blocks[0] if len(blocks) == 1 else {site: torch.cat([b[site] for b in blocks]) for site in blocks[0]}
 
     def blocks(self, num: int, x: Tensor | None = None) -> Iterator[dict[str, Tensor]]:
-        """The same, ``BLOCK_BYTES`` at most at once: fixed, as a guide's draws depend on it; call in ``isolated``."""
+        """Like :meth:`draw`, in blocks of at most ``BLOCK_BYTES``; to be iterated inside ``isolated``."""
         if num < 1:
             raise UserError(f"the number of draws must be at least 1, got {num}")
         size = max(1, BLOCK_BYTES // (4 * self.num_weights))
@@ -186,10 +184,10 @@ class Posterior(Introduced):
             yield {site: v.flatten(0, 1)[part.to(v.device)] for site, v in self.chains.items()}
 
     def at_mean_weights(self) -> Self:
-        """The network at the mean of q, a posterior of one draw: one forward pass, and no epistemic uncertainty.
+        """A posterior with the mean of q as its only draw: one forward pass, no epistemic uncertainty.
 
-        Raises UserError for stored draws (units of a network can be exchanged, so that the mean of several likely
-        networks is not a likely one), or where q has sites other than the model's or without a mean.
+        Raises UserError for stored draws (hidden units can be permuted, so that the mean of probable networks is in
+        general not probable), and if q has a site without a mean or one that the model does not have.
         """
         if self.guide is None:
             raise UserError("stored draws have no mean weights: the mean of likely networks is in general not likely")
@@ -202,7 +200,7 @@ class Posterior(Introduced):
         return self.derived({"draws": "mean weights"}, guide=None, chains=chains, stats={})
 
     def derived(self, about: Mapping[str, Any], **changes: Any) -> Self:
-        """With these fields, ``about`` in its provenance, and without the key that a resumed fit knows its own by."""
+        """A copy with changed fields and ``about`` added to its provenance, without the key for resuming a fit."""
         return replace(self, provenance={k: v for k, v in self.provenance.items() if k != "key"} | about, **changes)
 
     def save(self, folder: str | os.PathLike) -> None:
@@ -225,7 +223,7 @@ class Posterior(Introduced):
 
 @torch.no_grad()
 def drawn_sites(guide: nn.Module, x: Tensor | None = None) -> dict[str, dict]:
-    """The sites of a guide's call that are the model's: an auxiliary one (the whole of a joint guide) is not."""
+    """The sites sampled by a guide, without auxiliary ones, such as the vector of all weights of a joint guide."""
     with poutine.trace() as trace:
         guide(x)
     nodes = trace.trace.iter_stochastic_nodes()
@@ -233,13 +231,13 @@ def drawn_sites(guide: nn.Module, x: Tensor | None = None) -> dict[str, dict]:
 
 
 def archive_digest(blob: bytes, meta: Mapping[str, Any]) -> str:
-    """SHA-256 of both files: the tensors, and every entry of the JSON but the checksum itself."""
+    """SHA-256 of both files: the tensors, and all entries of the JSON except the checksum itself."""
     rest = json.loads(json.dumps({k: v for k, v in meta.items() if k != "sha256"}))
     return hashlib.sha256(blob + json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(tensors, meta) of a saved posterior. Raises UserError where a file is absent, altered or of another format."""
+    """(tensors, meta) of a saved posterior. Raises UserError if a file is missing, altered or of another format."""
     folder = Path(folder)
     about, path = folder / "posterior.json", folder / "posterior.pt"
     if absent := [file.name for file in (about, path) if not file.is_file()]:

@@ -1,6 +1,6 @@
-"""The posterior predictive p(y | x, D): an equal mixture of S likelihoods, one per draw of the weights.
+"""The posterior predictive p(y | x, D): an equally weighted mixture of S likelihoods, one per draw of the weights.
 
-Nothing is averaged before scoring. The likelihood is the one that trained: it is read off the model's site "y".
+Nothing is averaged before scoring. The likelihood is taken from the model's site "y", as in training.
 """
 
 import warnings
@@ -25,14 +25,15 @@ from bnn_pyro.parts.priors import widest_activation
 from bnn_pyro.parts.several import SeveralMixture
 from bnn_pyro.posterior import Posterior, split_frozen
 
-#: Bytes that the largest intermediate of one chunk may take; on a CPU, whose cache larger ones outgrow at up to twice
-#: the time, less, but enough for so many rows.
+#: Default memory in bytes of the widest activation of a chunk; on a CPU less, as activations that do not fit into the
+#: cache take up to twice the time, but enough for ``CPU_ROWS`` rows.
 MAX_MEMORY, CPU_MEMORY, CPU_ROWS = 256 * 2**20, 16 * 2**20, 32
-#: Standard deviations that the mean of a column is off, of rows that seem to be in the user's units, and near there.
+#: ``predict`` warns if the mean of a column is more than ``FAR_OFF`` standard deviations from 0 as it is given, but
+#: would be within ``NEAR`` after standardisation.
 FAR_OFF, NEAR = 10.0, 3.0
-#: S, where nobody says another.
+#: The default number of draws S.
 NUM_DRAWS = 100
-#: The least probability of a class, or mean of counts: one that no training row has would else be impossible.
+#: The lowest probability of a class or mean of counts, so that a class or count without training rows is possible.
 FLOOR = 1e-6
 #: What ``predict`` returns.
 Prediction = Mixture
@@ -42,19 +43,19 @@ def predict(
     posterior: Posterior | Any, x: Tensor | Any, *, num_draws: int | None = None, max_memory: int | None = None,
     seed: int | None = 0, progress: Callable[[int, int], None] | None = None,
 ) -> Prediction:  # fmt: skip
-    """p(y | x, D) at standardised inputs, the forward pass vectorised over draws and chunked over draws and points.
+    """p(y | x, D), computed by forward passes that are vectorised over draws and chunked over draws and points.
 
-    The model is out of training mode meanwhile: all randomness is the draws'.
+    The model is in evaluation mode, so that the draws of the weights are the only randomness.
 
-    posterior: also one that was calibrated: its own ``predict`` then decides.
-    x: (B, *input_shape); a tensor is standardised already (``data.x_test``, or ``schema.standardise(raw)``), a frame,
-        NumPy array or list of rows is not, and goes through ``load_inputs``.
-    num_draws: S, by default 100; a posterior of stored draws gives at most as many as it holds.
-    max_memory: bytes that a chunk's widest activation may take, by default 256 MiB, on a CPU 16 or what 32 rows take,
-        unless x is read from a file, which every block of draws reads anew. The result takes 4·S·B·K bytes besides.
-    seed: for the draws; None takes the caller's generator.
-    progress: called as progress(draws done, of how many) after each block of draws.
-    Raises UserError where x has another shape than in training or a value that is not finite, or memory is too small.
+    posterior: also a calibrated one, whose own ``predict`` is called.
+    x: (B, *input_shape). A tensor must be standardised (``data.x_test``, or ``schema.standardise(raw)``); a frame,
+        NumPy array or list of rows is in the units of the data and goes through ``load_inputs``.
+    num_draws: S, by default 100; stored draws give at most as many as there are.
+    max_memory: bytes for the widest activation of a chunk, by default 256 MiB, on a CPU 16 MiB or what 32 rows take,
+        unless x is in a file, which each block of draws reads again. The result takes another 4·S·B·K bytes.
+    seed: seed of the draws; None uses the caller's random generator.
+    progress: called as progress(draws done, draws in total) after each block of draws.
+    Raises UserError if x has another shape than in training or a value that is not finite, or if memory runs out.
     """
     index, x = getattr(x, "axes", [None])[0], x if isinstance(x, Tensor | Rows) else inputs(x, posterior.schema)
     if not isinstance(posterior, Posterior):
@@ -99,7 +100,7 @@ def predict(
             values: dict[str, Tensor] = {}
             for first in range(0, drawn, at_once):
                 some = {site: value[first : first + at_once] for site, value in block.items()}
-                for start in range(0, len(x), points):  # the same tensors, by which batch statistics are remembered
+                for start in range(0, len(x), points):  # batch statistics are cached by the identity of the draws
                     with poutine.condition(data=some):
                         read = read_likelihood(model, x[start : start + points].to(posterior.device), start)
                     corner = slice(first, first + at_once), slice(start, start + points)
@@ -115,7 +116,7 @@ def predict(
 
 
 def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int], corner: tuple[slice, slice]) -> None:
-    """Copy a piece's parameters to its corner (draws, points) of ``shape`` on the CPU, which frees the activations."""
+    """Copy the parameters of a chunk to its place, ``corner``, in CPU tensors for all draws and points, ``shape``."""
     for name, (value, event) in parameters(piece).items():
         if name not in values:
             own = piece.batch_shape[2:] + value.shape[value.dim() - event :]  # several targets: (S, B, T)
@@ -125,11 +126,12 @@ def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int
 
 
 def knows_nothing(data: Dataset, x: Tensor) -> Prediction:
-    """The prediction of rows x (B, …) without any input but an exposure, by the training targets.
+    """The baseline prediction for rows x (B, …), which uses the training targets and an exposure, but no other input.
 
-    Class frequencies of the training rows, each with a row more, or a Normal of their mean and standard deviation (of
-    log y on a log scale), of counts the likeliest negative binomial of their mean (with an exposure e, e Σy/Σe), or of
-    times the likeliest Weibull. Several targets have a Normal each; labels their frequency, a row more of either kind.
+    Classes: frequencies in the training rows, with one more row of each class. Numbers: a Normal with the targets' mean
+    and standard deviation (of log y on a log scale), separately for several targets. Counts: the maximum-likelihood
+    negative binomial with their mean, or with an exposure e the mean e Σy/Σe. Times: the maximum-likelihood Weibull.
+    Labels: their frequencies, with one more row of 0 and of 1.
     """
     schema, num, y = data.schema, len(x), data.y_train.cpu()
     if schema.has_classes:
@@ -150,10 +152,10 @@ def knows_nothing(data: Dataset, x: Tensor) -> Prediction:
 
 
 def of_classes(task: str, probs: Tensor) -> Prediction:
-    """The prediction of classes, "ordinal" or not, by probabilities (S, B, K) or what is in proportion to them."""
+    """The prediction of classes from weights (S, B, K) proportional to probabilities; ``task`` may be "ordinal"."""
     return (OrdinalMixture if task == "ordinal" else Prediction)(Categorical(probs=probs))
 
 
 def of_numbers(schema: Schema, loc: Tensor, scale: Tensor) -> Prediction:
-    """The prediction by Normals (S, B) of a number, on a log scale of its logarithm."""
+    """The prediction of a number by Normals (S, B), or of its logarithm if the schema has a log scale."""
     return LogNormalMixture(LogNormal(loc, scale)) if schema.target_scale == "log" else Prediction(Normal(loc, scale))

@@ -1,4 +1,4 @@
-"""Settings are frozen dataclasses: bounds and choices stand at the field, unknown names are refused, JSON holds them.
+"""Settings are frozen dataclasses with bounds and choices at each field; JSON can store them. Example:
 
 @dataclass(frozen=True)
 class MyMethod(Settings):
@@ -20,11 +20,10 @@ from typing import Any, ClassVar, TypeVar
 from bnn_pyro.errors import UserError, check_known, refusing, unknown
 
 T = TypeVar("T")
-#: Bounds of numbers: how a value compares with one, and how that is said.
+#: The kinds of bounds: the comparison with a value, and the words of an error message.
 BOUNDS = {"low": (operator.ge, "at least"), "above": (operator.gt, "above"),
           "high": (operator.le, "at most"), "below": (operator.lt, "below")}  # fmt: skip
-
-#: Annotations of what is a text or a number.
+#: Annotations of fields that hold a text or a number.
 PLAIN = {"str", "int", "float", "bool", "None"}
 
 
@@ -33,11 +32,11 @@ def setting(
     below: float | None = None, choices: Iterable[str] = (), parse: Callable[[Any], Any] | None = None,
     optional: bool = False,
 ) -> Any:  # fmt: skip
-    """A field of :class:`Settings` and the values it takes; of a tuple, each of its elements.
+    """A field of :class:`Settings` and its allowed values; for a tuple, those of each element.
 
-    low, high: bounds that it may reach.   above, below: bounds that it may not.   choices: the texts that it may be.
-    parse: called with the value, and raises UserError where that has not the right form.
-    optional: where it is None, it is not written, so that settings written before it existed are equal.
+    low, high: inclusive bounds.   above, below: exclusive bounds.   choices: the allowed texts.
+    parse: is called with the value, and raises UserError if the value does not have the right form.
+    optional: the field is not written if it is None, so that archives from before the field existed compare equal.
     """
     limits = {"low": low, "high": high, "above": above, "below": below, "choices": tuple(choices), "parse": parse}
     limits["optional"] = optional or None
@@ -46,12 +45,12 @@ def setting(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Checks every field when made. Raises UserError for a value outside of what its field takes.
+    """Settings that are checked when created. Raises UserError for a value that its field does not allow.
 
-    The docstring of a class says what its own fields mean; those of its bases' are put behind it.
+    The docstring of a subclass describes its own fields; the descriptions of inherited fields are appended to it.
     """
 
-    #: {setting of earlier versions: the value that all fits have}: read, and in the key that resumes their fits.
+    #: {removed setting: its fixed value}. Old files may contain it, and it stays part of the key for resuming fits.
     former: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -67,7 +66,7 @@ class Settings:
             name, value, limits = field.name, getattr(self, field.name), field.metadata
             if value is None and field.default is None:
                 continue
-            # As on the command line: hidden=50 is (50,), and bias="no" is False.
+            # Convert as on the command line: hidden=50 becomes (50,), and bias="no" becomes False.
             if isinstance(field.default, bool | tuple) and isinstance(value, Real | str | list):
                 value = parse_value(name, value, field.default)
                 object.__setattr__(self, name, value)
@@ -96,7 +95,7 @@ def _short(value: Any) -> str:
 
 
 def field_docs(doc: str | None) -> dict[str, str]:
-    """{field: meaning} of a docstring: lines "name, name  meaning", two spaces or more between, and what follows."""
+    """{field: meaning} from a docstring's lines "name, name  meaning" (two spaces or more) and their continuations."""
     docs: dict[str, str] = {}
     names: list[str] = []
     for line in inspect.cleandoc(doc or "").splitlines():
@@ -111,14 +110,15 @@ def field_docs(doc: str | None) -> dict[str, str]:
 
 
 def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:
-    """``"name:1,2"`` -> ``table["name"](1, 2)``, of positive numbers; those left out take their defaults.
+    """``"name:1,2"`` -> ``table["name"](1, 2)``. Arguments are positive numbers; omitted ones take their defaults.
 
-    The first line of a function's docstring says its form and limits, as "low-rank:RANK — …; RANK is positive".
-    Raises UserError for an unknown name, a number that is none, not finite or not above 0, or too many of them.
+    Error messages quote the first line of a function's docstring, such as "low-rank:RANK — …; RANK is positive".
+    Raises UserError for an unknown name, too many arguments, or one that is not a finite number above 0.
     """
     name, colon, rest = str(text).partition(":")
     check_known(what, table, name)
-    form, _, about = (table[name].__doc__ or name).partition("\n")[0].rstrip(".").partition(" — ")
+    text_of = table[name].__doc__ or f"{name} — without a number"
+    form, _, about = text_of.partition("\n")[0].rstrip(".").partition(" — ")
     with refusing(f"the {what} '{text}' must have the form {form} ({about})", ValueError, TypeError):
         numbers = [number(part) for part in rest.split(",")] if colon else []
         if not all(0 < value < math.inf for value in numbers):
@@ -127,20 +127,21 @@ def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], num
 
 
 def defaults(kind: Any) -> dict[str, Any]:
-    """{name of a field: its default}, of settings or their class."""
+    """{field: default} of settings or their class."""
     return {field.name: field.default for field in dataclasses.fields(kind)}
 
 
 def meant_for(one: Any, other: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the settings that ``one`` has, but where ``other`` has it too and takes this word, as of ``start``."""
+    """The settings that ``one`` has, without those, such as ``start``, whose value is a choice of ``other``'s field."""
     words = {field.name: field.metadata.get("choices", ()) for field in dataclasses.fields(other)}
     return {k: v for k, v in settings.items() if k in defaults(one) and v not in words.get(k, ())}
 
 
 def parse_value(name: str, value: Any, default: Any) -> Any:
-    """A setting's value, which may be text from the command line, as what its default is.
+    """Convert a setting's value, which may be text from the command line, to the type of its default.
 
-    Where its default is None, a text that is a number becomes one, "none" None. Raises UserError for another text.
+    If the default is None, text of a number becomes a number, and "none" becomes None.
+    Raises UserError for text that cannot be converted.
     """
     if default is None and isinstance(value, str):
         for read in ({"none": None}.__getitem__, int, float):
@@ -162,7 +163,7 @@ def parse_value(name: str, value: Any, default: Any) -> Any:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """An int, also of a text or of a float without a fraction. Raises UserError for any other value."""
+    """Convert an int, a text or a float without a fraction to an int. Raises UserError for any other value."""
     with refusing(f"{name} takes whole numbers, got '{value}'", TypeError, ValueError, OverflowError):
         if isinstance(value, bool) or int(value) != float(value):
             raise ValueError
@@ -170,7 +171,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:
-    """Settings of a class, or those that there are with other values; each is parsed (see :func:`parse_value`).
+    """Create settings of a class, or replace values of existing settings; values go through :func:`parse_value`.
 
     Raises UserError for an unknown setting (with the nearest name) or a value that the class refuses.
     """
@@ -189,7 +190,7 @@ def build(kind: type[T] | T, values: Mapping[str, Any]) -> T:
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """The fields as JSON-able values, objects by their ``description``; an optional field that is None is left out."""
+    """The fields as JSON values, objects as their ``description``; optional fields that are None are omitted."""
     values = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
               if not (field.metadata.get("optional") and getattr(settings, field.name) is None)}  # fmt: skip
     values = {k: dict(getattr(v, "description", None) or {}) or v for k, v in values.items()}

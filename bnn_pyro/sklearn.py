@@ -1,4 +1,4 @@
-"""The variants as estimators of scikit-learn: ``fit``, ``predict``, ``predict_proba``, in pipelines and searches.
+"""Estimators with the interface of scikit-learn, for pipelines and searches.
 
 >>> from bnn_pyro.sklearn import BayesianRegressor
 >>> model = BayesianRegressor("mlp", epochs=50).fit([[0.0], [1.0], [2.0], [3.0]], [0.0, 1.1, 1.9, 3.2])
@@ -31,13 +31,13 @@ from bnn_pyro.predictive import Prediction, predict
 from bnn_pyro.zoo import Entry
 from bnn_pyro.zoo.auto import AUTO, set_up
 
-#: Parameters that are settings of the variant or of the method; None leaves each as it is.
+#: Parameters that are settings of the variant or of the method; None keeps the default.
 SETTINGS = ("hidden", "activation", "prior", "noise", "likelihood", "epochs", "batch_size", "lr")
 
 
 @dataclass(eq=False, repr=False)
 class _Bayesian(BaseEstimator):
-    """What both have in common; all training rows train."""
+    """The base of both estimators. All rows are training rows unless ``validation`` is set."""
 
     variant: str | Entry | torch.nn.Module = "hidden-layer"
     inference: str | Method | None = None
@@ -66,7 +66,7 @@ class _Bayesian(BaseEstimator):
         options |= dict(validation=self.validation, target_scale=getattr(self, "target_scale", "identity"))
         data = dataset(x, y, task=self._task, split=0.0, **options)
         if classes is not None:
-            self.classes_ = classes[[*map(int, data.schema.classes)]]  # rows with gaps may be all of a class
+            self.classes_ = classes[[*map(int, data.schema.classes)]]  # dropping rows may remove a class
             data = replace(data, schema=replace(data.schema, classes=tuple(map(str, self.classes_))))
         settings = {name: getattr(self, name) for name in SETTINGS if getattr(self, name, None) is not None}
         settings |= dict(self.settings or {})
@@ -75,7 +75,7 @@ class _Bayesian(BaseEstimator):
         self.posterior_ = fit(setup, data, seed=seed, device=self.device, progress=False)
 
     def _checked(self, x: Any, reset: bool = False, y: Any = None) -> Any:
-        """x as scikit-learn wants it checked: a frame stays one, so that text and names stay."""
+        """x after scikit-learn's checks; a frame is returned as a frame, to keep text columns and names."""
         check_order("y", y, x)
         table = as_table("X", x) if hasattr(x, "__dataframe__") or hasattr(x, "iloc") else None
         if table is not None and not all(dtype.kind in "biuf" for dtype in table.dtypes):
@@ -99,7 +99,7 @@ class _Bayesian(BaseEstimator):
         return self._prediction(X).log_prob(torch.as_tensor(self._codes(y))).numpy()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if isinstance(files := state.get("posterior_"), dict):  # pickled by an earlier version, as its archive
+        if isinstance(files := state.get("posterior_"), dict):  # earlier versions pickled the files of the archive
             with tempfile.TemporaryDirectory() as folder:
                 for name, content in files.items():
                     Path(folder, name).write_bytes(content)
@@ -109,20 +109,21 @@ class _Bayesian(BaseEstimator):
 
 @dataclass(eq=False, repr=False)
 class BayesianRegressor(RegressorMixin, _Bayesian):
-    """A Bayesian neural network for numbers.
+    """A Bayesian neural network for regression.
 
     variant, inference  names in ``ZOO`` and ``METHODS`` (by default the variant's first method), or settings
                   objects; or a module of your own, as in ``bp.fit``
-    hidden, activation, prior, noise, likelihood, epochs, batch_size, lr  settings of either, by their names on the
-                  command line; None leaves each as it is.   settings: any others, {name: value}; ``minutes`` of "auto"
-    task, target_scale  "regression" or "counts"; "log" of positive numbers, as in ``dataset``
-    validation    number or share of the training rows that are held out, for methods that stop early
-    missing, unseen, dates  of frames, as in ``dataset``
-    num_draws     draws of the weights in a prediction
-    random_state  the seed; None is 0, so that the same fit comes again
+    hidden, activation, prior, noise, likelihood, epochs, batch_size, lr  settings of the variant or the method, with
+                  the names of the command line; None keeps the default
+    settings      {name: value} of all other settings; with "auto" also ``minutes``
+    task, target_scale  "regression" or "counts"; "log" for positive numbers, as in ``dataset``
+    validation    number or share of the training rows that are held out for early stopping
+    missing, unseen, dates  treatment of columns of a frame, as in ``dataset``
+    num_draws     number of draws of the weights for a prediction
+    random_state  the seed; None means 0, so that a fit can be repeated
 
-    Once fitted: ``posterior_``, a ``Posterior``; ``n_features_in_``, ``feature_names_in_``. X: (N, F) numbers, or a
-    frame with columns of numbers, text, categories and booleans. Raises UserError, a ValueError.
+    Fitted attributes: ``posterior_``, a ``Posterior``; ``n_features_in_``, ``feature_names_in_``. X: (N, F) numbers, or
+    a frame with columns of numbers, text, categories and booleans. Raises UserError, a ValueError.
     """
 
     _: KW_ONLY
@@ -145,7 +146,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """The predictive mean (N,), and its standard deviation (N,) where that is asked for."""
+        """The predictive mean (N,), and with ``return_std`` also the predictive standard deviation (N,)."""
         prediction = self._prediction(X)
         mean = prediction.mean.numpy()
         return (mean, prediction.total.sqrt().numpy()) if return_std else mean
@@ -155,7 +156,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
         return self._prediction(X).quantile(quantiles).mT.numpy()
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
-        """Central intervals that hold y with probability ``level``: (N, 2), lower and upper ends."""
+        """Central intervals that contain y with probability ``level``: (N, 2), lower and upper ends."""
         check_level(level)
         return self.predict_quantiles(X, ((1 - level) / 2, (1 + level) / 2))
 
@@ -166,10 +167,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):
 
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):
-    """A Bayesian neural network for classes; parameters as of :class:`BayesianRegressor`.
-
-    Once fitted it has ``classes_`` besides.
-    """
+    """A Bayesian neural network for classification; see :class:`BayesianRegressor`. Once fitted it has ``classes_``."""
 
     _task: ClassVar[str] = "classification"
 

@@ -119,7 +119,7 @@ def test_networks_without_usable_features_are_refused_in_one_line():
         (lambda x: x[:1], r"gave \(1, 4\)"),
         (lambda x: x * 0, "all features of the backbone .* are 0"),
         (lambda x: nn.functional.linear(x, torch.zeros(2, 3)), r"inputs of shape \(2, 4\): "),
-        (lambda x: nn.functional.dropout(x + 10), "gives other features for the same rows"),
+        (lambda x: nn.functional.dropout(x + 10), "gives different features for the same rows"),
     ):
         entry = bp.LastLayer(backbone=Output(function))
         refuses(f"(?=.*Output).*{words}", bp.fit, entry, rows(), QUICK, progress=False, device="cpu")

@@ -154,7 +154,7 @@ def test_bad_shapes_and_values_without_a_density():
     for scale, message in (((3, 2), r"X must be .* 3\)"), ((3, 1), "A_scale must be")):
         with pytest.raises(ValueError, match=message):
             HiddenLayer(torch.ones(2, 4 if scale[1] == 2 else 3), torch.ones(3, 2), torch.ones(scale))
-    with pytest.raises(NotImplementedError, match="no tractable density"):
+    with pytest.raises(NotImplementedError, match="is intractable"):
         layer().log_prob(torch.zeros(2, 5))
 
 

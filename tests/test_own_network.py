@@ -111,7 +111,7 @@ def test_parameters_are_chosen_by_glob_path_class_or_regex():
     assert {n for n, text in prior.items() if text == "normal:2"} == {"head.weight", "head.bias"}
     for call, message in (
         (lambda: select(net, "haed", "where"), "unknown parameter in where 'haed'; did you mean 'head'"),
-        (lambda: assign(net, {"head": "normal:1"}, names, "prior"), "prior says nothing of 'block.*add a pattern"),
+        (lambda: assign(net, {"head": "normal:1"}, names, "prior"), "prior has no pattern for 'block.*add one"),
         (lambda: select(net, "re:(", "where"), "no regular expression"),
     ):
         refuses(message, call)
@@ -151,7 +151,7 @@ def test_priors_by_pattern_and_around_the_pretrained_weights():
     assert (prior["1.bias"].scale, parse_prior("fan-in:6")(torch.zeros(8, 4, 3, 3), 36).scale) == (3, 1)
     assert torch.stack(centred).mean(0).sub(1).abs().max() < 6 * 0.1 / 200**0.5
     late = bp.Bayesian(net, prior={"*": "fan-in:3", "4": "normal:2"})
-    refuses("prior: all that '4' matches, one before it has matched", late.model, rows().schema)
+    refuses("prior: patterns before '4' match all of its parameters", late.model, rows().schema)
     # The centre is a part of the model, not of the module that it is loaded with.
     model.load_state_dict({"centre": torch.full((6,), 7.0)}, strict=False)
     with bp.isolated(0), poutine.trace() as drawn:
@@ -254,7 +254,7 @@ def test_bad_modules_are_told_in_one_line():
     padded = nn.ReLU(), Token(9, 2, padding_idx=0), nn.Flatten(), nn.Linear(24, OUT)
     fit(bp.Bayesian(nn.Sequential(*padded), where="3.*", frozen="*"))
     assert "0.bias" in bp.Bayesian(made("linear"), frozen="0.bias").model(rows().schema).still
-    refuses(r"'0.bias' is in where='0\.\*' and in frozen='0.bias': leave it out of one", fit,
+    refuses(r"'0.bias' is in both where='0\.\*' and frozen='0.bias'", fit,
             bp.Bayesian(made("linear"), where="0.*", frozen="0.bias"))  # fmt: skip
     for module, sentence in (
         (lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(OUT)), "is lazy and has no shape yet"),
@@ -262,7 +262,7 @@ def test_bad_modules_are_told_in_one_line():
         (called_before, r"torch.nn.utils.parametrizations.weight_norm and spectral_norm are copied, .* Only Tensors"),
         (lambda: nn.Flatten(), "Flatten has no parameters"),
         (lambda: nn.Linear(24, OUT, device="meta"), "'weight' of Linear is on the meta device and has no values"),
-        (lambda: filled(torch.nan), "outputs that are not finite for training rows, with the weights it came with"),
+        (lambda: filled(torch.nan), "has weights or gives outputs that are not finite for training rows"),
         *((lambda rows=rows: exported(rows), r"any number of rows, .*dynamic_shapes=\({0: torch") for rows in (2, 3)),
         (lambda: nn.Linear(6, OUT), r"shape \(2, 4, 3\) for 2 rows; outputs must be floats of shape \(2, 3\)"),
         *((partial(Wrong, how), "'_others' of Wrong .* not registered") for how in ("nested", "plain", "unregistered")),
@@ -277,8 +277,8 @@ def test_bad_modules_are_told_in_one_line():
         *((partial(Wrong, how), "other outputs for the same inputs") for how in ("random", "remembers")),
         *((partial(Wrong, how), "depend on the other rows .*batch_first=True") for how in ("rows", "earlier rows")),
         (lambda: Wrong("weights"), r"changes its own 'layer\.weight' out of training mode"),
-        (lambda: nn.Sequential(*padded), "^F.embedding is called with padding_idx, .* or freeze the weight"),
-        (lambda: Wrong("nan"), "Wrong gives outputs that are not finite for training rows"),
+        (lambda: nn.Sequential(*padded), "^F.embedding with padding_idx alters .* or freeze the weight"),
+        (lambda: Wrong("nan"), "Wrong has weights or gives outputs that are not finite"),
         (lambda: Wrong("buffer"), "changes its own 'seen' out of training mode"),
         (lambda: nn.Linear(5, OUT), r"does not take inputs of shape \(2, 4, 6\): .*mat1 and mat2"),
         (lambda: 3, "a module is a torch.nn.Module, or package.module:function, not 3"),
@@ -295,6 +295,6 @@ def test_bad_modules_are_told_in_one_line():
 def test_outputs_that_are_probabilities_are_noticed(classes):
     last = nn.Sigmoid() if classes == 2 else nn.Softmax(-1)
     net = nn.Sequential(nn.Flatten(), nn.Linear(24, 1 if classes == 2 else OUT), last)
-    with pytest.warns(UserWarning, match="look like probabilities, and are taken for logits"):
+    with pytest.warns(UserWarning, match="look like probabilities, and must be logits"):
         fit(nn.DataParallel(net), data=rows(classes=classes))
     fit(net[:2], data=rows(classes=classes))  # a warning would be an error

@@ -153,7 +153,7 @@ def test_outputs_come_alone(monkeypatch, outputs):
 def test_weights_that_are_not_finite_are_refused_though_outputs_are():
     net = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.Hardtanh(), nn.Linear(5, OUT))
     nn.init.constant_(net[1].bias, torch.inf)
-    refuses("not finite for training rows, with the weights it came with, or has such weights", fit, net)
+    refuses("has weights or gives outputs that are not finite for training rows", fit, net)
 
 
 class Masked(nn.Module):

@@ -189,7 +189,7 @@ def test_a_model_and_guide_in_pyro_are_a_variant_and_what_is_none_is_told(tmp_pa
         refuses(words, bp.fit, Linear(guided=guide), data, bp.SVI(epochs=1), **how)
     refuses("{'epochs': 3} is neither a name nor a dataclass .*method", bp.fit, "mlp", data, {"epochs": 3}, **how)
     assert torch.equal(bp.predict(own, data.x_test.double(), num_draws=8).mean, here)
-    refuses("LaplaceWeights is no BayesianNet", own.describe)
+    refuses("takes a BayesianNet, and this model is a LaplaceWeights", own.describe)
     data.x_test[2, 1] = float("nan")
     refuses(r"nan or infinite in row 2 \(from 0\)", bp.predict, own, data.x_test)
 

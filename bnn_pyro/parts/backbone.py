@@ -1,10 +1,11 @@
-"""A frozen network as the source of features for a Bayesian last layer, and the model over the two together.
+"""A frozen network that computes features, and a model with a Bayesian last layer on these features.
 
     φ(x) = net(x) / c          c the root mean square of the training rows' features
     w ~ p(w)    f = W φ(x) + b    y ~ likelihood(f)
 
-The network is run out of training mode and without gradients; ``zoo.LastLayer`` says what it can be, and what inputs it
-takes. Torchvision's lose their last linear layer, and are given ImageNet's normalisation. No file is unpickled.
+The network runs in evaluation mode and without gradients; ``zoo.LastLayer`` documents which networks are supported and
+which inputs they take. Torchvision networks lose their last linear layer, and their inputs are normalised as for
+ImageNet. No file is unpickled.
 """
 
 import copy
@@ -13,7 +14,7 @@ import json
 import math
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from bnn_pyro.datasets.dataset import Dataset, InputPart, Schema
 from bnn_pyro.errors import UserError, check_known, refusing
@@ -30,24 +30,37 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.nets import in_mode, users_code, weights_digest
 from bnn_pyro.parts.priors import BayesianNet
 
-#: Input numbers, and rows, that one call of the network takes at most: bounds the memory of its activations.
+#: The most numbers and rows of the inputs in one call of the network, to limit the memory of its activations.
 CHUNK_NUMBERS, CHUNK_ROWS = 2**21, 512
-#: What a user's own network can be given: the data set's inputs as they are (``data.x_train``), or in their own units.
+#: The inputs of a user's own network: standardised as in ``data.x_train``, or in the units of the raw data.
 INPUTS = ("standardised", "raw")
-#: Rows whose batch statistics are compared with the network's own, and how far they may be off, in nats per channel.
+#: Number of rows for ``check_scale``, and the largest KL divergence in nats per channel without a warning.
 COMPARED, OFF = 512, 1.0
+
+
+#: Called as report(rows done, rows in total).
+Report = Callable[[int, int], None]
+
+
+def row_blocks(x: Tensor, report: Report | None = None) -> Iterator[slice]:
+    """Slices of the rows of x for separate calls of a network, with a report after each of them."""
+    size = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
+    for start in range(0, len(x), size):
+        yield slice(start, start + size)
+        if report is not None:
+            report(min(start + size, len(x)), len(x))
 
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
-    """A network up to its features, with what belongs to it.
+    """A network that ends in its features, and information about it.
 
     net          inputs -> features, (B, *input_shape) -> (B, …)
-    description  where it comes from, JSON-able: enough to know it by, or to make it again
-    schema       the data that it was trained on, whose standardised inputs it takes; None: ``description["inputs"]``
-                 says what it takes: "standardised", those of the data that it is used on; absent: raw
-    head         weight (K, F) and bias (K,) or None of the last layer that it was trained with, if any
-    rows         digests of the rows that its training used, where they are known
+    description  JSON values that identify the network, or from which it can be created again
+    schema       of the data that it was trained on, whose standardised inputs it takes. If None, the network takes raw
+                 inputs, or standardised inputs of the data in use if ``description["inputs"]`` is "standardised"
+    head         weight (K, F) and bias (K,) or None of the last layer that it was trained with; None if there is none
+    rows         digests of the rows that it was trained on; None if unknown
     """
 
     net: nn.Module
@@ -60,13 +73,13 @@ class Pretrained:
     inputs = property(lambda self: "standardised" if self.schema is not None else self.description.get("inputs", "raw"))
 
     def taking(self, inputs: str) -> Self:
-        """The same network, given "raw" or "standardised" inputs. Raises UserError where it takes one kind only."""
+        """The same network for "raw" or "standardised" inputs. Raises UserError if it cannot take this kind."""
         if inputs != self.inputs and self.description["kind"] not in ("module", "file"):
             name = f"the backbone ({in_words(self.description)})"
             raise UserError(f"{name} takes {self.inputs} inputs; leave 'inputs' out")
         if inputs == self.inputs:
             return self
-        # Descriptions of before there was a choice say nothing, and mean raw: they must stay the same.
+        # Old archives have descriptions without "inputs", which means raw: the description of raw must stay the same.
         about = {k: v for k, v in self.description.items() if k != "inputs"}
         return replace(self, description=about if inputs == "raw" else about | {"inputs": inputs})
 
@@ -78,31 +91,27 @@ class Backbone(nn.Module):
         super().__init__()
         reason = f"the backbone {type(pretrained.net).__name__} cannot be copied ({{error}})"
         what = f"{reason}; give it as a TorchScript or torch.export file"
-        with refusing(what), torch.no_grad():  # TorchScript copies by operations
-            self.net = copy.deepcopy(pretrained.net).cpu()  # so that no other model's is changed, moved or overwritten
-        for parameter in self.net.parameters():  # TorchScript has no requires_grad_ of a whole module
+        with refusing(what), torch.no_grad():  # copies of TorchScript record operations
+            self.net = copy.deepcopy(pretrained.net).cpu()
+        for parameter in self.net.parameters():  # a TorchScript module has no method requires_grad_
             parameter.requires_grad_(False)
         self.description = pretrained.description
         where = next((p.device for p in (*self.net.parameters(), *self.net.buffers())), None)
         self.register_buffer("scale", torch.tensor(1.0, device=where))
         self._schema, self._own = schema, None if pretrained.inputs == "raw" else pretrained.schema or schema
         ones = [part.is_whole or part.is_bool for part in schema.input_parts for _ in range(math.prod(part.shape))]
-        blank = torch.tensor(ones).float() if ones else torch.zeros(schema.input_shape)  # no length of 0, no empty mask
+        blank = torch.tensor(ones).float() if ones else torch.zeros(schema.input_shape)  # 1 is a valid length or mask
         self.num_features = self._features(torch.stack([blank, blank]).to(where)).shape[1]
 
-    def forward(self, x: Tensor, report: Callable[[int, int], None] | None = None) -> Tensor:
-        """Features of x, a few rows at a time, where the network is.
+    def forward(self, x: Tensor, report: Report | None = None) -> Tensor:
+        """Features of x, on the device of the network, computed for a few rows at a time.
 
-        report: called as report(rows done, of how many).
-        Raises UserError where the network does not take such inputs, or gives no finite features.
+        report: called as report(rows done, rows in total).
+        Raises UserError if the network fails for these inputs, or if its features are not finite.
         """
-        rows = max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
-        whole = torch.empty(len(x), self.num_features, device=self.scale.device)  # put together without a copy
-        for start in range(0, len(x), rows):
-            part = slice(start, start + rows)
-            whole[part] = self._features(x[part].to(self.scale.device))
-            if report is not None:
-                report(min(part.stop, len(x)), len(x))
+        whole = torch.empty(len(x), self.num_features, device=self.scale.device)
+        for block in row_blocks(x, report):
+            whole[block] = self._features(x[block].to(self.scale.device))
         return whole
 
     @torch.no_grad()
@@ -113,11 +122,8 @@ class Backbone(nn.Module):
             if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
                 raw = schema.unstandardise(x)
                 x = raw if own is None else own.standardise(raw)
-            of_package = self.description["kind"] in (
-                "run",
-                "untrained",
-            )  # whose networks take all inputs in one tensor
-            features = self.net(x) if of_package else called(self.net, schema, x)
+            own_network = self.description["kind"] not in ("run", "untrained")
+            features = called(self.net, schema, x) if own_network else self.net(x)
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
         if len(shape) < 2 or shape[0] != len(x) or not features[0].numel():
             got, rows = shape or type(features).__name__, len(x)
@@ -128,7 +134,7 @@ class Backbone(nn.Module):
 
 
 def unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
-    """A forward pre-hook: the module's own arguments, by position where they are numbered, else by name."""
+    """A forward pre-hook that splits the input into the module's arguments, by position if their names are numbers."""
     own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
     for part, piece in zip(parts, pieces, strict=True):
         value = piece.reshape(*piece.shape[:-1], *part.shape)
@@ -153,29 +159,29 @@ class OnFeatures(nn.Module):
 
 
 def in_words(description: Mapping[str, Any]) -> str:
-    """A backbone's description in a few words."""
+    """A backbone's description as text for error messages."""
     return " ".join(str(description[k]) for k in ("kind", "entry", "name", "class", "path") if k in description)
 
 
 def called(net: nn.Module, schema: Schema, x: Tensor) -> Tensor:
-    """What a user's module gives for rows x (B, *input_shape), which may hold several inputs of it."""
-    x = x.clone()  # which it may change
+    """Call a user's module on rows x (B, *input_shape), which may contain several inputs of the module."""
+    x = x.clone()  # the module may change its inputs in place
     args, named = unpack(schema.input_parts, net, (x,), {}) if schema.input_parts else ((x,), {})
     return net(*args, **named)
 
 
 def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: str, hooked: bool = False) -> None:
-    """Warn where a trained network is ``given`` "standardised" or "raw" inputs, and seems trained on others.
+    """Warn if a trained network is ``given`` "standardised" or "raw" inputs, but seems to be trained on others.
 
-    Of its first batch normalisation the mean and variance of the inputs on the training rows are compared with the
-    running ones, by KL(Normal ‖ Normal), mean over channels. Of a network without one nothing can be said.
+    The mean and variance of the inputs of its first batch normalisation on training rows are compared with the running
+    ones, by KL(Normal ‖ Normal), averaged over channels. Networks without batch normalisation are not checked.
 
-    hooked: the network takes standardised inputs, and gives itself raw ones.
+    hooked: the network takes standardised inputs, which its own hook converts to raw ones.
     """
     x = data.x_train[:COMPARED]
     raw = data.schema.unstandardise(x)
     kinds = {"standardised": x, "raw": raw, "raw / 255": raw / 255, "raw × 255": raw * 255}
-    call = partial(called, net, data.schema) if variant == "LastLayer" else net  # else a hook unpacks several inputs
+    call = partial(called, net, data.schema) if variant == "LastLayer" else net  # else a hook calls ``unpack``
     off = {kind: _off(net, call, data.schema.standardise(own) if hooked else own) for kind, own in kinds.items()}
     best = min(off, key=off.__getitem__)
     if off[given] > OFF and off[best] < 0.1 * off[given]:
@@ -186,16 +192,16 @@ def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: s
 
 @torch.no_grad()
 def _off(net: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """How far the first batch normalisation's inputs are from its running statistics; 0 where there is none."""
-    trained = (part for part in net.modules() if isinstance(part, _BatchNorm) and part.num_batches_tracked)
-    if (layer := next(trained, None)) is None:
+    """KL divergence in nats of the first batch normalisation's inputs from its running statistics; 0 without one."""
+    layers = (part for part in net.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm))
+    if (layer := next((part for part in layers if part.num_batches_tracked), None)) is None:
         return 0.0
     inputs: list[Tensor] = []
     try:
         with layer.register_forward_pre_hook(lambda _, args: inputs.extend(args)), in_mode(net, training=False):
             call(x.clone())
         rows = inputs[0].double().transpose(0, 1).flatten(1)
-    except Exception:  # it takes the one kind of inputs only
+    except Exception:  # the network may fail for this kind of inputs
         return math.inf
     observed = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
     known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
@@ -203,19 +209,18 @@ def _off(net: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> float:
 
 
 def from_text(text: str) -> Pretrained:
-    """The network that ``text`` names. Raises UserError for no such file or architecture, or weights of another one."""
+    """The network that ``text`` names. Raises UserError for an unknown file or architecture, or other weights."""
     name, colon, file = text.partition(":")
     if colon and not Path(text).is_file() and not set(name) & set("/\\."):
         return _torchvision(name, Path(file))
     if (path := Path(text).expanduser()).suffix not in (".pt", ".ts", ".pt2"):
-        raise UserError(f"the backbone '{text}' is none of: auto, convnet, mlp, the folder of a run of these, a "
-                        "TorchScript file (.pt), a torch.export file (.pt2), or a torchvision architecture with a "
-                        "weights file (resnet18:FILE)")  # fmt: skip
+        raise UserError(f"the backbone '{text}' is none of: auto, convnet, mlp, the folder of a run of these, a file "
+                        "of TorchScript (.pt) or torch.export (.pt2), a torchvision model (resnet18:FILE)")  # fmt: skip
     return _from_file(path)
 
 
 def from_description(description: Mapping[str, Any]) -> Pretrained:
-    """The network of a saved posterior, whose weights may come later. Raises UserError where it is absent or other."""
+    """The network of a saved posterior, perhaps without its weights. Raises UserError if it is missing or changed."""
     if description["kind"] == "torchvision":
         return Pretrained(_Torchvision(description["name"]), description)
     if description["kind"] == "module":
@@ -225,7 +230,7 @@ def from_description(description: Mapping[str, Any]) -> Pretrained:
 
 
 def _from_file(path: Path, expected: str | None = None) -> Pretrained:
-    """The network in a file, which is not read where it is another one than ``expected``."""
+    """The network in a file. Raises UserError if its SHA-256 is not ``expected``."""
     if not path.is_file():
         raise UserError(f"there is no file {path}, a network from torch.export or TorchScript")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -235,7 +240,7 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
     exported = path.suffix == ".pt2"
     kind, writer = ("torch.export", "export.save") if exported else ("TorchScript", "jit.script(module).save")
     with refusing(f"{path} is no whole {kind} file ({{error}}); write it by torch.{writer}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchScript is deprecated; its files are still about
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
         if exported:
             _refuse_pickles(path)
         net = torch.export.load(path).module() if exported else torch.jit.load(path, map_location="cpu").eval()
@@ -243,7 +248,7 @@ def _from_file(path: Path, expected: str | None = None) -> Pretrained:
 
 
 def _refuse_pickles(path: Path) -> None:
-    """Refuse what ``torch.export.load`` would unpickle, or run: custom objects, tensor subclasses, compiled code."""
+    """Raise UserError for objects that ``torch.export.load`` would unpickle, and for compiled code."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         configs = [json.loads(archive.read(name)) for name in names if name.endswith("_config.json")]
@@ -255,14 +260,14 @@ def _refuse_pickles(path: Path) -> None:
 
 
 class _Torchvision(nn.Module):
-    """A torchvision classifier without its last linear layer: pixels in [0, 1], one channel or three -> features."""
+    """A torchvision classifier without its last linear layer: pixels in [0, 1], 1 or 3 channels -> features."""
 
     def __init__(self, name: str) -> None:
         from torchvision import models
 
         super().__init__()
         check_known("torchvision architecture", models.list_models(module=models), name)
-        with isolated(0):  # it draws initial weights
+        with isolated(0):  # torchvision draws initial weights
             self.net = models.get_model(name, weights=None)
         if not (last := [key for key, part in self.net.named_modules() if isinstance(part, nn.Linear)]):
             raise UserError(f"torchvision's {name} ends in no linear layer that could be made Bayesian")

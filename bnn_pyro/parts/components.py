@@ -1,7 +1,7 @@
-"""Distributions by their parameters: how components are cut, put together and selected, whatever their family.
+"""Functions that split, join and select distributions of any family by their parameters, and cdfs of all families.
 
-And those of times until an event, some of them censored. A time is one number with a sign: t > 0 where the event
-happened at t, and −t where it had not happened by then. Its log density is log p(t), or log P(T > t).
+Also distributions of times until an event, which may be censored. A time is a signed number: t > 0 if the event
+happened at t, and −t if it had not happened until t (censored). Its log density is log p(t), or log P(T > t).
 """
 
 import math
@@ -19,20 +19,20 @@ from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.errors import UserError, refusing
 
-#: Log of the cumulative hazard from where it is a line (log p < −22,000): larger gradients would stay in Adam's memory.
+#: The cumulative hazard continues linearly where its logarithm exceeds this (log p < −22,000), to bound gradients.
 MAX_LOG_HAZARD = 10.0
-#: Steps of the table of Student's t, and the largest |t| read off it: its last steps are too wide for the tails.
+#: Steps of the table of Student's t, and the largest |t| for which it is used: its outer steps are too wide for tails.
 T_STEPS, MAX_T = 4096, 25.0
-#: What is said of distributions that no mixture is made of.
+#: The error message for distributions without a mixture.
 NO_PREDICTION = ("has no Prediction; use a univariate one that the tensors in its arg_constraints make, such as Normal"
                  ", a MixtureSameFamily of such, or .to_event(1) of one (docs/architecture.md)")  # fmt: skip
 
 
 def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
-    """{name: (value, its number of event dimensions)} of what makes a distribution; as logits where it has them.
+    """{name: (value, its number of event dimensions)} of a distribution's parameters, with logits instead of probs.
 
-    Those of MixtureSameFamily are its components', and ``mixing``, the logits of which it is.
-    Raises UserError for a distribution that is not made of tensors, or of an event that is not one number.
+    A MixtureSameFamily has the parameters of its components, and ``mixing``, the logits of its shares.
+    Raises UserError for a distribution without tensors as parameters, and for one that is not univariate.
     """
     if isinstance(d, torch.distributions.MixtureSameFamily) and not d.event_shape:
         values = {name: (value, event + 1) for name, (value, event) in parameters(d.component_distribution).items()}
@@ -45,7 +45,7 @@ def parameters(d: Distribution) -> dict[str, tuple[Tensor, int]]:
 
 
 def kind_of(d: Distribution) -> Callable[..., Distribution]:
-    """What makes distributions as d by their :func:`parameters`."""
+    """The function that creates a distribution of d's family from :func:`parameters`."""
     if isinstance(d, torch.distributions.MixtureSameFamily):
         return partial(_same_family, kind_of(d.component_distribution))
     return type(d)
@@ -57,7 +57,7 @@ def _same_family(kind: Callable, mixing: Tensor, validate_args: bool, **values: 
 
 
 def make(kind: Callable[..., Distribution], values: dict[str, Tensor]) -> Distribution:
-    """A distribution of parameters read off others of its kind, whose logits are normalised: that takes time."""
+    """A distribution with these parameters. Logits must be normalised already, which saves the time for it."""
     if kind is not Categorical:
         return kind(**values, validate_args=False)
     logits = values["logits"]
@@ -67,37 +67,37 @@ def make(kind: Callable[..., Distribution], values: dict[str, Tensor]) -> Distri
 
 
 def select(d: Distribution, index: Any) -> Distribution:
-    """Some of a batch of distributions, by an index of their batch shape."""
+    """The distributions at an index of the batch shape."""
     return make(kind_of(d), {name: value[index] for name, (value, _) in parameters(d).items()})
 
 
 def dtype_of(d: Distribution) -> torch.dtype:
-    """That of its parameters."""
+    """The dtype of a distribution's parameters."""
     return next(iter(parameters(d).values()))[0].dtype
 
 
 class HeavyTailed(StudentT):
-    """Student's t; the gamma functions of its density are of the degrees of freedom before they were expanded."""
+    """Student's t, with gamma functions of the degrees of freedom computed before expansion to the batch shape."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """In nats."""
         df = self.df[tuple(slice(None) if stride else slice(1) for stride in self.df.stride())]
         z = (value - self.loc) / self.scale
-        wide = df.double()  # the gamma functions cancel
+        wide = df.double()  # float32 would lose digits in the difference of the gamma functions
         constant = torch.lgamma(0.5 * (wide + 1)) - torch.lgamma(0.5 * wide) - 0.5 * (math.pi * wide).log()
         return constant.to(df.dtype) - self.scale.log() - 0.5 * (df + 1) * (z.square() / df).log1p()
 
 
 @lru_cache(1)
 def _t_table(df: tuple[float, ...]) -> np.ndarray:
-    """P(T ≤ t) of each of these degrees of freedom, (S, T_STEPS + 1), in even steps of u = t / √(t² + 8)."""
+    """P(T ≤ t) for each of the degrees of freedom, (S, T_STEPS + 1), at equal steps of u = t / √(t² + 8)."""
     u = np.linspace(-1, 1, T_STEPS + 1)[1:-1]
     inner = special.stdtr(np.array(df)[:, None], u * np.sqrt(8 / (1 - u * u)))
     return np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
 
 
 def _t_cdf(y: np.ndarray, df: np.ndarray, loc: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Within 10⁻⁷. Of many points, where each draw has one df, many times as fast as the beta function."""
+    """The cdf with an error below 10⁻⁷; for many points per df by a table, which is much faster than scipy."""
     z = (y - loc) / scale
     if df.ndim != 2 or z.size < T_STEPS // 32 * len(df) or not z.size or (df != df[:, :1]).any():
         return special.stdtr(df, z)
@@ -117,7 +117,7 @@ def _binomial_cdf(y: np.ndarray, total_count: np.ndarray, logits: np.ndarray) ->
     return np.where(k < 0, 0.0, np.where(k < total_count, inside, 1.0))
 
 
-#: P(Y ≤ y) of a family without a cdf in PyTorch, by y and its parameters; of counts, a step function of real y.
+#: P(Y ≤ y) of families without a cdf in PyTorch, as functions of y and the parameters; a step function for counts.
 CDFS: dict[type, Callable[..., np.ndarray]] = {
     Poisson: lambda y, rate: np.where(y < 0, 0.0, special.gammaincc(np.floor(y).clip(0) + 1, rate)),
     NegativeBinomial: lambda y, total_count, logits: np.where(
@@ -131,13 +131,13 @@ CDFS: dict[type, Callable[..., np.ndarray]] = {
 
 
 def cdf_of(d: Distribution, y: Tensor) -> Tensor:
-    """P(Y ≤ y) float64, at real y that broadcasts. Raises UserError for a family without one."""
+    """P(Y ≤ y) float64, at real y that broadcasts. Raises UserError for a family without a cdf."""
     if isinstance(d, torch.distributions.MixtureSameFamily):
         return (cdf_of(d.component_distribution, y.unsqueeze(-1)) * d.mixture_distribution.probs).sum(-1)
     if type(d) in CDFS:
         values = {name: value.double().numpy() for name, (value, _) in parameters(d).items()}
         return torch.from_numpy(CDFS[type(d)](y.double().numpy(), **values))
-    y = y.clamp_min(getattr(d.support, "lower_bound", -math.inf))  # below it some are not a number
+    y = y.clamp_min(getattr(d.support, "lower_bound", -math.inf))  # some families give NaN below it
     absent = f"{type(d).__name__} has no cdf; give its likelihood a mixture with 'component_cdf'"
     with refusing(absent, NotImplementedError):
         return d.cdf(y.to(dtype_of(d))).double()
@@ -163,14 +163,14 @@ class LeastExtreme(dist.Gumbel):
         return -torch.expm1(-self.hazard(value))
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
-        """Draws: a Gumbel's, mirrored at loc."""
+        """Draws of a Gumbel distribution, mirrored at loc."""
         return 2 * self.loc - super().rsample(torch.Size(sample_shape))
 
     sample = torch.no_grad()(rsample)
 
 
 class Times(dist.TransformedDistribution):
-    """T = exp X, X of the class ``of_log`` with these loc and scale; ``log_prob`` takes −t for "later than t"."""
+    """T = exp X, where X is of class ``of_log`` with this loc and scale; ``log_prob`` takes −t for "later than t"."""
 
     arg_constraints = {"loc": dist.constraints.real, "scale": dist.constraints.positive}  # noqa: RUF012
     support = dist.constraints.real
@@ -220,14 +220,14 @@ class LogNormalTimes(Times):
 
 
 def without_inputs(y: Tensor) -> WeibullTimes:
-    """The Weibull of the largest likelihood of times (N,), negative where censored; batch shape ()."""
+    """The maximum-likelihood Weibull distribution of times (N,), negative if censored; batch shape ()."""
     data = stats.CensoredData.right_censored(y.abs().double().numpy(), (y < 0).numpy())
     shape, _, scale = map(torch.tensor, stats.weibull_min.fit(data, floc=0))
     return WeibullTimes(scale.log().float(), (1 / shape).float())
 
 
 def spread_counts(means: Tensor, y: Tensor, fitted: Tensor) -> NegativeBinomial:
-    """Negative binomials of ``means``, as dispersed as counts y (N,) of means ``fitted`` (N,) most likely are."""
+    """Negative binomials with ``means``; dispersion by maximum likelihood from counts y (N,) with means ``fitted``."""
     y, fitted = (v[:: math.ceil(len(y) / 100_000)].double().numpy() for v in (y, fitted))
     loss = lambda log_r: -stats.nbinom.logpmf(y, r := math.exp(log_r), r / (r + fitted)).mean()  # noqa: E731
     log_r = optimize.minimize_scalar(loss, bounds=(-10, 16 + math.log1p(fitted.max())), method="bounded").x  # a Poisson

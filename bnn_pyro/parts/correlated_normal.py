@@ -1,14 +1,14 @@
-"""Normal approximations of all weights jointly, which know of correlations: distributions, guides, families by name.
+"""Normal approximations of all weights jointly, with correlations: distributions, guides and families by name.
 
     w = μ + σ ⊙ C ε,    ε ~ Normal(0, I)                  Normal(μ, diag(σ) C Cᵀ diag(σ))
 
     FullNormal       C = I + A, A (P, P) strictly lower triangular: any covariance
-    LowRankNormal    C = [I, B], B (P, R): a diagonal, and R directions in which the weights move together
+    LowRankNormal    C = [I, B], B (P, R): a diagonal, and R directions of correlated weights
 
-A and B are relative to σ, so that one learning rate suits weights of any size. In a guide one auxiliary site draws the
-whole vector, and every site of the model takes its own part of it. The density of the vector is the auxiliary site's,
-that of a part is 1, so that Pyro's own ELBOs are right as they are. Where the prior of a site is Normal, and does not
-depend on other sites, its cross-entropy −E_q[log p(w)] is exact: it needs the marginal moments alone.
+A and B are relative to σ, so that one learning rate suits weights of any size. In a guide, one auxiliary site draws the
+vector of all weights, and every site of the model takes its part of it. The auxiliary site has the density of the
+vector and each part has density 1, so that Pyro's own ELBOs are correct. If the prior of a site is Normal and does not
+depend on other sites, its cross-entropy −E_q[log p(w)] is exact, because it needs the marginal moments only.
 """
 
 import math
@@ -28,20 +28,20 @@ from bnn_pyro.settings import parse_named
 
 
 class FullCovariance(dist.MultivariateNormal):
-    """Of one root for all draws, by one product; its variances (P,) once: every site takes its part of them."""
+    """A multivariate Normal that draws by one matrix product, and computes its variances (P,) once for all sites."""
 
     variance = cached_property(lambda self: torch.linalg.vector_norm(self._unbroadcasted_scale_tril, dim=-1).square())
 
     def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        """Draws (*sample_shape, *batch_shape, P); torch multiplies a matrix for each."""
+        """Draws (*sample_shape, *batch_shape, P); torch's own method has one matrix product per draw."""
         noise = self.loc.new_empty(self._extended_shape(sample_shape)).normal_()
         return self.loc + noise @ self._unbroadcasted_scale_tril.mT
 
 
 class Part(ArrayDistribution):
-    """A site's part of a draw of all weights: the value, of density 1 at itself, and the marginal moments of q.
+    """The part of one site in a draw of all weights: a value with density 1, and the marginal moments of q.
 
-    whole: q of the whole vector.   part: where in it the site lies.   value: (*batch_shape, *shape), the draw.
+    whole: q of the whole vector.   part: the site's slice of it.   value: (*batch_shape, *shape), the draw.
     """
 
     def __init__(self, whole: dist.TorchDistribution, part: slice, shape: torch.Size, value: Tensor) -> None:
@@ -49,19 +49,19 @@ class Part(ArrayDistribution):
         super().__init__(shape)
         self._batch_shape = value.shape[: value.dim() - len(shape)]
 
-    #: Marginal, of the event's shape.
+    #: Marginal moments, of the event's shape.
     mean = property(lambda self: self.whole.mean[self.part].view(self.event_shape))
     variance = property(lambda self: self.whole.variance[self.part].view(self.event_shape))
 
     def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
-        """The same draw in every place."""
+        """The same draw, expanded."""
         return Part(self.whole, self.part, self.event_shape, self.value.expand((*batch_shape, *self.event_shape)))
 
     def _draw(self, shape: torch.Size) -> Tensor:
         return self.value.expand(shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """0: all of the density is that of the whole vector."""
+        """0, as the auxiliary site has the density of the whole vector."""
         return value.new_zeros(value.shape[: value.dim() - len(self.event_shape)])
 
 
@@ -79,7 +79,7 @@ def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
 
 
 def _is_fixed(p: CentredNormal | Normal) -> bool:
-    """Whether it does not depend on other sites, as far as can be told: if it does, they are correlated under q."""
+    """Whether p does not depend on other sites, which are correlated with this one under q, as far as can be known."""
     if isinstance(p, CentredNormal):
         return p.fixed is not None
     return torch.is_grad_enabled() and not (p.loc.requires_grad or p.scale.requires_grad)
@@ -99,14 +99,15 @@ class _CorrelatedGuide(NormalGuide):
 
 
 class FullNormal(_CorrelatedGuide):
-    """q(w) = Normal(μ, LLᵀ), L = diag(σ)(I + A): every covariance, of P(P + 1)/2 numbers.
+    """q(w) = Normal(μ, LLᵀ), L = diag(σ)(I + A): any covariance, by P(P + 1)/2 numbers.
 
-    initial: {site: value} where μ starts.   init_scale: σ at the start, without correlations.
+    initial: {site: initial value of μ}.   init_scale: initial value of σ; there are no correlations at the start.
     """
 
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
         super().__init__(initial, init_scale)
-        self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))  # A; its upper triangle stays 0
+        #: A; only its lower triangle is used.
+        self.lower = nn.Parameter(self.loc.new_zeros(len(self.loc), len(self.loc)))
 
     @property
     def distribution(self) -> "FullCovariance":
@@ -116,7 +117,7 @@ class FullNormal(_CorrelatedGuide):
 
     @classmethod
     def of(cls, mean: Mapping[str, Tensor], scale_tril: Tensor) -> Self:
-        """q of given moments. mean: {site: value}, of the dtype to be kept.   scale_tril: L (P, P)."""
+        """q with these moments. mean: {site: value}, whose dtype q has.   scale_tril: L (P, P)."""
         guide, scale = cls(mean), scale_tril.diagonal()
         with torch.no_grad():
             guide.rho.copy_(inverse_softplus(scale))
@@ -127,7 +128,7 @@ class FullNormal(_CorrelatedGuide):
 class LowRankNormal(_CorrelatedGuide):
     """q(w) = Normal(μ, diag(σ)(I + BBᵀ)diag(σ)), B (P, R): P(R + 2) numbers.
 
-    rank: R >= 1.   initial, init_scale: as for :class:`FullNormal`; B starts at random and small: 0 is a saddle point.
+    rank: R >= 1.   initial, init_scale: as for :class:`FullNormal`. B starts at small random values, as 0 is a saddle.
     """
 
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01, rank: int = 10) -> None:
@@ -144,23 +145,15 @@ class LowRankNormal(_CorrelatedGuide):
 Maker = Callable[[Mapping[str, Tensor], float], nn.Module]  # (initial, init_scale) -> guide
 
 
-def _mean_field() -> Maker:
-    """mean-field — independent Normals."""
-    return MeanFieldNormal
-
-
 def _low_rank(rank: int = 10) -> Maker:
     """low-rank:RANK — a diagonal and RANK common directions; RANK is a positive whole number."""
     return partial(LowRankNormal, rank=rank)
 
 
-def _full() -> Maker:
-    """full — any covariance."""
-    return FullNormal
+#: Every family of Normal guides by name; the number after the colon is the argument of its function.
+FAMILIES: dict[str, Callable[..., Maker]] = {
+    "mean-field": lambda: MeanFieldNormal, "low-rank": _low_rank, "full": lambda: FullNormal
+}  # fmt: skip
 
-
-#: Every family of Normal guides by name; the number after the colon is its argument.
-FAMILIES: dict[str, Callable[..., Maker]] = {"mean-field": _mean_field, "low-rank": _low_rank, "full": _full}
-
-#: ``"low-rank:20"`` -> a maker of guides. Raises UserError for an unknown name, or no positive whole rank.
+#: ``"low-rank:20"`` -> a function that creates guides. Raises UserError for an unknown name or an invalid rank.
 parse_family: Callable[[str], Maker] = partial(parse_named, "family of guides", table=FAMILIES, number=int)

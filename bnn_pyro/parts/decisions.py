@@ -1,6 +1,6 @@
-"""What to do with a prediction: intervals, sets of classes, the action of least expected cost, columns of a table.
+"""Decisions from a prediction: intervals, sets of classes, the action of least expected cost, columns of a table.
 
-One interface whether the prediction is conformal (``calibration/conformal.py``) or not: the answer says which, and why.
+The interface is the same for conformal predictions (``calibration/conformal.py``) and others; results say which it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from torch.distributions.transforms import Transform, identity_transform
 from bnn_pyro.datasets.dataset import Schema
 from bnn_pyro.errors import Introduced, UserError
 
-#: The action of :meth:`Decisions.decide` where every other one is too costly.
+#: The result of :meth:`Decisions.decide` if every action costs more than ``abstain_cost``.
 ABSTAIN = -1
-#: Entries of the largest array of one block, 8 MB in float64.
+#: Number of entries of the largest array of one block, 8 MB in float64.
 BLOCK = 2**20
-#: Points at which a cdf is integrated: of a continuous one (for a CRPS, half of them on either side of y); of counts.
+#: Points at which the cdf of a continuous variable is integrated (for a CRPS half on each side of y), or counts summed.
 GRID, COUNTS = 512, 4096
 
 
 class Interval(NamedTuple):
-    """Of each point: low, high (B,) float64, target units, infinite where nothing can be excluded.
+    """An interval per point: low, high (B,) float64 in target units, infinite if no value can be excluded.
 
-    kind: "predictive", or "conformal" with its method.   note: what the coverage rests on, in words.
+    kind: "predictive", or "conformal" with its method.   note: the condition for the coverage, in words.
     """
 
     low: Tensor
@@ -37,9 +37,9 @@ class Interval(NamedTuple):
 
 
 class ClassSet(NamedTuple):
-    """Of each point the classes that are not excluded: members (B, K) bool; kind and note as of an :class:`Interval`.
+    """A set of classes per point: members (B, K) bool; kind and note are those of :class:`Interval`.
 
-    A conformal set may be empty: no class is as probable as the true classes of the calibration rows were.
+    A conformal set may be empty, if no class is as probable as the true classes of the calibration rows were.
     """
 
     members: Tensor
@@ -49,7 +49,7 @@ class ClassSet(NamedTuple):
 
 
 class Risk(NamedTuple):
-    """Of each point: expected loss (B,), or of A actions (B, A), float64; kind and note as of an :class:`Interval`."""
+    """The expected loss per point, (B,) or of A actions (B, A), float64; kind and note as in :class:`Interval`."""
 
     expected: Tensor
     kind: str
@@ -57,13 +57,13 @@ class Risk(NamedTuple):
 
 
 class Decisions(Introduced):
-    """The part of a prediction that acts on its probabilities. Shapes: B points, K classes, A actions.
+    """The methods of a prediction that use its probabilities. Shapes: B points, K classes, A actions.
 
-    guarantee: of a conformal prediction, else None: ``interval(prediction, level)`` or ``set(prediction, level)``; an
-        index gives that of some of its points.
-    condition: under which intervals and sets that are not conformal cover what they promise, in words.
-    transform: from what the network models to y: the exponential where that is log y, else the identity.
-    schema, index: of what was predicted: its data, and the index of the frame that it was; None where not known.
+    guarantee: None, or for a conformal prediction an object with ``interval(prediction, level)`` or
+        ``set(prediction, level)``, which can be indexed by points.
+    condition: the condition, in words, for the coverage of intervals and sets that are not conformal.
+    transform: from the quantity that the network models to y: the exponential if that is log y, else the identity.
+    schema, index: the schema of the data, and the index of the frame that was predicted; None if unknown.
     """
 
     guarantee: Any = None
@@ -82,20 +82,20 @@ class Decisions(Introduced):
         return f"{about}\nnext: prediction.to_frame(); prediction.epistemic; {own}; bp.metrics.evaluate(prediction, y)"
 
     def to_frame(self, index: Any = None) -> Any:
-        """A line a point, with the columns of a file that `predict` writes; see docs/command-line.md.
+        """A table with one row per point and the columns of a file written by `predict`; see docs/command-line.md.
 
-        index: of the frame, (B,); by default that of the inputs where they were a frame.
-        Raises UserError for a prediction that ``predict`` did not make.
+        index: (B,), by default the index of the inputs if they were a frame.
+        Raises UserError for a prediction that was not returned by ``predict``.
         """
         if self.schema is None:
             raise UserError("to_frame names columns by the data of a posterior: take a prediction of bp.predict")
         return pd.DataFrame(columns_of(self, self.schema), index=self.index if index is None else index)
 
-    #: The prediction of what the network models; this one where the transform is the identity.
+    #: The prediction of the quantity that the network models; the same object if the transform is the identity.
     untransformed = property(lambda self: self)
 
     def interval(self, level: float = 0.9) -> Interval:
-        """The conformal interval, or else the central one of the predictive distribution; of T targets each, (B, T).
+        """The conformal interval, or else the central predictive one; for T targets, one each (B, T).
 
         Raises UserError for class probabilities, or a level outside (0, 1).
         """
@@ -109,7 +109,7 @@ class Decisions(Introduced):
         return Interval(low, high, level, "predictive", note)
 
     def set(self, level: float = 0.9) -> ClassSet:
-        """The conformal set of classes, or else the fewest classes whose mean probabilities sum to the level.
+        """The conformal set of classes, or else the smallest set whose mean probabilities sum to the level.
 
         Raises UserError for a regression, or a level outside (0, 1).
         """
@@ -124,9 +124,9 @@ class Decisions(Introduced):
     def risk(self, loss: Tensor | Sequence[Sequence[float]] | Callable[[Tensor], Tensor]) -> Risk:
         """The expected loss under the predictive distribution: ∑ₖ p(k) loss[a, k], or ∫ loss(y) p(y) dy.
 
-        loss: of classes (A, K), of action a where class k is true. Of numbers a function of targets (G, B), to (G, B)
-            or, of several actions, (G, B, A); the integral is the sum over G values, see :meth:`cells`. That takes
-            0.1 MB a point: of very many ask for some at a time, ``prediction[rows]``.
+        loss: for classes a matrix (A, K), the loss of action a if class k is true. For numbers a function of targets
+            (G, B) that returns (G, B), or (G, B, A) for several actions; the integral is the sum over G values, see
+            :meth:`cells`. This takes 0.1 MB per point: for very many points use parts, ``prediction[rows]``.
         Raises UserError for a loss of another shape or that is not finite.
         """
         if callable(loss) == self.has_classes:
@@ -153,13 +153,13 @@ class Decisions(Introduced):
         return Risk((weights * values).sum(0), "predictive", note)
 
     def cells(self, parts: int = 1) -> tuple[Tensor, Tensor]:
-        """Values (G, B) and probabilities, float64: every count, up to 4,096 a point; else steps that grow from the
-        median, of real numbers before the transform.
+        """Values (G, B) and probabilities, float64: all counts, up to 4,096 per point, or a grid that is densest at the
+        median (before the transform).
 
-        They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the tails. A loss that grows as y² is
-        too small where its mean rests on them: by 3 % of Student's t with 3 degrees of freedom, by 25 % with 2.3.
+        They lie between the quantiles of 10⁻⁵ and 1 − 10⁻⁵; the outer ones have the probabilities of the tails. The
+        mean of a loss that grows as y² is too small: by 3 % for Student's t with 3 degrees of freedom, 25 % with 2.3.
 
-        parts: of a step, as probable as one another. With 4 a loss that jumps where P(Y > y) is 0.01 is off by 1 %.
+        parts: number of equally probable parts of a step. With 4, a loss that jumps at P(Y > y) = 0.01 is off by 1 %.
         """
         low, middle, high = self.quantile([1e-5, 0.5, 1 - 1e-5]).double()
         if self.is_discrete:
@@ -181,8 +181,8 @@ class Decisions(Introduced):
     def decide(self, cost: Any = None, *, abstain_cost: float | None = None) -> Tensor:
         """The action of least :meth:`risk` (Bayes action), (B,) int64.
 
-        cost: the loss of :meth:`risk`, of several actions; None: 0 for the right class and 1 for any other.
-        abstain_cost: what it costs to leave a point to somebody else, which is ``ABSTAIN`` (−1); None: never.
+        cost: the loss of :meth:`risk` for several actions; by default 0 for the true class and 1 for any other.
+        abstain_cost: cost of not deciding on a point, which is returned as ``ABSTAIN`` (−1); by default never.
         Raises UserError as :meth:`risk`, for a regression without a cost, or a loss of one action.
         """
         if abstain_cost is not None and not abstain_cost >= 0:
@@ -196,7 +196,7 @@ class Decisions(Introduced):
         return action if abstain_cost is None else torch.where(least > abstain_cost, ABSTAIN, action)
 
     def _carry(self, part: Any, index: Any) -> Any:
-        """``part``, these points of this prediction, with their guarantee."""
+        """Set the guarantee, schema and index of ``part``, the prediction for the points of ``index``."""
         part.guarantee = None if self.guarantee is None else self.guarantee[index]
         rows = index if isinstance(index, slice) else np.asarray(index)
         part.schema, part.index = self.schema, None if self.index is None else self.index[rows]
@@ -204,7 +204,7 @@ class Decisions(Introduced):
 
 
 def growing(low: Tensor, middle: Tensor, high: Tensor, num: int) -> Tensor:
-    """From low (B,) to high, (num, B) float64, in steps that grow with the distance from the middle."""
+    """A grid from low (B,) to high, (num, B) float64, whose steps grow with the distance from the middle."""
     share = torch.linspace(-1, 1, num, dtype=torch.float64)[:, None]
     return torch.lerp(middle, torch.where(share < 0, low, high), share.abs() ** 3)
 
@@ -216,7 +216,7 @@ def check_level(level: float) -> None:
 
 
 def columns_of(prediction: Any, schema: Schema, threshold: float | None = None) -> dict[str, Any]:
-    """What is said of each row, by names of columns; of several targets of each by itself, with its name before."""
+    """{name of a column: values} of a prediction; with several targets, each has columns that begin with its name."""
     if schema.task == "labels":
         columns = {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.targets)}
         parts = prediction.epistemic.unbind(1)
@@ -230,7 +230,7 @@ def columns_of(prediction: Any, schema: Schema, threshold: float | None = None) 
         columns = {schema.target: np.array(schema.classes, dtype=object)[best.numpy()]}
         columns |= {f"p({name})": prediction.mean[:, k].numpy() for k, name in enumerate(schema.classes)}
         return columns | {f"{p}_nats": getattr(prediction, p).numpy() for p in ("total", "epistemic", "aleatoric")}
-    law = prediction.untransformed if schema.task == "survival" else prediction  # of times of log t: means may be huge
+    law = prediction.untransformed if schema.task == "survival" else prediction  # log t: the mean of t may be huge
     spreads = {"sd": law.total, "epistemic_sd": law.epistemic, "aleatoric_sd": law.aleatoric}
     log = "log_" * (law is not prediction)
     columns = {f"{log}mean": law.mean.numpy()} | {f"{log}{name}": v.sqrt().numpy() for name, v in spreads.items()}
@@ -238,7 +238,7 @@ def columns_of(prediction: Any, schema: Schema, threshold: float | None = None) 
 
 
 def intervals_of(prediction: Any, schema: Schema, level: float, names: Sequence[str]) -> dict[str, Any]:
-    """The ends of an interval, or a set of classes, conformal where the prediction is, by their names."""
+    """{name of a column: values} of an interval's ends, or of a set of classes; conformal if the prediction is."""
     if schema.task == "labels":
         raise UserError("--levels asks for intervals, and labels have probabilities; leave it out")
     if schema.task == "targets":

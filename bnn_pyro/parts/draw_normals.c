@@ -1,19 +1,19 @@
-/* DrawNormals (gradients.py), every step-th piece from the first on, by the table of its _pieces. Without vector
-   instructions PyTorch's operators are quicker. */
+/* The forward and backward pass of DrawNormals in gradients.py. Each call processes every step-th piece of the table
+   that _pieces makes, beginning at first. Without vector instructions PyTorch's operators are faster. */
 #ifndef VECTORS
 #error "no vector instructions for exp and log"
 #endif
 #include <stdint.h>
 float sqrtf(float);
 #define LANES 64
-/* Numbers that look random, of key = 0, 1, 2, ...: splitmix64 (Steele, Lea & Flood 2014) */
+/* Pseudo-random numbers from consecutive keys: splitmix64 (Steele, Lea & Flood 2014) */
 static uint64_t mixed(uint64_t *key) {
   uint64_t z = *key += 0x9e3779b97f4a7c15u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
 }
-/* 32 random bits for each lane: xoshiro128++ (Blackman & Vigna 2021, arXiv:1805.01407), a generator a lane */
+/* 32 random bits per lane, each lane with its own xoshiro128++ generator (Blackman & Vigna 2021, arXiv:1805.01407) */
 static void bits(uint32_t state[4][LANES], uint32_t *restrict out) {
   for (int i = 0; i < LANES; i++) {
     uint32_t a = state[0][i], b = state[1][i], c = state[2][i] ^ a, d = state[3][i], sum = a + d;
@@ -25,8 +25,8 @@ static void bits(uint32_t state[4][LANES], uint32_t *restrict out) {
     state[3][i] = d << 11 | d >> 21;
   }
 }
-/* An even number of independent draws of Normal(0, 1): Box & Muller 1958, an angle of 45 degrees at most and which of
-   the eight; sine and cosine are Cephes' polynomials (sinf.c, Moshier 1992) */
+/* 2 * LANES independent draws of Normal(0, 1) by Box & Muller 1958. The angle is drawn as one of at most 45 degrees and
+   an octant; sine and cosine are the polynomials of Cephes (sinf.c, Moshier 1992) */
 static void normals(uint32_t state[4][LANES], float *restrict out) {
   uint32_t one[LANES], two[LANES];
   bits(state, one);
@@ -41,7 +41,7 @@ static void normals(uint32_t state[4][LANES], float *restrict out) {
     out[LANES + i] = radius * (two[i] >> 30 & 1 ? cosine : sine);
   }
 }
-/* n numbers; narrow: all rho are below -3, where series in t = exp(rho) are quicker than logarithms */
+/* Scales, draws and sums of n numbers. narrow: all rho are below -3, where series in t = exp(rho) replace logarithms */
 static inline __attribute__((always_inline)) void numbers(
     const float *restrict loc, const float *restrict rho, float *restrict scale, float *restrict noise,
     float *restrict draw, const float *restrict normal, double *restrict sums, long n, int narrow) {
@@ -82,7 +82,7 @@ static void draw_piece(const float *restrict loc, const float *restrict rho, flo
     else numbers(loc + i, rho + i, scale + i, noise + i, draw + i, normal, sums, m, 0);
   }
 }
-/* scale = softplus(rho), noise of Normal(0, 1) by the key alone, draw = loc + scale noise, and two sums of each piece */
+/* scale = softplus(rho), noise of Normal(0, 1) determined by key, draw = loc + scale noise, and two sums per piece */
 void draw(const float *loc, const float *rho, float *scale, float *noise, float **draws, const long (*table)[4],
           long first, long step, long pieces, double *sums, uint64_t key) {
   for (long i = first; i < pieces; i += step) {
@@ -99,7 +99,7 @@ static void differentiate_piece(const float *restrict loc, const float *restrict
     scale[i] = slope / (1 + expf(-rho[i]));
   }
 }
-/* The gradients of loc, in the place of noise, and of rho, in that of scale; a, b: one an array */
+/* Overwrite noise with the gradient of loc, and scale with that of rho; a, b: one number per array */
 void differentiate(const float *loc, const float *rho, float *scale, float *noise, float **gradients,
                    const long (*table)[4], long first, long step, long pieces, const float *a, const float *b) {
   for (long i = first; i < pieces; i += step) {

@@ -1,8 +1,9 @@
-"""Layers of a user's network that no weight of the posterior reaches: computed once for a row, not for every draw.
+"""Layers of a user's network that do not depend on the weights of the posterior: computed once, not for every draw.
 
-    f(x, w) = head(φ(x), w),    φ(x): the outputs of those layers that the rest of the network takes, and x if it does
+    f(x, w) = head(φ(x), w),    φ(x): the outputs of the frozen layers that the head uses, and x if it uses x
 
-Such a layer is called once, requires no gradient at weights that do, and returns the same in training mode.
+A layer is frozen if it is called once per pass, its output requires no gradient when all weights of the posterior do,
+and the output is the same in training mode.
 """
 
 import copy
@@ -18,29 +19,29 @@ from torch.utils._pytree import tree_leaves
 
 from bnn_pyro.datasets.rows import is_large
 from bnn_pyro.isolation import isolated
-from bnn_pyro.parts.backbone import CHUNK_NUMBERS, CHUNK_ROWS
+from bnn_pyro.parts.backbone import Report, row_blocks
 from bnn_pyro.parts.nets import in_mode, outputs_seen, with_weights
 from bnn_pyro.parts.own_module import calling, norm_layers
 
-#: Rows by which the layers are found.
+#: Number of rows for the passes that find the frozen layers.
 PROBE = 7
-#: What tells no value of a tensor.
+#: Functions of a tensor that do not depend on its values.
 _FORM = {getattr(Tensor, name) for name in ("size", "dim", "__len__", "numel", "is_floating_point")}
 _FORM |= {getattr(Tensor, name).__get__ for name in ("shape", "ndim", "device", "dtype", "requires_grad", "is_cuda")}
 
 
 class _Plan(NamedTuple):
-    """shapes: {path of a layer: that of its output for a row}, "" of x.   used: those in φ(x), in its order."""
+    """shapes: {path of a frozen layer, or "" for x: shape for one row}.   used: the paths in φ(x), in its order."""
 
     shapes: Mapping[str, torch.Size]
     used: tuple[str, ...]
 
-    #: Numbers of each part of φ(x).
+    #: The count of numbers in each part of φ(x).
     sizes = property(lambda self: [self.shapes[path].numel() for path in self.used])
 
 
 class _Given(nn.Module):
-    """In place of a layer: returns, once, what it was given."""
+    """Replaces a frozen layer, and returns the value that was set for this pass."""
 
     value: Tensor | None = None
 
@@ -50,12 +51,12 @@ class _Given(nn.Module):
 
 
 class _Uses(TorchFunctionMode):
-    """Which of the tensors that were noted a result depends on, as far as by more than their form."""
+    """Records which of the noted tensors a result depends on by their values, not just by their shape or dtype."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sources: dict[int, tuple[set[str], object]] = {}  # with the tensor, as another may get its id
-        self.used: set[str] = set()  # by values that left torch, or changes in place
+        self.sources: dict[int, tuple[set[str], object]] = {}  # keeps the tensor, so that its id is not reused
+        self.used: set[str] = set()  # sources of in-place changes and of results that are not tensors
 
     def note(self, path: str, value: object) -> None:
         self.sources[id(value)] = {path}, value
@@ -74,19 +75,19 @@ class _Uses(TorchFunctionMode):
 
 
 def without_frozen_layers(
-    model: nn.Module, *inputs: Tensor, training: bool = False, report: Callable[[int, int], None] | None = None
+    model: nn.Module, *inputs: Tensor, training: bool = False, report: Report | None = None
 ) -> tuple[nn.Module, list[Tensor]] | None:
-    """(the model on features, the features (N, F) of each of the inputs); None: no such layers, or too large features.
+    """The model on features, and features (N, F) of each input; None without frozen layers, or for too large features.
 
     model: a ``BayesianNet`` of a user's network.   inputs: (N, *input_shape).   training: whether the head will train.
-    report: called as report(rows done, of how many) of each.
+    report: called as report(rows done, rows in total) for each of the inputs.
     """
     net, modes, x = model.net, (False, True)[: 1 + training], inputs[0]
-    able = model.still and model.statistics is None and not isinstance(net, GraphModule)  # whose copies have no hooks
+    able = model.still and model.statistics is None and not isinstance(net, GraphModule)  # copies of it lose hooks
     if not able or not len(x) or not all(isinstance(one, Tensor) for one in inputs):
         return None
     rows = x[:PROBE].to(next(net.parameters()).device)
-    with suppress(Exception), isolated(0), calling(net):  # whatever the user's code raises
+    with suppress(Exception), isolated(0), calling(net):  # the user's code may raise any exception
         found = [_constant(net, rows, mode) for mode in modes]
         same = [path for path, value in found[0].items() if all(path in f and _close(f[path], value) for f in found)]
         shapes = {p: found[0][p].shape[1:] for p in same if not any(p.startswith(f"{other}.") for other in same)}
@@ -104,8 +105,8 @@ def without_frozen_layers(
         plan = own._plan = every._replace(used=tuple(path for path in every.used if path in uses.used))
         if not shapes.keys() & plan.used or is_large((len(x), sum(plan.sizes))):
             return None
-        z = torch.cat([_features(net, own, plan, part) for part in rows.split(2)])  # in other batches
-        with torch.no_grad():  # at other weights too, as some have no gradient
+        z = torch.cat([_features(net, own, plan, part) for part in rows.split(2)])  # must not depend on the batch
+        with torch.no_grad():  # compare at other weights, as a weight without gradient may still have an effect
             w = {name: p * (1 + 0.1 * torch.randn_like(p)) for name, p in net.named_parameters()}
             if all(_close(_output(own, w, z, mode), _output(net, w, rows, mode)) for mode in modes):
                 head = copy.copy(model)
@@ -124,7 +125,7 @@ def _output(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, training: bool) 
 
 
 def _constant(net: nn.Module, x: Tensor, training: bool) -> dict[str, Tensor]:
-    """{path: output} of layers that are called once and return numbers for each row that no parameter reaches."""
+    """{path: output} of layers that are called once and whose float32 outputs (B, …) depend on no parameter."""
     seen: dict[str, list[Tensor | None]] = {}
 
     def record(path: str, value: object) -> None:
@@ -137,39 +138,35 @@ def _constant(net: nn.Module, x: Tensor, training: bool) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _features(
-    net: nn.Module, head: nn.Module | None, plan: _Plan, x: Tensor, report: Callable[[int, int], None] | None = None
-) -> Tensor:
-    """φ(x), (N, F), where the network is, a few rows at a time.
+def _features(net: nn.Module, head: nn.Module | None, plan: _Plan, x: Tensor, report: Report | None = None) -> Tensor:
+    """φ(x), (N, F), on the device of the network, computed for a few rows at a time.
 
-    Raises ValueError where the head gives other outputs of them in another order: a layer may be for some rows alone.
+    Raises ValueError if the head's outputs change with the order of the rows, as a layer may process some rows only.
     """
-    device, size = next(net.parameters()).device, max(1, min(CHUNK_ROWS, CHUNK_NUMBERS // max(1, x.shape[1:].numel())))
+    device = next(net.parameters()).device
     whole = torch.empty(len(x), sum(plan.sizes), device=device)
-    for start in range(0, len(x), size):
-        rows = x[start : start + size].to(device)
+    for block in row_blocks(x, report):
+        rows = x[block].to(device)
         seen = {"": rows.clone()}
 
         def record(path: str, value: object, seen: dict[str, Tensor] = seen) -> None:
             if path and path in plan.used:
-                seen[path] = value.clone()  # which the next layer may change in place
+                seen[path] = value.clone()  # the next layer may change it in place
 
         with outputs_seen(net, record), calling(net):
             f = _output(net, {}, rows, training=False)
-        whole[start : start + size] = z = torch.cat([seen[path].flatten(1) for path in plan.used], 1)
+        whole[block] = z = torch.cat([seen[path].flatten(1) for path in plan.used], 1)
         if head is not None and not _close(_output(head, {}, z.flip(0), training=False).flip(0), f):
             raise ValueError("the head on features is another function")
-        if report is not None:
-            report(start + len(rows), len(x))
     return whole
 
 
 def _give(net: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """A forward pre-hook: the layers' outputs in their places, the network's own x in place of features (B, F)."""
+    """A forward pre-hook that sets the outputs of the frozen layers, and replaces the features (B, F) by x."""
     z, plan = args[0], net._plan
     parts = dict(zip(plan.used, z.split(plan.sizes, -1), strict=True))
     for path, shape in plan.shapes.items():
         part = parts[path].reshape(len(z), *shape).clone() if path in parts else z.new_zeros(()).expand(len(z), *shape)
         if path:
-            net.get_submodule(path).value = part  # its own memory, as a layer may change it in place
+            net.get_submodule(path).value = part  # a copy, as the next layer may change it in place
     return (part, *args[1:])

@@ -1,17 +1,17 @@
-"""Draws of X A for a random matrix A by its mean and variance, and its KL: few passes over A.
+"""Draws of X A for a random matrix A with a mean and a variance, with gradients that need few passes over A.
 
-    local_linear     A ~ Normal(M, V)
-    FreeLinear       A ~ Normal(M, exp L)     and, with the layer's output, KL(A ‖ Normal(0, s)) at next to no cost
-    local_conv2d     A ~ Normal(M, V)         X ∗ A, a convolution with A as its kernels
-    DrawNormals      A ~ Normal(M, softplus ρ)    A itself, of many layers at once, and what its KL takes
+    local_linear     A ~ Normal(M, V)             draws of X A
+    FreeLinear       A ~ Normal(M, exp L)         draws of X A, and KL(A ‖ Normal(0, s)) at little extra cost
+    local_conv2d     A ~ Normal(M, V)             draws of X ∗ A, a convolution with A as its kernels
+    DrawNormals      A ~ Normal(M, softplus ρ)    draws of A itself for many layers, and the sums for its KL
 
-With G the gradient of the output, std its standard deviation and R = G·ε / (2·std) the gradient of its variance (0
-where that is 0, its symmetric derivative: there the output does not depend on V, or ε averages it away):
+G is the gradient of the output, std the output's standard deviation, and R = G·ε / (2·std) the gradient of its
+variance. Where std is 0, R is set to 0: there the output does not depend on V, or the expectation over ε is 0.
 
     dM = Xᵀ G      dV = (X²)ᵀ R      dX = G Mᵀ + 2·X·(R Vᵀ)
 
-X (…, B, D); A (D, H), or (D + 1, H) with ``bias``: its last row is then the weights of a 1 that joins every row of X.
-Output sample_shape + (…, B, H). The gradients of ``FreeLinear`` compute V again, which is large, and add in place.
+X (…, B, D); A (D, H), or (D + 1, H) with ``bias``, whose last row is added to the product. The output has the shape
+sample_shape + (…, B, H). The backward pass of ``FreeLinear`` computes V again, to save memory, and adds in place.
 """
 
 import ctypes
@@ -33,9 +33,9 @@ def local_linear(X: Tensor, M: Tensor, V: Tensor, bias: bool, sample_shape: torc
 
 
 def local_conv2d(X: Tensor, M: Tensor, V: Tensor, geometry: tuple, sample_shape: torch.Size) -> Tensor:
-    """Draws of X ∗ A, sample_shape + (B, out, H', W'), A ~ Normal(M, V), each position with noise of its own.
+    """Draws of X ∗ A, sample_shape + (B, out, H', W'), A ~ Normal(M, V), with independent noise at each position.
 
-    X: (B, C, H, W).   M, V: (C·kh·kw, out), one row more for biases.   geometry: (out, C, kh, kw), stride, padding.
+    X: (B, C, H, W).   M, V: (C·kh·kw, out), or one more row with biases.   geometry: (out, C, kh, kw), stride, padding.
     """
     shape, stride, padding = geometry
     mean = F.conv2d(X, *_kernel(M, shape), stride=stride, padding=padding)
@@ -43,7 +43,7 @@ def local_conv2d(X: Tensor, M: Tensor, V: Tensor, geometry: tuple, sample_shape:
 
 
 class _Noisy(torch.autograd.Function):
-    """mean + √variance · ε, of shape sample_shape + mean's; both arguments are overwritten."""
+    """mean + √variance · ε, of shape sample_shape + mean.shape; both arguments are overwritten."""
 
     @staticmethod
     def forward(ctx, mean: Tensor, variance: Tensor, sample_shape: torch.Size) -> Tensor:
@@ -87,13 +87,13 @@ class FreeLinear(torch.autograd.Function):
         """Gradients for X, M, L."""
         X, M, L, ratio, precision = ctx.saved_tensors
         shape, weights = X.shape[:-1] + G.shape[-1:], slice(len(M) - ctx.bias)
-        rows = X.reshape(-1, X.shape[-1])  # many draws of one input add up
+        rows = X.reshape(-1, X.shape[-1])  # with the sum over the draws of one input
         G, R = (t.sum_to_size(shape).reshape(-1, shape[-1]) for t in (G, G * ratio))
         V = L.exp() if ctx.needs_input_grad[0] else None
         d_X = None if V is None else (R @ V[weights].mT).mul_(rows).mul_(2).addmm_(G, M[weights].mT).view(X.shape)
         d_M = _to_weights(rows, G, M * (g * precision), ctx.bias, add=True)
         d_L = _to_weights(rows.square(), R, torch.empty_like(L), ctx.bias)
-        V = L.exp() if V is None else V  # not before X² has gone again: the first layer's is large
+        V = L.exp() if V is None else V  # after X², which is large in the first layer, has been freed
         return d_X, d_M, d_L.add_(0.5 * g * precision).mul_(V).sub_(0.5 * g), None, None, None
 
 
@@ -104,8 +104,8 @@ def _moments(X: Tensor, M: Tensor, V: Tensor, bias: bool) -> tuple[Tensor, Tenso
 
 
 def _add_noise(mean: Tensor, variance: Tensor, sample_shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """(draws mean + std·ε, ε / 2·std of each), the noise laid out as the variance is; both arguments overwritten."""
-    # A convolution that is not a plain sum may leave a variance of 0 a little below it.
+    """(mean + std·ε, ε / (2·std)), with ε in the memory format of the variance; both arguments are overwritten."""
+    # Some convolution algorithms return slightly negative numbers for a variance of 0.
     std, shape = variance.clamp_min_(0).sqrt_(), mean.shape
     last = std.dim() == 4 and std.is_contiguous(memory_format=torch.channels_last)
     if last:
@@ -122,7 +122,7 @@ def _product(rows: Tensor, A: Tensor, bias: bool) -> Tensor:
 
 
 def _to_weights(rows: Tensor, G: Tensor, out: Tensor, bias: bool, add: bool = False) -> Tensor:
-    """out, which becomes, or is added, [rows 1]ᵀ G."""
+    """Set ``out`` to [rows 1]ᵀ G, or add this to it."""
     out[: len(out) - bias].addmm_(rows.mT, G, beta=1 if add else 0)
     if bias:
         out[-1] = G.sum(0).add_(out[-1]) if add else G.sum(0)
@@ -130,13 +130,13 @@ def _to_weights(rows: Tensor, G: Tensor, out: Tensor, bias: bool, add: bool = Fa
 
 
 def _kernel(A: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-    """The joined weights (C·kh·kw + bias, out) as those of a convolution: (out, C, kh, kw) and (out) or None."""
+    """The weight (out, C, kh, kw) and the bias (out) or None of a convolution from A (C·kh·kw + bias, out)."""
     fan_in = shape[1] * shape[2] * shape[3]
     weight = A[:fan_in].mT.reshape(shape).contiguous(memory_format=torch.channels_last)
     return weight, A[fan_in] if len(A) > fan_in else None
 
 
-#: Numbers of a piece of an array that stays in the processor's cache.
+#: Count of numbers in a piece of an array, which fits into the processor's cache.
 PIECE = 1 << 16
 
 
@@ -145,15 +145,15 @@ class DrawNormals(torch.autograd.Function):
 
         dμ = dw + 2 b μ        dρ = (dw ε + a/σ + 2 b σ) · sigmoid(ρ)        a, b: the gradients of the two sums
 
-    By ``draw_normals.c``, in pieces that stay in the processor's cache, as a network has many more weights than fit
-    there; in a quarter of the time of torch's operators. ε is of a generator of its own, whose seed is drawn by
-    torch's. The gradients take the memory of σ and ε, so that there is no second backward pass. ``spare`` are tensors
-    (P,) that nobody needs, for both: memory that is new to a process is slow.
+    ``draw_normals.c`` computes this in pieces that fit into the processor's cache, in a quarter of the time of torch's
+    operators. It has its own random generator, whose seed is drawn from torch's. The gradients overwrite σ and ε, so
+    that only one backward pass is possible. σ and ε are written to the tensors ``spare`` (P,) if there are any, as
+    memory that is new to a process is slow.
     """
 
     @staticmethod
     def forward(ctx, loc: Tensor, rho: Tensor, sizes: list[int], spare: list[Tensor]) -> tuple[Tensor, ...]:
-        """(sums of log σ (arrays,), sums of squares (arrays,), each array's draw). loc, rho: (P,) float32."""
+        """(sums of log σ (arrays,), sums of squares (arrays,), a draw of each array). loc, rho: (P,) float32."""
         ctx.sizes = sizes
         ctx.set_materialize_grads(False)
         scale, noise = (spare.pop() if spare else torch.empty_like(loc) for _ in range(2))
@@ -168,7 +168,7 @@ class DrawNormals(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, of_logs: Tensor | None, of_squares: Tensor | None, *of_draws: Tensor | None) -> tuple:
-        """Those of loc and rho.   Raises RuntimeError at a second call."""
+        """The gradients of loc and rho.   Raises RuntimeError when called a second time."""
         sizes, ctx.sizes = ctx.sizes, None
         if sizes is None:
             raise RuntimeError("a draw of mean-field weights has one backward pass: differentiate the sum")
@@ -182,7 +182,7 @@ class DrawNormals(torch.autograd.Function):
 
 @lru_cache(8)
 def _pieces(most: int, *sizes: int) -> Tensor:
-    """(pieces, 4): the array of each, where it begins in all of them and in its own, how many numbers it has."""
+    """(pieces, 4): the array of a piece, its start in all arrays together and in its own array, and its length."""
     starts = [0, *itertools.accumulate(sizes)]
     firsts = ((i, first) for i, size in enumerate(sizes) for first in range(0, size, most))
     return torch.tensor([(i, starts[i] + first, first, min(most, sizes[i] - first)) for i, first in firsts])
@@ -190,7 +190,7 @@ def _pieces(most: int, *sizes: int) -> Tensor:
 
 @cache
 def compiled() -> ctypes.CDLL | None:
-    """``draw_normals.c``; None where it cannot be compiled."""
+    """``draw_normals.c`` as a library; None if it cannot be compiled."""
     from bnn_pyro import c_code  # few fits need it
 
     try:
@@ -205,7 +205,7 @@ def compiled() -> ctypes.CDLL | None:
 
 
 def _call(function: Callable, flats: Sequence[Tensor], arrays: Sequence[Tensor], table: Tensor, *rest: int) -> None:
-    """Of all pieces, on as many threads as torch has: C code does not hold Python's lock."""
+    """Process all pieces on as many threads as torch uses; C code called by ctypes does not hold Python's lock."""
     addresses = (ctypes.c_void_p * len(arrays))(*(array.data_ptr() for array in arrays))
     pointers = *(flat.data_ptr() for flat in flats), addresses, table.data_ptr()
     num = min(torch.get_num_threads(), len(table))
@@ -215,7 +215,7 @@ def _call(function: Callable, flats: Sequence[Tensor], arrays: Sequence[Tensor],
         try:
             (thread := Thread(target=other)).start()
             threads.append(thread)
-        except RuntimeError:  # as the interpreter ends there are no more
+        except RuntimeError:  # no thread can be started while the interpreter shuts down
             other()
     own()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Approximations q(w) of independent weights: Normals, points, dropped columns, pruned (joint: correlated_normal)."""
+"""Approximations q(w) with independent weights: Normals, point masses, MC dropout, and pruned versions of a q."""
 
 import itertools
 import math
@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from bnn_pyro.parts.weights import ArrayDistribution, FlatNormals, cut
 
-#: In names of guides: two of one name would share their parameters in a user's global store.
+#: Numbers in the names of guides: guides with the same name would share parameters in a user's global store.
 NUMBERS = itertools.count()
 
 
 def register(guide: nn.Module) -> None:
-    """Tell Pyro of a guide's parameters, so that its own ``SVI`` finds them; nothing to do where they are local."""
+    """Register a guide's parameters in Pyro's store, where its own ``SVI`` finds them, unless parameters are local."""
     if not pyro.settings.get("module_local_params"):
         pyro.module(guide.name, guide)
 
 
 class _Flat(nn.Module):
-    """Sites cut from one flat vector. No ``PyroModule``, which ``isolated()`` would not let be called."""
+    """A guide whose sites are parts of one flat vector. A ``PyroModule`` could not be called inside ``isolated()``."""
 
     def __init__(self, initial: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class _Flat(nn.Module):
         return cut(self.loc, self.shapes)
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> dict[str, Tensor]:
-        """Sample every site; inputs and targets are taken for the sake of Pyro's calls and not used."""
+        """Sample every site; Pyro also passes inputs and targets, which are not used."""
         register(self)
         sites = {}
         for name, q in self._distributions():
             sites[name] = pyro.sample(name, q)
-            if torch.is_grad_enabled():  # in training a model may sample by row, from q
+            if torch.is_grad_enabled():  # in training, ``RowNoise`` samples from q for each row
                 sites[name].drawn_from = q
         return sites
 
@@ -53,7 +53,7 @@ class _Flat(nn.Module):
 
 @contextmanager
 def in_one_memory(guide: nn.Module, net: nn.Module) -> Iterator[None]:
-    """The net's own weights are the locations of a guide's sites, not a copy of them, until the end of the block."""
+    """Within the block, the weights of the net share the memory of the locations of a guide's sites."""
     parts = [part.sites() for part in guide.modules() if isinstance(part, _Flat)]
     sites, own = {name: value for sites in parts for name, value in sites.items()}, dict(net.named_parameters())
     for name in own.keys() & sites.keys():
@@ -61,7 +61,7 @@ def in_one_memory(guide: nn.Module, net: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for weight in own.values():  # each of its own: a view would be pickled with all others
+        for weight in own.values():  # pickling a view would store the whole flat vector
             weight.data = weight.data.clone()
 
 
@@ -71,7 +71,7 @@ def inverse_softplus(scale: Tensor) -> Tensor:
 
 
 class NormalGuide(_Flat):
-    """μ and σ = softplus(ρ), the same for every weight at the start."""
+    """μ and σ = softplus(ρ), where σ starts with the same value for every weight."""
 
     def __init__(self, initial: Mapping[str, Tensor], init_scale: float = 0.01) -> None:
         super().__init__(initial)
@@ -91,17 +91,14 @@ class NormalGuide(_Flat):
 class MeanFieldNormal(NormalGuide):
     """q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ), σ = softplus(ρ) (Blundell et al. 2015, section 3.2).
 
-    initial: {site: value} where μ starts.   init_scale: σ at the start: small, as a deterministic network begins.
+    initial: {site: initial value of μ}.   init_scale: initial σ; if small, training starts almost deterministically.
     """
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
         return FlatNormals(self.loc, self.rho, self.shapes, self._spare).arrays()
 
     def clear_gradients(self) -> None:
-        """Forget the gradients of the last step, whose memory the next one takes where no allocator keeps it.
-
-        Whoever still holds one of them reads other numbers after the next draw.
-        """
+        """Remove the gradients; on a CPU the next draw overwrites them, even if they are referenced elsewhere."""
         self._spare[:] = [p.grad for p in (self.loc, self.rho) if p.grad is not None and not p.is_cuda]
         self.loc.grad = self.rho.grad = None
 
@@ -114,7 +111,7 @@ class PointMass(_Flat):
 
 
 class WithPoints(nn.Module):
-    """q(w) of some sites, and values of all others.   random: q.   initial: {site: value} of those without one."""
+    """q(w) of some sites, and points for the others.   random: q.   initial: {site: initial value} of the points."""
 
     def __init__(self, random: nn.Module, initial: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -129,7 +126,7 @@ class WithPoints(nn.Module):
 class DroppedColumns(ArrayDistribution):
     """W · diag(z / (1 − p)), zⱼ ~ Bernoulli(1 − p): a whole column of W (out, in) is 0, or divided by 1 − p.
 
-    Mean W, variance W² p / (1 − p). One z for all rows of an input batch, so that a draw is one function of x.
+    The mean is W, and the variance W² p / (1 − p). All rows of a batch share z, so that a draw is one function of x.
 
     weight: W (out, in).   rate: p, in [0, 1).
     """
@@ -147,18 +144,18 @@ class DroppedColumns(ArrayDistribution):
         return self.weight * (kept.to(self.weight.dtype) / (1 - self.rate)).unsqueeze(-2)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log P(W = value) in nats, the probability of the masks that give ``value``: a mass, as Pyro's Delta has."""
+        """log P(W = value) in nats: not a density, but the probability of the masks that give ``value``."""
         kept = (value != 0).any(-2)
-        chosen = (self.weight != 0).any(-2)  # a column of zeros says nothing of its mask
+        chosen = (self.weight != 0).any(-2)  # a column of zeros is the same for every mask
         log_kept, log_dropped = math.log1p(-self.rate), math.log(self.rate) if self.rate else -math.inf
         mass = torch.where(chosen, torch.where(kept, log_kept, log_dropped), 0.0).sum(-1)
         return torch.where((value == self._masked(kept)).all(-1).all(-1), mass, -math.inf)
 
 
 class DroppedInputs(PointMass):
-    """q(w) of MC dropout: weight matrices with dropped columns, everything else where it is.
+    """q(w) of MC dropout: weight matrices with dropped columns; all other sites are points.
 
-    initial: {site: value} before training.   rates: {weight matrix: dropout rate of its layer's inputs}.
+    initial: {site: initial value}.   rates: {weight matrix: dropout rate of its layer's inputs}.
     """
 
     def __init__(self, initial: Mapping[str, Tensor], rates: Mapping[str, float]) -> None:
@@ -171,16 +168,16 @@ class DroppedInputs(PointMass):
 
 
 def weight_sites(model: nn.Module) -> list[str]:
-    """The sites that can be pruned: matrices and kernels of the network; not biases, nor what the likelihood learns."""
+    """The sites that can be pruned: matrices and kernels of the network, without biases and sites of the likelihood."""
     likelihood = getattr(getattr(model, "likelihood", None), "initial", {})
     return [site for site, value in model.initial.items() if value.dim() > 1 and site not in likelihood]
 
 
 class PrunedWeights(ArrayDistribution):
-    """m ⊙ w, w ~ q: the draws of q, with 0 where the mask says so; the mean follows.
+    """m ⊙ w, w ~ q: draws of q whose removed entries are 0.
 
-    whole: q, its event the whole array.   kept: (*event shape) bool.
-    It has neither a density (a removed weight is a point) nor gradients: what is pruned has been trained.
+    whole: q, whose event is the whole array.   kept: (*event shape) bool, the mask m.
+    It has no density, as removed weights are points, and is not for training.
     """
 
     def __init__(self, whole: dist.TorchDistribution, kept: Tensor) -> None:
@@ -193,19 +190,19 @@ class PrunedWeights(ArrayDistribution):
         return self._masked(self.whole.expand(shape[: len(shape) - len(self.event_shape)])())
 
     def _masked(self, value: Tensor) -> Tensor:
-        return torch.where(self.kept, value, 0.0)  # not a product: −0 and NaN would stay
+        return torch.where(self.kept, value, 0.0)  # a product would keep −0 and NaN
 
 
 class PrunedGuide(nn.Module):
-    """q with masks. whole: the guide, whose parameters are shared and not changed.   kept: {site: bool mask}."""
+    """A guide with masks. whole: the unmasked guide, which shares its parameters.   kept: {site: bool mask}."""
 
     def __init__(self, whole: nn.Module, kept: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.whole, self.sites = whole, tuple(kept)
-        for number, mask in enumerate(kept.values()):  # buffers: they are saved and moved along; names have no dots
+        for number, mask in enumerate(kept.values()):  # names of buffers have no dots
             self.register_buffer(f"kept_{number}", mask)
 
-    #: {site: mask}, True where a weight is left.
+    #: {site: mask}, True for weights that are not removed.
     kept = property(lambda self: {site: getattr(self, f"kept_{number}") for number, site in enumerate(self.sites)})
 
     def forward(self, x: Tensor | None = None, y: Tensor | None = None) -> object:
@@ -215,7 +212,7 @@ class PrunedGuide(nn.Module):
 
 
 class _Mask(Messenger):
-    """Sites of these names become ``PrunedWeights``."""
+    """Replaces the distributions of the sites in ``kept`` by ``PrunedWeights``."""
 
     def __init__(self, kept: Mapping[str, Tensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The likelihoods, and which of them is a schema's. To add one: a class, and a line in ``LIKELIHOODS``."""
+"""The likelihoods, and the choice of one for a schema. To add one, write a class and add a line to ``LIKELIHOODS``."""
 
 import math
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ class Normal(LearnedNoise):
     quadratic = property(lambda self: self.noise is not None)
 
     def fitted_noise(self, error: Tensor) -> dict[str, Tensor]:
-        """See ``Likelihood``; at least a thousandth of the target's standard deviation, a density's bound."""
+        """See ``Likelihood``; at least 10⁻³ of the target's standard deviation, so that densities are bounded."""
         return {} if self.noise is not None else {"log_noise": (error / self.scale).clamp_min(1e-3).log()}
 
     #: E[(∂ log p(y) / ∂ log σ)²] = E[(r² − 1)²] = 2, r standard Normal.
@@ -70,7 +70,7 @@ class Normal(LearnedNoise):
 class Heteroscedastic(Likelihood):
     """y ~ Normal(shift + scale·f₁, scale·(10⁻³ + softplus f₂)), f (…, B, 2): the noise depends on the input.
 
-    The floor keeps the density finite where the network would explain a point exactly.
+    The floor of 10⁻³ bounds the density at points that the network fits exactly.
     """
 
     outputs = 2
@@ -93,7 +93,7 @@ class Heteroscedastic(Likelihood):
 
 
 class HeavyTails:
-    """Before a likelihood whose components are Normal: Student's t, ν = 2 + exp(log_df), log_df ~ Normal(2, 1).
+    """A mixin that turns Normal components into Student's t, ν = 2 + exp(log_df), log_df ~ Normal(2, 1).
 
     ν > 2, so that the variance is finite; 95 % of its prior is between 3 and 54. Lange, Little & Taylor 1989.
     """
@@ -129,9 +129,9 @@ class LaplaceNoise(LearnedNoise):
 
 
 class OnLogScale:
-    """Before a likelihood whose components are Normal: log y has that distribution, and y > 0 a log-normal one.
+    """A mixin that turns Normal components for y into Normal components for log y: y > 0 is log-normal.
 
-    The density of y has the Jacobian 1/y. Whatever is a function of f alone, such as the information, is the same.
+    The density of y includes the Jacobian 1/y. Functions of f alone, such as the information, do not change.
     """
 
     mixture = LogNormalMixture
@@ -143,14 +143,14 @@ class OnLogScale:
 
 
 class LogNormal(OnLogScale, Normal):
-    """log y as y of ``Normal``: y ~ LogNormal(shift + scale·f, σ)."""
+    """log y has the likelihood ``Normal``: y ~ LogNormal(shift + scale·f, σ)."""
 
 
 class LogHeteroscedastic(OnLogScale, Heteroscedastic):
-    """log y as y of ``Heteroscedastic``: errors in per cent that depend on the input."""
+    """log y has the likelihood ``Heteroscedastic``: relative errors that depend on the input."""
 
 
-#: Where f is cut off: e¹⁵ times the mean. Beyond it 32-bit numbers would soon end.
+#: The largest f in exp f, at e¹⁵ times the mean count, to avoid overflow in float32.
 MAX_LOG = 15.0
 
 
@@ -162,11 +162,11 @@ class Poisson(Likelihood):
         self.shift = shift if shift > 0 else 1.0
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Sample, or observe counts y (B,), in float64 as the components: log y! of large ones cancels."""
+        """Sample, or observe counts y (B,), in float64 as the components: log y! of large counts cancels."""
         return super().forward(f, None if y is None else y.double())
 
     def log_mean(self, f: Tensor) -> Tensor:
-        """f, cut off where numbers would overflow, (…, B) float64."""
+        """f, at most ``MAX_LOG``, (…, B) float64."""
         return f.squeeze(-1).double().clamp_max(MAX_LOG)
 
     def components(self, f: Tensor) -> dist.Poisson:
@@ -184,7 +184,7 @@ class NegativeBinomial(Poisson):
     95 % of the prior of r is between 0.4 and 140; r → ∞ is a Poisson.
     """
 
-    information = Likelihood.information  # none: that about r has no closed form
+    information = Likelihood.information  # not available: the information about r has no closed form
 
     def __init__(self, shift: float = 1.0) -> None:
         super().__init__(shift)
@@ -208,7 +208,7 @@ class LogNormalTime(Weibull):
     family = LogNormalTimes
 
 
-#: Name -> (class, its task), of the setting ``likelihood``; by default the task's first: counts are seldom Poisson's.
+#: {setting ``likelihood``: (class, its task)}. A task's first one is its default: most counts are not Poisson.
 LIKELIHOODS: dict[str, tuple[type[Likelihood], str]] = {
     "normal": (Normal, "regression"),
     "student-t": (StudentT, "regression"),
@@ -224,11 +224,11 @@ LIKELIHOODS: dict[str, tuple[type[Likelihood], str]] = {
 def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: str | None = None) -> Likelihood:
     """The likelihood for a schema.
 
-    noise: of numbers, ``"learned"`` (one scale with a LogNormal prior), ``"heteroscedastic"`` (a second output of the
-        network; "normal" and "student-t" only), ``"correlated"`` (of several targets; "normal" only) or a fixed scale
-        in target units, on a log scale of log y. Ignored where targets are classes or counts.
+    noise: for numbers ``"learned"`` (one scale with a LogNormal prior), ``"heteroscedastic"`` (a second output of the
+        network; "normal" and "student-t" only), ``"correlated"`` (several targets; "normal" only) or a fixed scale in
+        target units (of log y if the target is on a log scale). Ignored for classes and counts.
     likelihood: a key of ``LIKELIHOODS``; by default that of the task.
-    Raises UserError for a likelihood that does not suit the task, or a noise that it does not have.
+    Raises UserError for a likelihood that does not suit the task, or a noise that it does not support.
     """
     name = likelihood or next((name for name, (_, task) in LIKELIHOODS.items() if task == schema.task), "normal")
     check_known("likelihood", LIKELIHOODS, name)
@@ -236,8 +236,7 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     if likelihood is not None and task != (needed := "regression" if schema.task == "targets" else schema.task):
         fit = [name for name, (_, task) in LIKELIHOODS.items() if task == needed]
         way = f"take {' or '.join(fit)}" if fit else "leave it out"
-        raise UserError(f"likelihood={name} is for {task}, and the task is {schema.task}; {way}, or say --task {task} "
-                        "(task=)")  # fmt: skip
+        raise UserError(f"likelihood={name} is for {task}, not for {schema.task}; {way}, or say --task {task} (task=)")
     if noise == "correlated":
         if schema.task != "targets" or kind is not Normal:
             raise UserError("noise=correlated is of several targets that are numbers, with likelihood=normal")

@@ -2,16 +2,16 @@
 
     A ~ Normal(M, V)        pre-activation of X = X·M + √(X²·V) · ε        (Kingma et al. 2015, arXiv:1506.02557)
 
-The density of the output is not tractable, and inside an ELBO it is not needed: log p − log q integrates to
-−KL(q(A) ‖ p(A)). A layer in the guide is q, the one at the same site of the model is p, and each of the B rows of the
-batch shape has a share of KL_factor · KL / B, so that a plate over the rows adds up to one KL. ``TraceMeanField_ELBO``
-takes it from ``kl_divergence``; under ``Trace_ELBO`` the layer in the model finds the layer that sampled its value and
-answers −KL, the one in the guide 0: give it a layer in both. Where a plate scales its sites by N/B, KL_factor is B/N.
+The density of the output is intractable, but an ELBO does not need it: the expectation of log p − log q is
+−KL(q(A) ‖ p(A)). A layer in the guide is q, and a layer at the same site of the model is p. Each of the B rows of the
+batch shape has the share KL_factor · KL / B, so that a plate over the rows adds up to one KL. ``TraceMeanField_ELBO``
+calls ``kl_divergence``; under ``Trace_ELBO`` the log density of the model's layer is −KL of the guide's layer that
+sampled the value, and that of the guide's layer is 0. If a plate scales its sites by N/B, KL_factor must be B/N.
 
-A convolution is not exact: each position of its output has exactly the distribution that sampled weights give it, but
-ε is drawn for each by itself, where positions that share weights are correlated. An ELBO made of this layer is then no
-bound on the evidence of the network over its weights; it is the usual way all the same (Molchanov, Ashukha & Vetrov
-2017, arXiv:1701.05369, section 4.4; Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731).
+A convolution is an approximation: each position of the output has the correct distribution, but ε is drawn
+independently, although positions that share weights are correlated. The ELBO of such a layer is not a bound on the
+evidence of the network over its weights, but this is common practice (Molchanov, Ashukha & Vetrov 2017,
+arXiv:1701.05369, section 4.4; Shridhar, Laumann & Liwicki 2019, arXiv:1901.02731).
 """
 
 from collections.abc import Callable
@@ -29,13 +29,13 @@ from bnn_pyro.parts.weights import ArrayDistribution, CentredNormal, NormalWeigh
 
 
 class LocalLayer(ArrayDistribution):
-    """The activations of a layer whose weights are random: batch shape (…, B), one row per input.
+    """The activations of a layer with random weights: batch shape (…, B), one row per input.
 
-    X: (…, B, *input), inputs of ``input_dims`` dimensions each.   weights: their distribution, of batch shape ();
-        in a guide with ``mean`` and ``variance``.   event_shape: of one row's activations.
+    X: (…, B, *input), where an input has ``input_dims`` dimensions.   weights: their distribution, of batch shape ();
+        in a guide with ``mean`` and ``variance``.   event_shape: shape of the activations of one row.
     non_linearity: applied to the pre-activations; None for none.
 
-    A subclass draws these in ``pre_activation(sample_shape)``, sample_shape + batch_shape + (…), reparametrised.
+    A subclass draws them, reparametrised, in ``pre_activation(sample_shape)``: sample_shape + batch_shape + (…).
     """
 
     input_dims: ClassVar[int] = 1
@@ -49,10 +49,10 @@ class LocalLayer(ArrayDistribution):
         super().__init__(event_shape)
         self.X, self.weights, self.non_linearity = X, weights, non_linearity
         self._batch_shape = X.shape[: X.dim() - self.input_dims]
-        self._origin = object()  # the same one in every expanded copy; not self: that would be a reference cycle
+        self._origin = object()  # identifies this layer in expanded copies, without a reference cycle to self
 
     def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
-        """The same layer for a larger batch; the weights' KL is still counted once for each leading index."""
+        """The same layer for a larger batch; each leading index counts the weights' KL once."""
         new = super().expand(batch_shape)
         new.X = self.X.expand(new.batch_shape + self.X.shape[self.X.dim() - self.input_dims :])
         return new
@@ -64,18 +64,17 @@ class LocalLayer(ArrayDistribution):
             activation = self.non_linearity(activation)
         if self.include_hidden_bias:
             activation = F.pad(activation, (0, 1), value=1.0)
-        activation.drawn_from = self  # lets the model's layer find q under Trace_ELBO
+        activation.drawn_from = self  # so that the model's layer knows q under Trace_ELBO
         return activation
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log p − log q's share of this site, (…, B): −KL per row in the model, 0 in the guide.
+        """The site's contribution to log p or log q, (…, B): −KL per row in the model, 0 in the guide.
 
-        Raises NotImplementedError for a value that no layer has drawn: its density is not tractable.
+        Raises NotImplementedError for a value that no layer has drawn, as its density is intractable.
         """
         if (q := getattr(value, "drawn_from", None)) is None:
-            raise NotImplementedError("a HiddenLayer has no tractable density of its output: use it in model and guide "
-                                      "under an ELBO (TraceMeanField_ELBO, Trace_ELBO), or sample weights instead "
-                                      "(bnn_pyro.MeanField) for MCMC")  # fmt: skip
+            raise NotImplementedError("the density of a HiddenLayer's output is intractable: use it in model and guide "
+                                      "under an ELBO, or sample weights for MCMC (bnn_pyro.MeanField)")  # fmt: skip
         return self.X.new_zeros(self.batch_shape) if q._origin is self._origin else -kl_divergence(q, self)
 
 
@@ -94,8 +93,8 @@ def _kl_of_another_kind(q: LocalLayer, p: Distribution) -> Tensor:
 class LinearLayer(LocalLayer):
     """The output of a Bayesian linear layer: X (…, B, D) and weights of event shape (D, H) to (…, B, H).
 
-    adjoin_one: a 1 joins every row of X, whose weights, the last row of (D + 1, H), are the bias.
-    Raises ValueError where the shapes do not fit.
+    adjoin_one: the weights have the event shape (D + 1, H), and their last row is the bias.
+    Raises ValueError for shapes that do not match.
     """
 
     def __init__(
@@ -117,9 +116,9 @@ class LinearLayer(LocalLayer):
 class Conv2dLayer(LocalLayer):
     """The output of a Bayesian convolution: X (…, B, C, H, W) to non_linearity of (…, B, out, H', W').
 
-    weights: of event shape (C·kh·kw, out), or (C·kh·kw + 1, out) whose last row are the biases.
-    like: the deterministic convolution of these channels, kernel, stride and padding.
-    non_linearity: of (…, out, H', W'), may change these three dimensions; the event shape is what it makes of them.
+    weights: of event shape (C·kh·kw, out), or (C·kh·kw + 1, out) with the biases in the last row.
+    like: the deterministic convolution with these channels, kernel, stride and padding.
+    non_linearity: a function of (…, out, H', W') that may change the last three dimensions, the event shape.
     """
 
     input_dims = 3
@@ -148,18 +147,18 @@ def _event_shape(image: torch.Size, geometry: tuple, non_linearity: Callable[[Te
 
 
 class HiddenLayer(LinearLayer):
-    """The output of a Bayesian linear layer; arguments as those of ``pyro.contrib.bnn.HiddenLayer``.
+    """The output of a Bayesian linear layer, with the arguments of ``pyro.contrib.bnn.HiddenLayer``.
 
     X: (…, B, D) inputs.   A_mean, A_scale: (D, H) mean and standard deviation of the weights.
     non_linearity: applied to the pre-activations; None for none.
     KL_factor: weight of the KL: B/N for mini-batches of B out of N rows.
-    A_prior_scale: standard deviation of the zero-mean prior that :attr:`KL` refers to; between two layers at one site
-        the prior is the model's layer, A_mean and A_scale of it.
-    include_hidden_bias: adjoin a 1 to the output, which is the next layer's bias.
-    weight_space_sampling: draw A itself, one for every draw, instead of pre-activations; for tests.
+    A_prior_scale: standard deviation of the zero-mean prior in :attr:`KL`. The KL of a guide's layer to a model's layer
+        uses the A_mean and A_scale of the model's layer instead.
+    include_hidden_bias: append a 1 to the output, by which the next layer has a bias.
+    weight_space_sampling: draw A itself instead of pre-activations, once per draw; for tests.
 
-    Batch shape (…, B), event shape (H,), or (H + 1,) with the adjoined 1.
-    Raises ValueError where the shapes do not fit.
+    Batch shape (…, B), event shape (H,), or (H + 1,) with the appended 1.
+    Raises ValueError for shapes that do not match.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""A network by local reparametrization: a model and a guide whose sites are activations, and their twins over weights.
+"""Networks with local reparametrization: a model and a guide over activations, and their versions over weights.
 
     model   h₀ = x,  hₗ ~ layer(hₗ₋₁; prior of Wₗ),  y ~ likelihood(h_L)
     guide   h₀ = x,  hₗ ~ layer(hₗ₋₁; q(Wₗ))
 
-The pair is for training. What is learned is q(W), so each has a twin, ``weight_space``, over the weights themselves, on
-the same parameters: draws that are one function for all inputs, for predictions, pruning and diagnostics.
+The model and guide over activations are for training. Both have an attribute ``weight_space``, a version over the
+weights with the same parameters, whose draws are functions of all inputs: for predictions, pruning and diagnostics.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,13 +23,13 @@ from bnn_pyro.parts.weights import CentredNormal, DropoutWeights, FreeWeights, L
 
 
 def _cut(A: Tensor, layer: nn.Module) -> dict[str, Tensor]:
-    """A layer's joined weights A (fan-in + 1, out) as {"weight", "bias"}, of the layer's own shapes."""
+    """Split A (fan-in + 1, out) into {"weight", "bias"} with the shapes of the layer."""
     weight = (A if layer.bias is None else A[:-1]).mT.reshape(layer.weight.shape)
     return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": A[-1]}
 
 
-class FreeScale(nn.Module):
-    """q(A): a mean and a variance for every weight. start: (D, H) means.   init: σ."""
+class _FreeScale(nn.Module):
+    """q(A) with a mean and a variance for every weight. start: (D, H) initial means.   init: initial σ."""
 
     def __init__(self, start: Tensor, init: float) -> None:
         super().__init__()
@@ -37,12 +37,11 @@ class FreeScale(nn.Module):
         self.log_variance = nn.Parameter(torch.full_like(start, init).log_().mul_(2))
 
     def forward(self) -> FreeWeights:
-        """q(A)."""
         return FreeWeights(self.loc, self.log_variance)
 
 
-class DropoutScale(nn.Module):
-    """q(A) = Normal(μ, αμ²), α = sigmoid(·) < 1 (Kingma et al. 2015, section 3) for the parts that ``shape`` names."""
+class _DropoutScale(nn.Module):
+    """q(A) = Normal(μ, αμ²), α = sigmoid(·) < 1 (Kingma et al. 2015, section 3), with α of this ``shape``."""
 
     def __init__(self, start: Tensor, init: float, shape: torch.Size) -> None:
         super().__init__()
@@ -50,24 +49,23 @@ class DropoutScale(nn.Module):
         self.logit_alpha = nn.Parameter(start.new_full(shape, init).logit())
 
     def forward(self) -> DropoutWeights:
-        """q(A)."""
         return DropoutWeights(self.loc, self.logit_alpha.sigmoid())
 
 
-#: How σ depends on the mean, by name: start (D, H), initial value -> module.
+#: How σ depends on the mean, by name: (initial means (D, H), initial σ or α) -> module.
 SCALES: dict[str, Callable[[Tensor, float], nn.Module]] = {
-    "free": FreeScale,
-    "layer": lambda start, init: DropoutScale(start, init, torch.Size()),
-    "unit": lambda start, init: DropoutScale(start, init, torch.Size((start.shape[0], 1))),
-    "weight": lambda start, init: DropoutScale(start, init, start.shape),
+    "free": _FreeScale,
+    "layer": lambda start, init: _DropoutScale(start, init, torch.Size()),
+    "unit": lambda start, init: _DropoutScale(start, init, torch.Size((start.shape[0], 1))),
+    "weight": lambda start, init: _DropoutScale(start, init, start.shape),
 }
 
 
 class LocalNet(nn.Module):
-    """p(y, h | x): activations of each layer under the weights' prior, then the likelihood.
+    """p(y, h | x): activations of each layer under the prior of its weights, then the likelihood.
 
-    weight_space: the same network over its weights; it gives the layers, their priors and the likelihood.
-    Raises UserError for a prior that has no KL in closed form.
+    weight_space: the same network over its weights, with the layers, their priors and the likelihood.
+    Raises UserError for a prior without a closed-form KL.
     """
 
     def __init__(self, weight_space: BayesianNet) -> None:
@@ -75,7 +73,7 @@ class LocalNet(nn.Module):
         self.weight_space = weight_space
         self.priors = nn.ModuleList(_LayerPrior(weight_space, *stage[:2]) for stage in self.net.stages())
 
-    #: The deterministic network, and {site: value} of the weights; see ``BayesianNet.initial``.
+    #: The deterministic network, and {site: initial value} of the weights; see ``BayesianNet.initial``.
     net = property(lambda self: self.weight_space.net)
     initial = property(lambda self: self.weight_space.initial)
 
@@ -86,9 +84,9 @@ class LocalNet(nn.Module):
 
 
 def _activations(enter: Callable, stages: list[Stage], weights: list[dist.TorchDistribution], x: Tensor) -> Tensor:
-    """Sample every layer's activations in a plate over the rows; the last ones."""
+    """Sample every layer's activations in a plate over the rows, and return those of the last layer."""
     h = enter(x)
-    with pyro.plate("rows", dim=-1):  # of the size that the activations have; the likelihood's plate states it
+    with pyro.plate("rows", dim=-1):  # its size is that of the activations
         for (name, layer, after), A in zip(stages, weights, strict=True):
             if isinstance(layer, nn.Conv2d):
                 h = pyro.sample(name, Conv2dLayer(h, A, layer, after))
@@ -98,7 +96,7 @@ def _activations(enter: Callable, stages: list[Stage], weights: list[dist.TorchD
 
 
 class _LayerPrior(nn.Module):
-    """The prior of a layer's joined weights: Normal(0, scale), scale (D, 1); log-uniform where that is None."""
+    """The prior of a layer's A: Normal(0, scale) with scale (D, 1), or log-uniform if scale is None."""
 
     def __init__(self, weight_space: BayesianNet, name: str, layer: nn.Module) -> None:
         super().__init__()
@@ -117,19 +115,19 @@ class _LayerPrior(nn.Module):
 
 
 class LocalGuide(nn.Module):
-    """q(h | x): activations of each layer under q of its weights; the likelihood's own latent sites mean-field.
+    """q(h | x): activations of each layer under q of its weights, and a mean-field q of the likelihood's latent sites.
 
-    scale: a key of ``SCALES``.   init: σ, or α, of every weight where training starts.
+    scale: a key of ``SCALES``.   init: initial value of σ, or of α, of every weight.
     """
 
     def __init__(self, model: LocalNet, scale: str, init: float) -> None:
         super().__init__()
         q = []
-        for _, layer, _ in model.net.stages():  # the bias is the last row of A: the weights of an adjoined 1
+        for _, layer, _ in model.net.stages():  # the bias is the last row of A
             rows = layer.weight.detach().flatten(1).mT
             q.append(SCALES[scale](rows.clone() if layer.bias is None else torch.cat([rows, layer.bias[None]]), init))
         self.weight_space = WeightGuide(model.net, q, model.weight_space.likelihood.initial)
-        self.priors = model.priors  # the same modules, so that their scales stay the model's own on any device
+        self.priors = model.priors  # the same modules, so that the scales are the same tensors on any device
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> None:
         """Sample every site for inputs x (B, *input_shape); targets are not used."""
@@ -144,16 +142,16 @@ class LocalGuide(nn.Module):
 
 
 class WeightGuide(nn.Module):
-    """q(W) over the sites "LAYER.weight" and "LAYER.bias" of a network, and over the likelihood's own.
+    """q(W) over the sites "LAYER.weight" and "LAYER.bias" of a network, and over the likelihood's latent sites.
 
-    layers: one module a layer, each returning q of the layer's joined weights.
-    noise: {site: value} where the likelihood's latent sites start; mean-field Normal.
+    layers: one module per layer, which returns q of the layer's A.
+    noise: {site: initial value} of the likelihood's latent sites, whose q is mean-field Normal.
     """
 
     def __init__(self, net: nn.Module, layers: list[nn.Module], noise: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.name = f"{type(self).__name__}{next(NUMBERS)}"
-        self.enter, self.stages = net.enter, net.stages()  # no submodule: its weights are no parameters of q
+        self.enter, self.stages = net.enter, net.stages()  # not as a submodule: the net has no parameters of q
         self.layers = nn.ModuleList(layers)
         self.noise = MeanFieldNormal(noise, 0.01) if noise else None
 

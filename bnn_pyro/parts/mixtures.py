@@ -1,7 +1,7 @@
-"""A prediction: an equal mixture of S components, one per draw of the weights; its moments, quantiles and scores.
+"""Predictions: equally weighted mixtures of S components, one per draw of the weights, with moments and quantiles.
 
-Probabilities are averaged, never log-probabilities, and moments and quantiles are those of the mixture, not of a
-matched Gaussian. The class of a family's mixture is looked up in ``MIXTURES``; a likelihood may name another.
+Probabilities are averaged, not log probabilities, and moments and quantiles are those of the mixture, not of a Gaussian
+with its moments. ``MIXTURES`` has the mixture class of each family of components; a likelihood may name another class.
 """
 
 import math
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pyro.distributions import Bernoulli, Categorical, Distribution, Normal
 from torch import Tensor
+from torch.special import entr
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.components import cdf_of, dtype_of, kind_of, make, parameters, select
@@ -20,21 +21,21 @@ from bnn_pyro.parts.decisions import BLOCK, COUNTS, GRID, Decisions, growing
 
 
 class Mixture(Decisions):
-    """p(y | x, D) as S components. Shapes: S draws, B points, K classes; of ``predict``, all tensors on the CPU.
+    """p(y | x, D) as S components. Shapes: S draws, B points, K classes; the tensors of ``predict`` are on the CPU.
 
-    components  the model's own distribution at site "y", batch shape (S, B), in the target's own units
+    components  the model's distribution at site "y", batch shape (S, B), in target units
 
-    For any univariate distribution of numbers that has a mean, a variance, ``log_prob`` and ``cdf``, and is made of the
-    tensors in its ``arg_constraints``, or a ``MixtureSameFamily`` of such. A family without ``cdf`` gets a line in
-    ``components.CDFS``, or its likelihood a ``mixture`` with a :meth:`component_cdf`.
+    Components can be of any univariate family of numbers that has a mean, a variance, ``log_prob`` and ``cdf``, and
+    whose parameters are the tensors in its ``arg_constraints``, or a ``MixtureSameFamily`` of such. A family without
+    ``cdf`` needs an entry in ``components.CDFS``, or a likelihood whose ``mixture`` has a :meth:`component_cdf`.
     """
 
-    #: What the targets are: numbers or labels. ``has_classes`` decides which metrics and figures apply.
+    #: The kind of targets. ``has_classes`` decides which metrics and figures apply.
     task = "regression"
     has_classes = False
 
     def __new__(cls, components: Distribution | None = None) -> Self:
-        """``Mixture(…)`` itself makes the class that these components have."""
+        """``Mixture(…)`` creates an object of the class that ``MIXTURES`` has for these components."""
         new = super().__new__(MIXTURES.get(type(components), Mixture) if cls is Mixture else cls)
         new.components = components
         return new
@@ -81,16 +82,16 @@ class Mixture(Decisions):
     def log_probs(self, y: Tensor) -> Tensor:
         """log p_s(y), (S, B), nats. y: (B,)."""
         law = self.components
-        if self.is_discrete and not self.has_classes:  # whose gamma functions cancel
+        if self.is_discrete and not self.has_classes:  # counts: float32 would lose digits in gamma functions
             law = make(kind_of(law), {name: value.double() for name, (value, _) in parameters(law).items()})
         return law.log_prob(y.to(dtype_of(law)))
 
     def component_cdf(self, y: Tensor) -> Tensor:
-        """P_s(Y ≤ y), (…, S, B) float64, at real y (…, B); of counts, a step function."""
+        """P_s(Y ≤ y), (…, S, B) float64, at real y (…, B); a step function for counts."""
         return cdf_of(self.components, y.unsqueeze(-2))
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(P_s(Y < y), P_s(Y = y)), float64, the second 0 of shape (1, 1) where Y is continuous. y: (B,)."""
+        """(P_s(Y < y), P_s(Y = y)), float64; the second is 0 of shape (1, 1) if Y is continuous. y: (B,)."""
         cdf = self.component_cdf(y)
         if not self.is_discrete:
             return cdf, cdf.new_zeros(1, 1)
@@ -98,37 +99,26 @@ class Mixture(Decisions):
         return cdf - at, at
 
     def output_values(self) -> Tensor:
-        """The K numbers by which draws are compared, (S, B, K) float64: here the means, K = 1."""
+        """The K numbers of a draw that diagnostics compare, (S, B, K) float64: here the mean, K = 1."""
         return self.components.mean.double()[..., None]
 
-    #: Whether Y takes separate values only, such as counts.
+    #: Whether Y is discrete, such as counts.
     is_discrete = property(lambda self: self.components.support.is_discrete)
-    #: Whether the PIT of a target is drawn from a range of values; see ``metrics.pit``.
+    #: Whether the PIT of a target is randomised; see ``metrics.pit``.
     randomised = property(lambda self: self.is_discrete)
 
     def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
-        """How badly y (B,) and the points before, (S,), fit: the largest |y − mean| / standard deviation."""
+        """Update ``so_far`` (S,), a draw's misfit to earlier points, by y (B,): the maximum of |y − mean| / sd."""
         return torch.maximum(so_far, ((y - self.components.mean) / self.components.stddev).abs().amax(1))
 
-    @cached_property
-    def mean(self) -> Tensor:
-        """Mean class probabilities (B, K), or the predictive mean (B,) in target units."""
-        return self.components.mean.mean(0)
-
-    @cached_property
-    def total(self) -> Tensor:
-        """Total uncertainty (B,): entropy of the mean probabilities in nats, or the mixture's variance."""
-        return self.aleatoric + self.epistemic
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """What more data would not remove (B,): mean entropy of the draws in nats, or mean component variance."""
-        return self.components.variance.mean(0)
-
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """What the draws disagree on (B,): mutual information I(y; w) in nats, or the variance of the means."""
-        return self.components.mean.double().var(0, unbiased=False).float()
+    #: Mean class probabilities (B, K), or the predictive mean (B,) in target units.
+    mean = cached_property(lambda self: self.components.mean.mean(0))
+    #: Total uncertainty (B,): entropy of the mean probabilities in nats, or the mixture's variance.
+    total = cached_property(lambda self: self.aleatoric + self.epistemic)
+    #: Aleatoric uncertainty (B,), of the noise: mean entropy of the draws in nats, or mean component variance.
+    aleatoric = cached_property(lambda self: self.components.variance.mean(0))
+    #: Epistemic uncertainty (B,), of the weights: mutual information I(y; w) in nats, or variance of the means.
+    epistemic = cached_property(lambda self: self.components.mean.double().var(0, unbiased=False).float())
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,) or (B, T)."""
@@ -145,7 +135,7 @@ class Mixture(Decisions):
         return self.component_cdf(y if y.dim() else y.expand(len(self))).mean(-2)
 
     def bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
-        """Ends between which the quantiles lie, each (Q, B) float64: those of Cantelli's inequality."""
+        """Bounds of the quantiles, each (Q, B) float64, by Cantelli's inequality."""
         mean, sd, odds = self.mean.double(), self.total.double().sqrt(), (levels / (1 - levels))[:, None].sqrt()
         return mean - sd / odds, mean + sd * odds
 
@@ -166,14 +156,14 @@ class Mixture(Decisions):
             below = self.cdf(middle) < levels[:, None]
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         middle = (low + high) / 2
-        return (middle.round() + 0.0 if self.is_discrete else middle).float()  # no -0
+        return (middle.round() + 0.0 if self.is_discrete else middle).float()  # + 0.0 turns -0 into 0
 
     def crps(self, y: Tensor) -> Tensor:
         """∫ (P(Y ≤ t) − 1{y ≤ t})² dt, (B,) float64, y (B,) float64.
 
-        Of counts a sum: over all within 1,024 of y, and beyond along lines between counts that lie 1 % further each.
-        Else by the trapezoid rule, in steps that grow with the distance from y before the transform, so that draws much
-        narrower than others are seen.
+        For counts this is a sum over all counts within 1,024 of y; beyond, it is interpolated linearly between counts
+        whose distances from y grow by 1 %. Else the trapezoid rule is used, on a grid (before the transform) whose
+        steps grow with the distance from y, so that it resolves draws that are much narrower than others.
         """
         modelled, at_y = self.untransformed.components, self.transform.inv(y.double())
         mean, margin = modelled.mean.double(), 8 * modelled.stddev.double()
@@ -186,16 +176,16 @@ class Mixture(Decisions):
             while away[-1] <= far:
                 away.append(math.ceil(1.01 * away[-1]))
             steps = np.diff([*away, away[-1] + 1])
-            weights = (steps + 1 + np.append(0, steps[:-1] - 1)) / 2  # the sum over a step of a line between its ends
+            weights = (steps + 1 + np.append(0, steps[:-1] - 1)) / 2  # of linear interpolation between counts
             total, below = torch.zeros_like(y), torch.ones(1)
             for weight, k in zip(weights, away, strict=True):
                 below = self.cdf(y - 1 - k).square() if below.any() else below
                 total += weight * (both := below + (1 - self.cdf(y + k)).square())
-                if float(both.max()) < 1e-14:  # and less from here on
+                if float(both.max()) < 1e-14:  # the terms decrease
                     break
             return total
         t = self.transform(growing(low, at_y, high, GRID - 1))
-        below, (left, right) = self.cdf(t), (slice(GRID // 2), slice(GRID // 2 - 1, None))  # both with y
+        below, (left, right) = self.cdf(t), (slice(GRID // 2), slice(GRID // 2 - 1, None))  # y is in both
         above = torch.trapezoid((1 - below[right]).square(), t[right], dim=0)
         return torch.trapezoid(below[left].square(), t[left], dim=0) + above
 
@@ -209,7 +199,7 @@ class NormalMixture(Mixture):
         return torch.special.ndtr(z)
 
     def bracket(self, levels: Tensor) -> tuple[Tensor, Tensor]:
-        """The extreme ones of the components' own quantiles."""
+        """The smallest and the largest of the components' quantiles."""
         z = torch.special.ndtri(levels)[:, None, None]  # (Q, 1, 1)
         ends = self.components.loc.double() + z * self.components.scale.double()  # (Q, S, B)
         return ends.amin(-2), ends.amax(-2)
@@ -217,7 +207,7 @@ class NormalMixture(Mixture):
     def crps(self, y: Tensor) -> Tensor:
         """E|Y − y| − ½ E|Y − Y'|, both in closed form for a mixture of S Gaussians (Grimit et al. 2006, eq. 5)."""
         draws, loc, scale = self.num_draws, self.components.loc.double(), self.components.scale.double()
-        # Every pair (s, t) of draws by their lag around the circle: (S, B) at a time, and each unordered pair once.
+        # Pairs (s, t) of draws are grouped by their cyclic lag, (S, B) at a time; each unordered pair is counted once.
         between = _mean_distance(torch.zeros_like(loc), math.sqrt(2) * scale).sum(0)
         for lag in range(1, draws // 2 + 1):
             distance = _mean_distance(loc - loc.roll(lag, 0), torch.hypot(scale, scale.roll(lag, 0))).sum(0)
@@ -231,50 +221,45 @@ class ClassMixture(Mixture):
     task = "classification"
     has_classes = True
 
-    #: See :class:`Mixture`. Logits are normalised: a softmax would take eight times as long.
+    #: See :class:`Mixture`. Logits are normalised, so that no slower softmax is needed.
     probs = cached_property(lambda self: self.components.logits.exp())
     mean = cached_property(lambda self: self.probs.mean(0))
-    total = cached_property(lambda self: torch.special.entr(self.mean).sum(-1))
-    #: Not below 0 by Jensen; the clamp removes rounding only.
+    total = cached_property(lambda self: entr(self.mean).sum(-1))
+    #: At least 0 by Jensen's inequality, except for rounding errors.
     epistemic = cached_property(lambda self: (self.total - self.aleatoric).clamp_min(0.0))
 
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """See :meth:`Mixture.aleatoric`."""
-        return torch.cat([torch.special.entr(p).sum(-1).mean(0) for p in self.probs.split(1000, dim=1)])
+    aleatoric = cached_property(lambda self: torch.cat([entr(p).sum(-1).mean(0) for p in self.probs.split(1000, 1)]))
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(P_s(Y < y), P_s(Y = y)) in the order of the labels, each (S, B) float64."""
+        """See :meth:`Mixture.component_below`, with classes in the order of the labels."""
         probs, label = self.probs.double(), y.long().expand(len(self.probs), -1)[..., None]
         at = probs.gather(-1, label)[..., 0]
         return probs.cumsum(-1).gather(-1, label)[..., 0] - at, at
 
     def output_values(self) -> Tensor:
-        """Log-odds of every class, (S, B, K) float64; of two classes those of the second, (S, B, 1)."""
+        """Log odds of every class, (S, B, K) float64, or only of the second of two classes, (S, B, 1)."""
         logits, classes = self.components.logits.double(), self.components.logits.shape[-1]
-        # log p/(1 − p): probabilities that round to 1 would tie in rank.
+        # log p/(1 − p) from logits: probabilities that round to 1 would be ties in ranks.
         others = [torch.cat([logits[..., :k], logits[..., k + 1 :]], -1).logsumexp(-1) for k in range(classes)]
         return (logits - torch.stack(others, -1))[..., int(classes == 2) :]
 
     def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
-        """How badly y (B,) and the points before, (S,), fit: the sum of −log p_s(y)."""
+        """See :meth:`Mixture.discrepancy`; here the sum of −log p_s(y)."""
         return so_far - self.log_probs(y).double().sum(1).float()
 
 
 class BernoulliMixture(ClassMixture):
-    """Mixture of Bernoullis: K = 2 classes by one log-odds."""
+    """Mixture of Bernoullis: K = 2 classes, with the log odds of the second one."""
 
-    @cached_property
-    def probs(self) -> Tensor:
-        """Probabilities of both classes, (S, B, 2)."""
-        return torch.stack([torch.sigmoid(-self.components.logits), torch.sigmoid(self.components.logits)], -1)
+    #: Probabilities of both classes, (S, B, 2).
+    probs = cached_property(lambda self: torch.stack([torch.sigmoid(k * self.components.logits) for k in (-1, 1)], -1))
 
     def output_values(self) -> Tensor:
-        """Log-odds of the second class, (S, B, 1) float64."""
+        """Log odds of the second class, (S, B, 1) float64."""
         return self.components.logits.double()[..., None]
 
 
-#: The mixture of a family of distributions; of any other, :class:`Mixture`.
+#: The mixture class of a family of components; other families have :class:`Mixture`.
 MIXTURES: dict[type, type[Mixture]] = {Categorical: ClassMixture, Bernoulli: BernoulliMixture, Normal: NormalMixture}
 
 

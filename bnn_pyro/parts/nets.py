@@ -1,8 +1,8 @@
-"""Deterministic networks: plain ``nn.Module``s that know nothing of Bayes.
+"""Deterministic networks, which are plain ``nn.Module``s, and functions that call, describe and compare modules.
 
 :class:`Linear` takes weights with leading draw dimensions (S, out, in) as well as one set (out, in), so that
-``torch.func.functional_call`` runs many draws of an :class:`MLP` in one call. Activations of convolutions are
-channels-last in memory, where pooling and the noise of local layers are several times faster on a CPU.
+``torch.func.functional_call`` runs many draws of an :class:`MLP` in one call. Activations of convolutions have the
+channels-last memory format, in which pooling and the noise of local layers are several times faster on a CPU.
 """
 
 import ctypes
@@ -27,17 +27,17 @@ from bnn_pyro.errors import UserError, check_known, first_line
 
 ACTIVATIONS = dict(relu=F.relu, tanh=torch.tanh, sigmoid=torch.sigmoid, leaky_relu=F.leaky_relu, gelu=F.gelu)
 
-#: Bytes of free memory that a process keeps, and of the largest block that it does (glibc takes no more than 32 MiB).
+#: Bytes of free memory that glibc keeps, and of the largest block that it keeps (its limit is 32 MiB).
 KEPT_MEMORY, KEPT_BLOCK = 256 << 20, 32 << 20
 
-#: (name, layer, what follows it or None).
+#: (name, layer, function applied to its output or None).
 Stage = tuple[str, nn.Module, Callable[[Tensor], Tensor] | None]
 
 
 @contextmanager
 def in_mode(*modules: nn.Module, training: bool) -> Iterator[None]:
-    """Every submodule in training mode (dropout draws masks) or out of it; each one's former mode returns on exit."""
-    changed = [part for module in modules for part in module.modules() if part.training != training]  # seldom any
+    """Set training or evaluation mode of every submodule, and restore the previous modes on exit."""
+    changed = [part for module in modules for part in module.modules() if part.training != training]
     for part in changed:
         part.training = training
     try:
@@ -49,9 +49,9 @@ def in_mode(*modules: nn.Module, training: bool) -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> None:
-    """Have glibc keep what one pass through a network frees for the next one: pages that are new to a process are slow.
+    """Make glibc keep freed memory for the next forward pass, as pages that are new to a process are slow.
 
-    By its rule all of it may go back to the system after every pass. Settings of the user's own stay.
+    By default it may return all of it to the system after every pass. Settings of the user take precedence.
     """
     if sys.platform == "linux" and not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         with suppress(OSError, AttributeError):  # another C library
@@ -62,7 +62,7 @@ def keep_freed_memory() -> None:
 
 @contextmanager
 def users_code(what: str) -> Iterator[None]:
-    """Whatever a user's own code raises is a UserError, ``what`` and its first line; but for too little memory."""
+    """Convert exceptions in a user's code, except out-of-memory errors, to a UserError that begins with ``what``."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -73,7 +73,7 @@ def users_code(what: str) -> Iterator[None]:
 
 @contextmanager
 def on_copy(x: Tensor, name: str) -> Iterator[Tensor]:
-    """A copy of rows x, which a pass through the network ``name`` is not to change.   Raises UserError if it does."""
+    """A copy of rows x for a pass through the network ``name``.   Raises UserError if the pass changes the copy."""
     rows = x.clone()
     yield rows
     if not torch.equal(rows, x):
@@ -93,9 +93,9 @@ def outputs_seen(module: nn.Module, seen: Callable[[str, object], None]) -> Iter
 
 
 def with_weights(net: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> Any:
-    """The outputs for x with weights and buffers by their first names, which a layer or a tensor may have more of."""
+    """The outputs for x with these weights and buffers; shared ones are given by the first of their names."""
     first: dict[int, str] = {}
-    every: dict[str, Tensor] = {}  # of each layer once: torch, which ties by name, does not restore one of two names
+    every: dict[str, Tensor] = {}  # one name per layer: functional_call with tied names would not restore all of them
     for path, part in net.named_modules():
         for key, value in (*part._parameters.items(), *part._buffers.items()):
             own = f"{path}.{key}".lstrip(".")
@@ -105,20 +105,20 @@ def with_weights(net: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> Any:
 
 
 def blank_row(net: nn.Module, schema: Schema) -> Tensor:
-    """(1, *input_shape) zeros, or where a net takes no such whole numbers, as ids and lengths from 1 on, ones there."""
+    """Zeros (1, *input_shape). If the net fails for zeros as integer or bool inputs, as for lengths, these are 1."""
     zeros = torch.zeros(1, *schema.input_shape)
     if any(part.is_whole for part in schema.input_parts):
         with in_mode(net, training=False), torch.no_grad():
             try:
                 net(zeros)
-            except Exception:  # whatever the user's code raises; a pass with real rows reports it
+            except Exception:  # errors of the user's code are reported by a later pass with real rows
                 whole = [p.is_whole or p.is_bool for p in schema.input_parts for _ in range(math.prod(p.shape))]
                 return torch.tensor([whole], dtype=zeros.dtype)
     return zeros
 
 
 def tensors_of(net: nn.Module) -> dict[str, Tensor]:
-    """What a module's state_dict has, but for what is no tensor, as of quantised layers and ``get_extra_state``."""
+    """The tensors of a module's state_dict; quantised layers and ``get_extra_state`` add other objects to it."""
     return {name: value for name, value in net.state_dict().items() if isinstance(value, Tensor)}
 
 
@@ -135,7 +135,7 @@ def _bytes(value: Tensor) -> bytes:
 
 
 def constants(net: nn.Module) -> dict[str, str]:
-    """{path: digest} of tensors that no state_dict has: buffers that are not persistent, and plain attributes."""
+    """{path: digest} of tensors that are not in the state_dict: non-persistent buffers and plain attributes."""
     digests, torchs = {}, vars(nn.Module())
     for path, part in net.named_modules():
         own = {key: value for key, value in vars(part).items() if key not in torchs}
@@ -152,7 +152,7 @@ def layers_digest(net: nn.Module) -> str:
 
 
 def described(net: nn.Module) -> dict[str, str]:
-    """What a user's module is known by: its class, layers and weights, which do not tell a ReLU from a tanh."""
+    """The description that identifies a user's module: its class, and digests of its layers and its weights."""
     return {"kind": "module", "class": type(net).__name__, "layers": layers_digest(net), "weights": weights_digest(net)}
 
 
@@ -163,16 +163,16 @@ class Linear(nn.Linear):
         """Apply the layer to x, broadcasting over the draws' dimensions."""
         if self.weight.dim() == 2:
             return F.linear(x, self.weight, self.bias)
-        y = self.weight @ x.mT  # not x @ Wᵀ: where outputs are few, as in a last layer, two to three times as fast
-        return (y if self.bias is None else y.add_(self.bias.unsqueeze(-1))).mT  # in place: nobody needs y itself
+        y = self.weight @ x.mT  # with few outputs, as in a last layer, two to three times as fast as x @ Wᵀ
+        return (y if self.bias is None else y.add_(self.bias.unsqueeze(-1))).mT
 
 
 class _Net(nn.Module):
-    """Fully connected layers, with dropout of their inputs in training mode: how every network here ends.
+    """The fully connected layers at the end of every network, with dropout of their inputs in training mode.
 
-    In training mode each input of a layer is 0 with its rate's probability, and divided by 1 − rate otherwise, with a
-    mask for every row (Srivastava et al. 2014). A subclass has ``_to_layers(x)``: (B, *input_shape) -> what the first
-    of them takes.   exposure: whether the last column of x is one, whose logarithm is added to the output instead.
+    In training mode each input of a layer is 0 with probability rate, and divided by 1 − rate otherwise, with a
+    separate mask for every row (Srivastava et al. 2014). A subclass has ``_to_layers(x)``: inputs of the first layer.
+    exposure: whether the last column of x is an exposure, whose logarithm is added to the output.
     """
 
     exposure = False
@@ -192,18 +192,18 @@ class _Net(nn.Module):
         return [(f"layers.{i}", layer, None if i == last else self.activation) for i, layer in enumerate(self.layers)]
 
     def features(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> what the last layer takes: (B, F), or (S, B, F) where weights or x carry S draws."""
+        """(B, *input_shape) -> inputs of the last layer (B, F), or (S, B, F) if weights or x have S draws."""
         x = self._to_layers(x)
         for layer, rate in zip(self.layers[:-1], self.rates[:-1], strict=True):
             x = self.activation(layer(self._drop(x, rate)))
         return self._drop(x, self.rates[-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> (B, outputs), or (S, B, outputs) where weights or x carry S draws."""
+        """(B, *input_shape) -> (B, outputs), or (S, B, outputs) if weights or x have S draws."""
         return self.add_exposure(self.layers[-1](self.features(x)), x)
 
     def add_exposure(self, f: Tensor, x: Tensor) -> Tensor:
-        """The output f (…, B, outputs) plus log exposure, where there is one."""
+        """The output f (…, B, outputs), plus log exposure if x has one."""
         return f + x[..., -1:].clamp_min(1e-30).log() if self.exposure else f
 
     def _drop(self, x: Tensor, rate: float) -> Tensor:
@@ -216,7 +216,7 @@ class MLP(_Net):
     input_shape: shape of one input.   hidden: widths of the hidden layers; () is a linear model.
     outputs: width of the last layer.  activation: a key of ``ACTIVATIONS``.  bias: in every layer, or in none.
     dropout: (rate of the inputs, rate of every hidden unit), in [0, 1).   exposure: see :class:`_Net`.
-    tails: ``Schema.x_tails``, of inputs whose asinh is an input too.   Raises UserError for an unknown activation.
+    tails: ``Schema.x_tails``, the inputs whose asinh is another input.   Raises UserError for an unknown activation.
     """
 
     takes_draws = True
@@ -231,7 +231,7 @@ class MLP(_Net):
         self._add_layers(widths, bias, [dropout[0], *(dropout[1] for _ in hidden)])
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the first layer takes: (B, *input_shape) -> (B, inputs)."""
+        """The inputs of the first layer: (B, *input_shape) -> (B, inputs)."""
         x = x.flatten(-self.input_dims)
         x = x[..., :-1] if self.exposure else x
         if not self.tails:
@@ -245,10 +245,10 @@ class MLP(_Net):
 class ConvNet(_Net):
     """Convolutions, each followed by 2 × 2 max-pooling and the activation, then fully connected layers.
 
-    input_shape: (channels, height, width).   channels: of each convolution, one or more.
-    hidden: widths of the layers after them.   kernel, padding: of every convolution, in pixels.
-    dropout: share of the inputs of every fully connected layer that is removed.   The others are as in :class:`MLP`.
-    Raises UserError for inputs that are no images, or too small images, or an unknown activation.
+    input_shape: (channels, height, width).   channels: output channels of each convolution, one or more.
+    hidden: widths of the hidden layers after the convolutions.   kernel, padding: of every convolution, in pixels.
+    dropout: rate of the inputs of every fully connected layer.   The other arguments are those of :class:`MLP`.
+    Raises UserError for inputs that are not images, for too small images, and for an unknown activation.
     """
 
     def __init__(
@@ -272,11 +272,11 @@ class ConvNet(_Net):
         self._add_layers([all_channels[-1] * height * width, *hidden, outputs], bias, [dropout] * (len(hidden) + 1))
 
     def enter(self, x: Tensor) -> Tensor:
-        """What the first layer takes: the same (…, B, C, H, W), channels last in memory."""
+        """The inputs of the first layer: x (…, B, C, H, W) in the channels-last memory format."""
         return x.movedim(-3, -1).clone(memory_format=torch.contiguous_format).movedim(-1, -3)
 
     def _pool(self, x: Tensor) -> Tensor:
-        """(…, C, H, W) -> (…, C, H/2, W/2). Pooled first, the activation has a quarter of the numbers to map."""
+        """(…, C, H, W) -> (…, C, H/2, W/2). Pooling before the activation is faster, with the same result."""
         return self.activation(F.max_pool2d(x.flatten(0, -4), 2)).unflatten(0, x.shape[:-3])
 
     def _pool_flat(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The observed site "y" in the plate "data": the only file that names either.
+"""The observed site "y" in the plate "data", whose names are used in this file only.
 
-To add a likelihood: a subclass of :class:`Likelihood`. The network works on standardised values, and the shift and
-scale of the schema are applied to its output: ELBOs, test densities and intervals are all in the target's own units.
+To add a likelihood, write a subclass of :class:`Likelihood`. The network's output is in standardised units, and the
+likelihood applies the schema's shift and scale: ELBOs, test densities and intervals are in target units.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +18,7 @@ from torch.distributions.transforms import ExpTransform
 
 from bnn_pyro.errors import UserError
 from bnn_pyro.parts.mixtures import MIXTURES, ClassMixture, Mixture, NormalMixture
+from bnn_pyro.parts.weights import base_of
 
 #: The observed site of every model.
 OBSERVED = "y"
@@ -26,15 +27,15 @@ OBSERVED = "y"
 class Likelihood(nn.Module):
     """p(y | f) of the network's output f (…, B, outputs); call it as ``likelihood(f, y=None)``.
 
-    outputs          width that the network must have
-    mixture          the class of an equal mixture of its components (of one target), where that is not the one in
-                     ``MIXTURES``; it says whether the targets are labels or numbers
-    event_dim        1 where a row has several targets, y (B, T), and the components end in ``.to_event(1)``; else 0
-    own_sites        the names of its own latent sites, such as the noise; see :meth:`add_own`
-    own_information  {site: number}, the Fisher information of one target about each of its own sites; between them and
-                     the network's output there is none
+    outputs          number of outputs that the network must have
+    mixture          the class of an equally weighted mixture of its components (of one target); needed if it differs
+                     from the class in ``MIXTURES``
+    event_dim        1 if a row has several targets, y (B, T), and the components end in ``.to_event(1)``; else 0
+    own_sites        the names of the likelihood's latent sites, such as the noise; see :meth:`add_own`
+    own_information  {site: number}, the Fisher information of one target about each of these sites; the mixed
+                     information of a site and the network's output must be 0
     has_classes      whether targets are labels of classes
-    quadratic        whether log p(y | f) is quadratic in f, of a known curvature, as in Bayesian linear regression
+    quadratic        whether log p(y | f) is quadratic in f with a known curvature, as in Bayesian linear regression
     """
 
     outputs: int = 1
@@ -46,27 +47,27 @@ class Likelihood(nn.Module):
     quadratic: bool = False
 
     def add_own(self, **priors: tuple[float | Tensor, float | Tensor]) -> None:
-        """More latent sites of its own: {name: mean and standard deviation, () or (n,), of its Normal prior}."""
+        """Add latent sites: {name: mean and standard deviation, () or (n,), of its Normal prior}."""
         self.own_sites = (*self.own_sites, *priors)
         for name, (loc, scale) in priors.items():
             self.register_buffer(f"{name}_loc", torch.as_tensor(loc), persistent=False)
             self.register_buffer(f"{name}_scale", torch.as_tensor(scale), persistent=False)
 
-    #: {own latent site: value} where it starts, its prior's median.
+    #: {own latent site: initial value}, the median of its prior.
     initial = property(lambda self: {name: getattr(self, f"{name}_loc") for name in self.own_sites})
 
     def own(self, name: str) -> Tensor:
-        """Draw an own site: (…, 1), one value per draw, or (…, 1, T), one per draw and target."""
+        """Sample one of the likelihood's latent sites: (…, 1) per draw, or (…, 1, T) per draw and target."""
         loc, scale = getattr(self, f"{name}_loc"), getattr(self, f"{name}_scale")
         value = pyro.sample(name, dist.Normal(loc, scale).to_event(loc.dim()))
-        # (S,) -> (S, 1) against (S, B); vectorised particles bring (P, 1) already.
+        # (S,) -> (S, 1), to broadcast with (S, B); vectorised particles have the shape (P, 1) already.
         return value.unsqueeze(-1 - loc.dim()) if value.dim() == 1 + loc.dim() else value
 
-    #: What provenance says of one that a user gave.
+    #: The entry in the provenance for a user's own likelihood.
     description = property(lambda self: {"class": type(self).__name__})
 
     def components(self, f: Tensor) -> dist.TorchDistribution:
-        """The distribution of y given f (…, B, outputs), batch shape (…, B); draws the likelihood's own sites."""
+        """The distribution of y given f (…, B, outputs), batch shape (…, B); samples the likelihood's own sites."""
         raise UserError(f"{type(self).__name__} defines no 'components': a method that returns p(y | f), f the outputs")
 
     def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
@@ -74,23 +75,22 @@ class Likelihood(nn.Module):
         raise UserError(f"{type(self).__name__} defines no 'information', which a Laplace approximation is made of")
 
     def fitted_noise(self, error: Tensor) -> dict[str, Tensor]:
-        """{own site: value} by which the noise is ``error``, a root mean square of residuals; {} where none says so."""
+        """{own site: value} for which the noise is ``error``, a root mean square of residuals; {} if there is none."""
         return {}
 
     def forward(self, f: Tensor, y: Tensor | None = None) -> Tensor:
         """Sample, or observe targets y (B,), or (B, T): labels, or numbers in target units."""
-        # The plate's own dimension -2 is removed where Pyro's vectorised particles put a 1 there.
+        # Pyro's vectorised particles add a dimension of size 1 at -3.
         components = self.components(f := f.squeeze(-3) if f.dim() > 3 else f)
+        name = f"{type(self).__name__}.components"
         if not isinstance(components, torch.distributions.Distribution):
-            raise UserError(f"{type(self).__name__}.components must return a torch distribution, and gave "
-                            f"{type(components).__name__}")  # fmt: skip
+            raise UserError(f"{name} must return a torch distribution, and gave {type(components).__name__}")
         if (shape := components.batch_shape)[-1:] != f.shape[-2:-1]:
-            raise UserError(f"{type(self).__name__}.components makes a distribution of batch shape {tuple(shape)} of f "
-                            f"{tuple(f.shape)}, where {tuple(f.shape[:-1])} is right: take f.squeeze(-1), or "
-                            ".to_event(1) of several targets")  # fmt: skip
+            raise UserError(f"{name} makes a distribution of batch shape {tuple(shape)} of f {tuple(f.shape)}, where "
+                            f"{tuple(f.shape[:-1])} is right: f.squeeze(-1), or .to_event(1)")  # fmt: skip
         if (dims := len(components.event_shape)) != self.event_dim:
-            raise UserError(f"{type(self).__name__}.components makes events of {dims} dimensions, and its event_dim is "
-                            f"{self.event_dim}; of several targets both are 1")  # fmt: skip
+            raise UserError(f"{name} makes events of {dims} dimensions, and its event_dim is {self.event_dim}; for "
+                            "several targets both are 1")  # fmt: skip
         with pyro.plate("data", components.batch_shape[-1], dim=-1):
             return pyro.sample(OBSERVED, components, obs=y, infer={"mixture": self.mixture})
 
@@ -98,8 +98,8 @@ class Likelihood(nn.Module):
 class LearnedNoise(Likelihood):
     """y = shift + scale·f + noise of one scale σ, f (…, B, 1).
 
-    noise: σ in target units, fixed; or None: log(σ / scale) ~ Normal(-1, 1), a latent site "log_noise" on the whole
-        real line, so that every method takes it as it takes a weight (95 % of the prior: 0.05 to 2.7 target sd).
+    noise: a fixed σ in target units; or None for a latent site "log_noise", log(σ / scale) ~ Normal(-1, 1), which is
+        unconstrained like a weight (95 % of the prior of σ: 0.05 to 2.7 target standard deviations).
     """
 
     #: (shift + scale·f, σ) -> the distribution of y.
@@ -111,7 +111,7 @@ class LearnedNoise(Likelihood):
         self.add_own(**({} if noise is not None else {"log_noise": (-1.0, 1.0)}))
 
     def components(self, f: Tensor) -> dist.TorchDistribution:
-        """See ``Likelihood``: of the class's ``family``; draws the site "log_noise"."""
+        """See ``Likelihood``: distributions of the class ``family``."""
         loc = self.shift + self.scale * f.squeeze(-1)
         return self.family(loc, self.noise if self.noise is not None else self.scale * self.own("log_noise").exp())
 
@@ -122,36 +122,36 @@ class LearnedNoise(Likelihood):
 
 
 class OrdinalMixture(ClassMixture):
-    """Mixture of Categoricals over classes that have an order, by which ``metrics.rps`` scores it."""
+    """Mixture of Categoricals over ordered classes, which ``metrics.rps`` scores."""
 
     task = "ordinal"
 
 
 class LogNormalMixture(NormalMixture):
-    """Mixture of log-normals: moments and densities in closed form; quantiles are those of log y, transformed."""
+    """Mixture of log-normals, with closed-form moments and densities, and transformed quantiles of log y."""
 
     transform = ExpTransform()
 
-    #: See :meth:`Mixture.untransformed`: of log y.
+    #: The mixture of log y; see :meth:`Decisions.untransformed`.
     untransformed = cached_property(lambda self: NormalMixture(self.components.base_dist))
 
     def component_cdf(self, y: Tensor) -> Tensor:
-        """See :meth:`Mixture.component_cdf`; 0 up to 0."""
+        """See :meth:`Mixture.component_cdf`; it is 0 for y ≤ 0."""
         return self.untransformed.component_cdf(y.double().clamp_min(0).log())
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
         """See :meth:`Mixture.quantile`."""
         return self.untransformed.quantile(q).double().exp().float()
 
-    crps = Mixture.crps  # an integral
+    crps = Mixture.crps  # by integration
 
     def discrepancy(self, y: Tensor, so_far: Tensor) -> Tensor:
-        """See :meth:`Mixture.discrepancy`, of log y."""
+        """See :meth:`Mixture.discrepancy`, here for log y."""
         return self.untransformed.discrepancy(y.log(), so_far)
 
 
 class TimeMixture(LogNormalMixture):
-    """Mixture of times; targets have a sign, as above. Draws are compared by their means of log t."""
+    """Mixture of times; targets are signed, −t if censored at t. Draws are compared by their means of log t."""
 
     task = "survival"
     randomised = True
@@ -162,28 +162,28 @@ class TimeMixture(LogNormalMixture):
     untransformed = cached_property(lambda self: Mixture(self.components.base_dist))
 
     def component_below(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`Mixture.component_below`; of a censored time (P_s(T ≤ t), P_s(T > t)), where T may be."""
+        """See :meth:`Mixture.component_below`; for a censored time (P_s(T ≤ t), P_s(T > t))."""
         cdf = self.component_cdf(y.abs())
         return cdf, torch.where(y > 0, 0.0, 1 - cdf)
 
     def output_values(self) -> Tensor:
-        """The means of log t, (S, B, 1) float64: those of t may be too large for 32-bit numbers."""
+        """The means of log t, (S, B, 1) float64: the means of t may overflow in float32."""
         return self.untransformed.output_values()
 
     def crps(self, y: Tensor) -> Tensor:
-        """See :meth:`Mixture.crps`. Raises UserError for censored times, of which it is no proper score."""
+        """See :meth:`Mixture.crps`. Raises UserError for censored times, for which it is not a proper score."""
         if bool((y < 0).any()):
             raise UserError("the CRPS is of times that happened, and some are censored; take nll and concordance")
         return super().crps(y)
 
 
 class Ordinal(Likelihood):
-    """A cumulative logit of K classes in an order (McCullagh 1980, JRSS B 42:109-142), with learned cut points.
+    """The cumulative logit model of K ordered classes (McCullagh 1980, JRSS B 42:109-142), with learned cut points.
 
     P(y ≤ k) = sigmoid(c_k − f), f (…, B, 1); c_k = c_{k−1} + exp(gap_k), a latent site "cuts" (first cut, gaps).
 
-    Its prior is Normal around the cuts that make the K classes equally probable at f = 0: of scale 1.5 for the first
-    cut, and of scale 1 for each gap, which is the logarithm of a difference.
+    Its prior is Normal, centred at the cuts for which the K classes are equally probable at f = 0. Its scale is 1.5 for
+    the first cut, and 1 for each gap, the logarithm of a difference of cuts.
     """
 
     has_classes = True
@@ -200,14 +200,14 @@ class Ordinal(Likelihood):
         own = self.own("cuts")
         first, gaps = own[..., :1], own[..., 1:].exp()
         above = torch.cat([first, gaps], -1) @ self.sums.to(own.dtype) - f  # c_k − f, (…, B, K − 1)
-        # log(sigmoid(a) − sigmoid(b)) = log sigmoid(a) + log sigmoid(−b) + log(1 − exp(b − a)): no digits are lost.
+        # log(sigmoid(a) − sigmoid(b)) = log sigmoid(a) + log sigmoid(−b) + log(1 − exp(b − a)).
         end, between = torch.zeros_like(above[..., :1]), (-torch.expm1(-gaps)).log()
         tails = torch.cat([F.logsigmoid(above), end], -1) + torch.cat([end, F.logsigmoid(-above)], -1)
         return dist.Categorical(logits=tails + torch.cat([0 * first, between, 0 * first], -1))
 
 
 class Recorder(Messenger):
-    """Keeps the sample sites of a call, after giving latent ones their values: quicker than two of Pyro's handlers."""
+    """Sets the values of latent sites and records all sites of a call: faster than two of Pyro's handlers."""
 
     def __init__(self, values: Mapping[str, Tensor] | None = None) -> None:
         super().__init__()
@@ -228,10 +228,10 @@ class Recorder(Messenger):
 
 
 class ReadLikelihood(Messenger):
-    """Keeps the distribution at "y" and its mixture, and skips its sampling: how predictions read a model.
+    """Records the distribution at "y" and its mixture class, without sampling "y"; predictions are made from these.
 
-    likelihood  the distribution
-    mixture     the class of its likelihood's mixture; :class:`Mixture` itself takes that of the distribution's family
+    likelihood  the distribution of a single target
+    mixture     its mixture class, or a function that creates a mixture
     """
 
     likelihood: dist.TorchDistribution
@@ -239,9 +239,7 @@ class ReadLikelihood(Messenger):
 
     def _pyro_sample(self, msg: dict) -> None:
         if msg["name"] == OBSERVED:
-            self.likelihood = msg["fn"]
-            while isinstance(self.likelihood, dist.Independent):
-                self.likelihood = self.likelihood.base_dist
+            self.likelihood = base_of(msg["fn"])
             self.mixture = msg["infer"].get("mixture", Mixture)
             several, own = MIXTURES[dist.Independent], self.mixture
             if isinstance(msg["fn"], dist.Independent) and isinstance(own, type) and not issubclass(own, several):
@@ -250,7 +248,7 @@ class ReadLikelihood(Messenger):
 
 
 def read_likelihood(model: Callable[..., object], x: Tensor, first: int = 0) -> ReadLikelihood:
-    """What it keeps of a call with rows x.   Raises UserError, of a row counted from ``first``, for NaN outputs."""
+    """Call the model with rows x, the first of which has number ``first``.   Raises UserError for invalid outputs."""
     try:
         with ReadLikelihood() as read:
             model(x)

@@ -1,16 +1,16 @@
-"""Where a fit of a user's own network starts: q as wide as its activations can bear, and what was seen on the way.
+"""The start of a fit of a user's own network: the initial σ of q, checks of the network, and batch statistics.
 
-A σ that suits one layer can drown a deep network: the variance of activations under draws of q is compared, layer by
-layer, with that of one forward pass at the means, and every σ is halved until no layer is off by more than a factor.
-No σ starts above that of a Normal prior.
+In a deep network the noise of the weights can grow from layer to layer. The variance of activations under draws of q is
+therefore compared, layer by layer, with that at the means, and every σ is halved until no layer differs by more than a
+factor. No σ starts above that of a Normal prior.
 
-Batch normalisation is by frozen statistics, or by those of each draw's own:
+Batch normalisation has two modes:
 
-    frozen   running statistics as they are, in training and prediction
-    batch    those of the mini-batch in training; out of it, for each draw of the weights, those of training rows, which
-             are kept with the model: what a draw computes is then a function of x and the weights alone
+    frozen   the running statistics of the module, in training and prediction
+    batch    the statistics of the mini-batch in training; in evaluation mode those that each draw of the weights has on
+             training rows stored with the model, so that its outputs are a function of x and the weights alone
 
-Running averages, as torch predicts with, would mix the statistics of many draws (Maddox et al. 2019, arXiv:1902.02476).
+Running averages, which torch uses, would mix the statistics of many draws (Maddox et al. 2019, arXiv:1902.02476).
 """
 
 import copy
@@ -38,19 +38,21 @@ from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 from bnn_pyro.parts.weights import CentredNormal
 
 BATCH_NORM = ("batch", "frozen")
-#: Training rows whose statistics a draw is normalised by.
+#: Number of training rows for the batch statistics of a draw.
 NORM_ROWS = 512
-#: Rows, draws of the start; σ as a share of a site's root mean square; factor by which a layer's variance may be off.
-START_ROWS, START_DRAWS, SHARE, FACTOR = 128, 8, 0.1, 2.0
+#: Number of rows and of draws for the choice of the initial σ.
+START_ROWS, START_DRAWS = 128, 8
+#: The first σ to try, as a share of a site's root mean square, and the largest factor between a layer's variances.
+SHARE, FACTOR = 0.1, 2.0
 
 
 def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float | None) -> dict[str, Any]:
-    """Set the σ of a guide (unless ``init_scale`` says it), and what the model is normalised by; facts for provenance.
+    """Set a guide's σ (unless ``init_scale`` is given) and the rows for batch statistics; return facts for provenance.
 
     x: the training rows (N, *input_shape).
     Raises UserError for a network whose outputs depend on more than a row of x and the weights.
     """
-    rows = x[:START_ROWS].clone()  # which a pass may change before that is noticed
+    rows = x[:START_ROWS].clone()  # a copy, as the network may change its inputs in place
     norms, net = norm_layers(model.net), model.net
     if model.statistics is not None:
         model.statistics.take(x)
@@ -84,25 +86,24 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 
 @torch.no_grad()
 def _check_passes(net: nn.Module, x: Tensor, likelihood: nn.Module) -> None:
-    """Warn of probabilities as outputs. UserError: not finite, or training mode fails or changes values or shapes."""
+    """Warn of outputs like probabilities. UserError: not finite, or a pass in training mode fails or changes values."""
     name = type(net).__name__
     with on_copy(x, name) as own:
         f = net(own)
-    if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # a tanh is finite at infinity
-        raise UserError(f"{name} gives outputs that are not finite for training rows, with the weights it came with, "
-                        "or has such weights; give it finite ones")  # fmt: skip
+    if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # tanh hides infinite weights
+        raise UserError(f"{name} has weights or gives outputs that are not finite for training rows")
     buffers = {n: value.clone() for n, value in net.named_buffers()}
-    with isolated(0):  # also at weights far away, where logits are large, and a norm is beyond its bound
+    with isolated(0):  # weights far away give large logits, and exceed the bound of an nn.Embedding's max_norm
         far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
         w = {n: value.clone() for n, value in far.items()}
         both = torch.cat([f, with_weights(net, w, x)])
         with in_mode(net, training=True), on_copy(x, name) as own, users_code(f"{name} fails in training mode"):
             trained = with_weights(net, buffers | w, own)
-    of_each = both.shape[1] == 1 or getattr(likelihood, "event_dim", 0)  # a label, or several
+    of_each = both.shape[1] == 1 or getattr(likelihood, "event_dim", 0)  # separate probabilities, of labels
     sums_to_one = of_each or ((both.sum(1) - 1).abs() < 1e-4).all()
     if likelihood.has_classes and sums_to_one and (both >= 0).all() and (both <= 1).all() and both.var() > 0:
-        warnings.warn(f"the outputs of {name} look like probabilities, and are taken for logits: leave its last "
-                      "softmax or sigmoid out", stacklevel=2)  # fmt: skip
+        what = f"the outputs of {name} look like probabilities, and must be logits"
+        warnings.warn(f"{what}: leave its last softmax or sigmoid out", stacklevel=2)
     if getattr(trained, "shape", None) != f.shape:
         what = tuple(trained.shape) if isinstance(trained, Tensor) else type(trained).__name__
         raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(f.shape)} out of it; leave "
@@ -113,9 +114,9 @@ def _check_passes(net: nn.Module, x: Tensor, likelihood: nn.Module) -> None:
 
 
 class _WholeGradients(TorchFunctionMode):
-    """Raises UserError where a network looks rows up so that torch leaves out or alters gradients by the table.
+    """Raises UserError for calls of F.embedding in which torch omits or rescales gradients of the weight.
 
-    padded: ids of the tables of layers with a padding row of their own, which are not meant.
+    padded: ids of the weights of layers with a padding row, for which such calls are allowed.
     """
 
     def __init__(self, padded: Collection[int]) -> None:
@@ -127,13 +128,12 @@ class _WholeGradients(TorchFunctionMode):
         if func is F.embedding and args[1].requires_grad and id(args[1]) not in self.padded:
             name = "padding_idx" if kwargs.get("padding_idx") is not None else "scale_grad_by_freq"
             if name == "padding_idx" or kwargs.get(name):
-                raise UserError(f"F.embedding is called with {name}, for which torch leaves out or alters gradients; "
-                                "leave it out, or freeze the weight")  # fmt: skip
+                raise UserError(f"F.embedding with {name} alters gradients; leave it out, or freeze the weight")
         return func(*args, **kwargs)
 
 
 def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
-    """Parameters along which no output at x has a slope, at weights near the module's, of which none is 0."""
+    """Parameters with a gradient of 0 for all outputs at x, at random weights near those of the module."""
     with isolated(0), torch.enable_grad():
         w = {n: (p + _typical(p) * torch.randn_like(p)).requires_grad_() for n, p in net.named_parameters()}
         tables = {id(part.weight) for part in net.modules() if hasattr(part, "padding_row")}
@@ -149,13 +149,13 @@ def _without_gradient(net: nn.Module, x: Tensor) -> list[str]:
 
 
 def _typical(value: Tensor) -> float:
-    """The root mean square of a site's values, at least a tenth of 1/√fan-in."""
+    """The root mean square of a site's values, at least 0.1/√fan-in."""
     return max(value.square().mean().sqrt().item(), 0.1 / math.sqrt(value[0].numel() if value.dim() > 1 else 1))
 
 
 @torch.no_grad()
 def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
-    """Variance of outputs over draws of q and rows x (in training, no dropout) over that at the means: the most off."""
+    """Variance of a layer's outputs over draws of q and rows x, divided by that at the means, farthest from 1."""
     with isolated(0):
         means = _mean_squares(model, own := dict(model.net.named_parameters()), x)
         off = dict.fromkeys(means, 0.0)
@@ -174,10 +174,10 @@ def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[
     def record(path: str, output: Any) -> None:
         first = output[0] if isinstance(output, tuple | list) and output else output
         if isinstance(first, Tensor) and first.is_floating_point() and first.numel() > 1:
-            with suppress(RuntimeError):  # a vmap of the network's own lets no values be read
+            with suppress(RuntimeError):  # values cannot be read if the network itself uses vmap
                 variances[path] = first.double().var().item()
 
-    buffers = {name: value.clone() for name, value in model.net.named_buffers()}  # running averages stay as they are
+    buffers = {name: value.clone() for name, value in model.net.named_buffers()}  # running averages must not change
     norms = norm_layers(model.net).values() if model.statistics is not None else ()
     with in_mode(model.net, training=False), in_mode(*norms, training=True), outputs_seen(model.net, record):
         with_weights(model.net, {**buffers, **w}, x)
@@ -185,14 +185,14 @@ def _mean_squares(model: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> dict[
 
 
 class _DrawnNorm(_BatchNorm):
-    """By the statistics of the batch in training, else by its buffers, of which gradients can be taken."""
+    """Normalises by batch statistics in training, else by its buffers, with gradients of the buffers."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             with refusing("a step or a part of one has a single row, and batch normalisation takes several: take a "
                           "larger batch_size, a smaller accumulate, or batch_norm='frozen'", ValueError):  # fmt: skip
                 return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-        if not torch.is_grad_enabled():  # in a third of the time, but without gradients by the buffers
+        if not torch.is_grad_enabled():  # takes a third of the time, but has no gradients of the buffers
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         scale = (self.running_var + self.eps).rsqrt() * (1.0 if self.weight is None else self.weight)
         shift = (0.0 if self.bias is None else self.bias) - self.running_mean * scale
@@ -201,10 +201,10 @@ class _DrawnNorm(_BatchNorm):
 
 
 class BatchStatistics(nn.Module):
-    """The mean and the variance at every batch normalisation of ``net`` that draws of the weights have on ``rows``.
+    """Computes the mean and variance at every batch normalisation of ``net`` on ``rows``, for draws of the weights.
 
-    net: out of training mode it is normalised by its buffers, for which ``forward`` has the values.
-    rows: (R, *input_shape), none before :meth:`take`.   Raises UserError for a normalisation that is not over a batch.
+    net: its batch normalisations are changed to use the values of ``forward`` as buffers in evaluation mode.
+    rows: (R, *input_shape), empty before :meth:`take`.   Raises UserError for other normalisations than over a batch.
     """
 
     rows: Tensor
@@ -217,22 +217,22 @@ class BatchStatistics(nn.Module):
             for name, start in (("running_mean", 0.0), ("running_var", 1.0)):
                 if getattr(layer, name) is None:
                     setattr(layer, name, torch.full((layer.num_features,), start))
-            layer.__class__ = _DrawnNorm  # of the copy; nothing is averaged in training
+            layer.__class__ = _DrawnNorm  # does not update running averages in training
         self.register_buffer("rows", torch.empty(0))
-        values = (*net.parameters(), *net.buffers())  # each once, however many names it has
+        values = (*net.parameters(), *net.buffers())
         known = {id(value): nn.Parameter(value.detach().to("meta"), False) for value in values}
         probe = copy.deepcopy(net, known).eval()
         self._seen: dict[str, Tensor] = {}
         for path, layer in norm_layers(probe).items():
             layer.register_forward_pre_hook(partial(self._record, path))
-        self._probe = (probe,)  # no submodule: it has no tensors of its own
-        #: The last draws, their versions and what they gave: no draw is kept in memory by it.
+        self._probe = (probe,)  # a tuple, so that it is not registered as a submodule
+        #: Weak references to the last draws, their versions and their statistics.
         self._last: tuple[list[ref[Tensor]], list[int], dict[str, Tensor]] | None = None
 
     def _record(self, path: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         values = inputs[0].reshape(*inputs[0].shape[:2], -1)  # (R, channels, places)
         mean = values.mean(-1).mean(0)
-        # By norms: several times as fast as ``var``, without a second copy of the activations.
+        # A norm is several times as fast as ``var``, and needs no second copy of the activations.
         variance = torch.linalg.vector_norm(values - mean[:, None], dim=-1).square().mean(0) / values.shape[-1]
         layer.running_mean, layer.running_var = mean, variance
         if f"{path}.running_mean" in self._seen:
@@ -240,14 +240,14 @@ class BatchStatistics(nn.Module):
         self._seen |= {f"{path}.running_mean": mean, f"{path}.running_var": variance}
 
     def take(self, x: Tensor) -> None:
-        """Normalise by at most ``NORM_ROWS`` of these training rows (N, *input_shape), evenly spaced."""
+        """Use at most ``NORM_ROWS`` of these training rows (N, *input_shape), evenly spaced, for the statistics."""
         self._last = None
         self.rows = x[torch.linspace(0, len(x) - 1, min(len(x), NORM_ROWS)).round().long().to(x.device)]
 
     def forward(self, net: nn.Module, w: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """{buffer: (…, channels)} of draws {parameter: (…, *shape)}; one forward pass over the rows for each draw.
 
-        Raises UserError before :meth:`take`, and where one layer is called several times.
+        Raises UserError before :meth:`take`, and if one layer is called several times.
         """
         if not len(self.rows):
             raise UserError("batch statistics need training rows: call model.statistics.take(x_train) before")
@@ -264,12 +264,12 @@ class BatchStatistics(nn.Module):
             pieces.append(self._seen)
         self._seen = {}
         statistics = {name: torch.stack([piece[name] for piece in pieces]).reshape(*lead, -1) for name in pieces[0]}
-        # The same draws meet many rows, a few at a time.
+        # Predictions call this again with the same draws for every chunk of rows.
         self._last = None if torch.is_grad_enabled() else (key, versions, statistics)
         return statistics
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
-        if f"{prefix}rows" in state:  # of any number
+        if f"{prefix}rows" in state:  # the number of rows may differ
             self._last = None
             self.rows = torch.empty_like(state[f"{prefix}rows"], device=self.rows.device)
         super()._load_from_state_dict(state, prefix, *args)

@@ -1,8 +1,8 @@
-"""Priors placed on every parameter of a network, and the model p(y, w | x) that follows.
+"""Priors of the parameters of a network, and the model p(y, w | x) with these priors.
 
-A prior is written as a short text, ``"fan-in:1"``, so that a setting, a command line and a JSON file say it alike;
-:func:`parse_prior` makes the distributions. :class:`BayesianNet` samples each parameter of a network from its prior,
-calls the network with the sample and hands the output to a likelihood. It never learns N.
+A prior is a short text such as ``"fan-in:1"`` in settings, on the command line and in JSON files; :func:`parse_prior`
+turns it into distributions. :class:`BayesianNet` samples each parameter of a network from its prior, calls the network
+with the sample and passes the output to a likelihood. It does not depend on N.
 """
 
 import copy
@@ -29,11 +29,11 @@ from bnn_pyro.settings import parse_named
 
 
 class GammaNormal(ArrayDistribution):
-    """w | τ ~ Normal(0, I/τ) with τ ~ Gamma(shape, rate) integrated out: P numbers of one parameter, one τ for all.
+    """w | τ ~ Normal(0, I/τ) with τ ~ Gamma(shape, rate) integrated out: P weights with one common τ.
 
     p(w) = Γ(shape + P/2) / Γ(shape) · rate^shape · (2π)^(−P/2) · (rate + ½ Σ w²)^−(shape + P/2)
 
-    A Student t, a density like any other. By input each of a layer's inputs, the second dimension of w, has its own τ.
+    This is a multivariate Student t. With ``by_input``, each input of a layer (second dimension of w) has its own τ.
     """
 
     def __init__(self, shape: Tensor, rate: Tensor, event_shape: torch.Size, by_input: bool = False) -> None:
@@ -49,19 +49,19 @@ class GammaNormal(ArrayDistribution):
         return self.scaled(noise, precision.rsqrt()).reshape(shape)
 
     def scaled(self, w: Tensor, scales: Tensor) -> Tensor:
-        """w (…, P) by the scales (…, groups)."""
+        """w (…, P) multiplied by the scales (…, groups)."""
         return (w.unflatten(-1, self.split) * scales[..., None, :, None]).flatten(-3)
 
     def sums(self, values: Tensor) -> Tensor:
-        """(…, P) summed over the numbers of each τ: (…, groups)."""
+        """Sums of values (…, P) over the weights of each τ: (…, groups)."""
         return values.unflatten(-1, self.split).sum((-3, -1))
 
     def given(self, w: Tensor) -> tuple[Tensor, Tensor]:
-        """(shape (), rate (…, groups)) of τ given w (…, P), which has a gamma distribution too."""
+        """(shape (), rate (…, groups)) of the gamma distribution of τ given w (…, P)."""
         return self.shape_ + 0.5 * self._size, self.rate + 0.5 * self.sums(w.square())
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density in nats, one a parameter."""
+        """Log density of the whole array in nats."""
         power, rate = self.given(self._flat(value))
         constant = torch.lgamma(power) - torch.lgamma(self.shape_) + self.shape_ * self.rate.log()
         constant = constant - 0.5 * self._size * math.log(2 * math.pi)
@@ -82,7 +82,7 @@ class ScaleMixture(ArrayDistribution):
         return torch.where(choose, self.wide, self.narrow) * torch.randn(shape, device=self.wide.device)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of the whole array in nats."""
+        """Log density of the whole array in nats."""
         # log(eᵃ + eᵇ) = a + softplus(b − a), and b − a is linear in w²: three passes over the weights instead of ten.
         square = value.square()
         gap = math.log1p(-self.weight) - math.log(self.weight) + (self.wide / self.narrow).log()
@@ -91,7 +91,7 @@ class ScaleMixture(ArrayDistribution):
         return self._flat(wide - square * (0.5 / self.wide.square()) + F.softplus(gap - slope * square)).sum(-1)
 
 
-#: A parameter of the net and how many inputs a unit of its layer has, 1 of a vector -> its prior, of its event shape.
+#: (a parameter of the net, the number of inputs of a unit of its layer, 1 for a vector) -> the prior of the parameter.
 Maker = Callable[[Tensor, int], dist.TorchDistribution]
 
 
@@ -110,11 +110,6 @@ def _pretrained(scale: float = 1.0) -> Maker:
     return lambda w, inputs: dist.Normal(w, scale / math.sqrt(inputs), validate_args=False).to_event(w.dim())
 
 
-def _log_uniform() -> Maker:
-    """log-uniform — p(w) ∝ 1/|w|, improper: for variational dropout (Kingma et al. 2015)."""
-    return lambda w, _: LogUniform(w.shape)
-
-
 def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
     """gamma:SHAPE,RATE — Normal(0, 1/√τ), each parameter with its own τ ~ Gamma(SHAPE, RATE); both > 0."""
     return lambda w, _: GammaNormal(w.new_tensor(shape), w.new_tensor(rate), w.shape)
@@ -123,16 +118,14 @@ def _gamma(shape: float = 1.0, rate: float = 1.0) -> Maker:
 def _ard(shape: float = 0.5, rate: float | None = None) -> Maker:
     """ard:SHAPE,RATE — gamma, but each input of a layer has a τ for its weights; both > 0 (Neal 1996, sec. 1.2.3).
 
-    RATE is by default 0.01, above 14 inputs 2/fan-in²: with SHAPE 0.5 w is Cauchy, and inputs that say nothing then add
-    up to no more where they are many.
+    The default RATE is 0.01, and 2/fan-in² above 14 inputs: with SHAPE 0.5, w is Cauchy, and the sum over irrelevant
+    inputs then does not grow with their number.
     """
-    return lambda w, inputs: GammaNormal(
-        w.new_tensor(shape), w.new_tensor(rate or min(0.01, 2 / inputs**2)), w.shape, by_input=w.dim() > 1
-    )
+    return lambda w, n: GammaNormal(w.new_tensor(shape), w.new_tensor(rate or min(0.01, 2 / n**2)), w.shape, w.ndim > 1)
 
 
 def _flat(w: Tensor, _: int) -> dist.TorchDistribution:
-    """p(w) ∝ 1: of weights that a fit only finds a value of."""
+    """p(w) ∝ 1, for weights of which a fit has a point estimate only."""
     return dist.ImproperUniform(dist.constraints.independent(dist.constraints.real, w.dim()), torch.Size(), w.shape)
 
 
@@ -143,7 +136,7 @@ def _scale_mixture(wide: float = 1.0, narrow: float = math.exp(-6), weight: floa
     return lambda w, _: ScaleMixture(w.new_tensor(wide), w.new_tensor(narrow), weight, w.shape)
 
 
-#: Every prior by name; the numbers after the colon are its arguments.
+#: Every prior by name; the numbers after the colon are the arguments of its function.
 PRIORS: dict[str, Callable[..., Maker]] = {
     "normal": _normal,
     "fan-in": _fan_in,
@@ -151,38 +144,38 @@ PRIORS: dict[str, Callable[..., Maker]] = {
     "gamma": _gamma,
     "ard": _ard,
     "scale-mixture": _scale_mixture,
-    "log-uniform": _log_uniform,
+    "log-uniform": lambda: lambda w, _: LogUniform(w.shape),
 }
 
-#: "by-target", of labels and of numbers: under narrower priors the best q, and a wide net's mode, predict too flat.
+#: The prior "by-target" for classes and for numbers. Under narrower ones, q and the mode of a wide net underfit.
 BY_TARGET = {True: "fan-in:8", False: "fan-in:2"}
 
 
 @cache
 def parse_prior(text: str, has_classes: bool = False) -> Maker:
-    """``"fan-in:1.5"`` -> the prior; numbers left out take their defaults. "by-target" is that of the kind of target.
+    """``"fan-in:1.5"`` -> the prior; omitted numbers take their defaults. "by-target" depends on ``has_classes``.
 
-    Raises UserError for an unknown name, a number that is none, or a scale that is not positive.
+    Raises UserError for an unknown name, or an argument that is not a positive number.
     """
     text = BY_TARGET[has_classes] if text == "by-target" else text
     return parse_named("prior", text, PRIORS)
 
 
 class BayesianNet(nn.Module):
-    """p(y, w | x): every parameter of ``net`` is a latent site of its own name, then the likelihood.
+    """p(y, w | x): every parameter of ``net`` is a latent site with its name, followed by the likelihood.
 
-    net: any module (B, *input_shape) -> (B, outputs), of which a copy is kept. It gives the sites' names and shapes
-        and, by its initial values, a starting point; the values are no part of the model, but where a prior is centred
-        at them. Its buffers are, and are kept with the posterior. A net that takes weights with leading draw dimensions
-        says so by ``takes_draws = True``; any other is mapped over the draws.
+    net: any module (B, *input_shape) -> (B, outputs), which is copied. Its parameters give the sites' names, shapes and
+        initial values. The values are not part of the model, unless a prior is centred at them; buffers are part of the
+        model and are stored with the posterior. If weights may have leading draw dimensions, the net has an attribute
+        ``takes_draws = True``; any other net is mapped over the draws.
     likelihood: a callable (f, y) from ``parts.likelihoods``.
-    prior: as for :func:`parse_prior`; FIRST/OTHERS, the first for the first layer's weights, the second for all other
-        parameters; or {site: text}.   points: sites without a prior, p(w) ∝ 1.
-    statistics: a ``BatchStatistics`` of the net, which then normalises by them; None leaves it to torch, by running
-        averages.   frozen: whether these stay as they are in training.
-    sampling: of ``row_noise.sampling_of``: {site: how it is sampled in training, where that is by row}.
-    still: parameters of the user's module that are buffers of the net.
-    precision: "bfloat16", which an optimisation sets: the net's passes in training are then under autocast.
+    prior: a text for :func:`parse_prior`; or FIRST/OTHERS, where FIRST is for the weights of the first layer and OTHERS
+        for all other parameters; or {site: text}.   points: sites without a prior, p(w) ∝ 1.
+    statistics: ``BatchStatistics`` for the net's batch normalisation; None: running averages.   frozen: whether these
+        do not change in training.
+    sampling: {site: "rows" or "flipout"} of ``row_noise.sampling_of``, for sites that training samples by row.
+    still: names of parameters of the user's module that are buffers of the net.
+    precision: "bfloat16" (set by an optimisation) if the net's passes in training use autocast.
     """
 
     precision: str | None = None
@@ -200,7 +193,7 @@ class BayesianNet(nn.Module):
         names = dict(self.net.named_parameters())
         self._inputs = {name: w[0].numel() if w.dim() > 1 else 1 for name, w in names.items()}
         for path, layer in self.net.named_modules():
-            if isinstance(layer, nn.modules.conv._ConvTransposeNd):  # whose weights (inputs, outputs / groups, …) are
+            if isinstance(layer, nn.modules.conv._ConvTransposeNd):  # weights (inputs, outputs / groups, …)
                 self._inputs[name := f"{path}.weight".lstrip(".")] = layer.weight[:, 0].numel() // layer.groups
                 if str(prior if isinstance(prior, str) else prior.get(name)).startswith("ard"):
                     raise UserError(f"ard has a scale for each input of a layer, but not for '{name}' of a transposed "
@@ -209,20 +202,19 @@ class BayesianNet(nn.Module):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
                             "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip
         if taken := names.keys() & {OBSERVED, "data", "draws", *likelihood.initial}:
-            raise UserError(f"a parameter of the network is called '{min(taken)}', which is the name of something else "
-                            "in the model, such as the targets 'y'; rename it")  # fmt: skip
+            raise UserError(f"the parameter '{min(taken)}' has the name of another site of the model; rename it")
         if isinstance(prior, str):
             first, _, others = prior.partition("/")
             weights = [name for name, value in names.items() if value.dim() > 1][:1]
             prior = dict.fromkeys(names, others or first) | dict.fromkeys(weights, first)
         self.texts = texts = prior
         for text in texts.values():
-            parse_prior(str(text))  # raises for one that is none
+            parse_prior(str(text))  # raises for an invalid text
         self._centred = [n for n, text in texts.items() if n not in points and text.partition(":")[0] == "pretrained"]
         if self._centred:
             self.register_buffer("centre", torch.cat([self.net.get_parameter(n).flatten() for n in self._centred]))
 
-    #: {site: value} where guides and optimisers start: the network's own initial weights, the likelihood's own.
+    #: {site: initial value} for guides and optimisers: the initial weights of the network and sites of the likelihood.
     initial = property(lambda self: {**dict(self.net.named_parameters()), **self.likelihood.initial})
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
@@ -230,22 +222,20 @@ class BayesianNet(nn.Module):
         own = dict(self.net.named_parameters())
         if self._centred:
             own |= cut(self.centre, {name: own[name].shape for name in self._centred})
-        classes, flat = getattr(self.likelihood, "has_classes", False), dict.fromkeys(self.points, _flat)
-        return {
-            name: (flat.get(name) or parse_prior(self.texts[name], classes))(w, self._inputs[name])
-            for name, w in own.items()
-        }
+        classes = getattr(self.likelihood, "has_classes", False)
+        makers = {name: _flat if name in self.points else parse_prior(self.texts[name], classes) for name in own}
+        return {name: make(own[name], self._inputs[name]) for name, make in makers.items()}
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) or (B, T) observes it."""
         w = {name: pyro.sample(name, prior) for name, prior in self.prior().items()}
         dims = 2 + getattr(self.likelihood, "event_dim", 0)
-        rows_of_each = y is not None and y.dim() == dims and x.shape[:2] == y.shape[:2]  # not only targets
+        rows_of_each = y is not None and y.dim() == dims and x.shape[:2] == y.shape[:2]
         statistics = {} if self.statistics is None or self.training else self.statistics(self.net, w)
         with ExitStack() as modes:
             modes.enter_context(in_mode(*(norm_layers(self.net).values() if self.frozen else ()), training=False))
             if self.sampling and self.training:
-                from bnn_pyro.parts.row_noise import RowNoise  # of networks of one's own alone
+                from bnn_pyro.parts.row_noise import RowNoise  # needed for a user's own network only
 
                 modes.enter_context(RowNoise(w, len(x), self.sampling))
             if self.precision == "bfloat16" and self.training:
@@ -256,10 +246,7 @@ class BayesianNet(nn.Module):
 
 @torch.no_grad()
 def widest_activation(model: nn.Module, x: Tensor) -> int:
-    """The most numbers per point and draw that a module of the model returns, by the first row of x (B, …).
-
-    Raises UserError for a likelihood that has no Prediction.
-    """
+    """The most numbers per point and draw that a module returns. UserError for a likelihood without a Prediction."""
     widest = [1]
 
     def measure(_: str, output: object) -> None:

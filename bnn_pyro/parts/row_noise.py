@@ -1,11 +1,11 @@
-"""Noise of its own for each row in training, where a random weight reaches ``F.linear`` or a convolution once.
+"""Independent noise for each row in training, for random weights of layers that are called once per pass.
 
     rows      f = x μ + √(x² σ²) ε              x (B, D): local reparametrization (Kingma et al. 2015, arXiv:1506.02557)
     flipout   f = x ∗ μ + r ((s x) ∗ (w − μ))   x (B, …): r, s = ±1 by row and channel (Wen et al. 2018, 1803.04386)
-    weights   f = x ∗ w                         anywhere else
+    weights   f = x ∗ w                         all other uses of a weight
 
-The outputs of a row are distributed as under drawn weights, so that the ELBO has the same expectation; its gradient
-scatters less. Positions of an image and tokens share their weights: noise for every activation would be another model.
+The outputs of a row have the same distribution as with drawn weights, so that the ELBO has the same expectation and its
+gradient a lower variance. Positions of an image and tokens share the noise: independent noise would be another model.
 """
 
 from collections.abc import Mapping
@@ -22,31 +22,32 @@ from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.gradients import local_linear
 from bnn_pyro.parts.nets import in_mode, with_weights
 
-#: What :class:`RowNoise` samples by row.
+#: The functions whose weights :class:`RowNoise` samples by row.
 LAYERS = (F.linear, F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-#: Rows of the passes that find where the rows of x are a layer's inputs: no other dimension is as long in both.
+#: Numbers of rows of two passes: only the first dimension of x has these sizes, which identifies a layer's rows.
 ROWS = (13, 17)
 
 
 class RowNoise(TorchFunctionMode):
-    """Samples layers by row, and notes how weights enter a pass: ``ways`` {site: one way a use}.
+    """Samples layers by row, and records in ``ways`` {site: how each use of it was sampled}.
 
-    w: {site: a draw of its q, as ``drawn_from``}.   rows: of the pass.   sampling: of :func:`sampling_of`.
-    Raises UserError for a site sampled by row that is used again, or otherwise.
+    w: {site: a draw, with its q as the attribute ``drawn_from``}.   rows: number of rows of the pass.
+    sampling: the result of :func:`sampling_of`; with {} every use is recorded and none is sampled by row.
+    Raises UserError if a site that is sampled by row is used again, or in another way.
     """
 
     def __init__(self, w: Mapping[str, Tensor], rows: int, sampling: Mapping[str, str]) -> None:
         super().__init__()
-        self.w, self.rows = w, rows  # w, whose ids stay theirs
+        self.w, self.rows = w, rows  # keeps the draws, so that their ids are not reused
         q = {k: getattr(v, "drawn_from", None) for k, v in w.items() if k in sampling}
         self.q = {k: own for k, v in q.items() if hasattr(own := getattr(v, "base_dist", v), "loc")}
         self.sites = {id(v): k for k, v in w.items() if k in self.q or not sampling}
         self.ways: dict[str, list[str]] = {site: [] for site in w}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        """A layer's outputs, or what the function gives."""
+        """The outputs of a layer that is sampled by row, or the result of the function."""
         used = [self.sites[id(part)] for part in tree_leaves((args, kwargs)) if id(part) in self.sites]
-        if getattr(func, "__name__", "") in ("grad", "_make_dual"):  # by noise of f, df/dx is not a drawn weight's
+        if getattr(func, "__name__", "") in ("grad", "_make_dual"):  # noise of f gives wrong derivatives by x
             used = [*self.sites.values()]
         layer = used and func in LAYERS and not kwargs and id(args[0]) not in self.sites and len(args[0]) == self.rows
         output = self._layer(func, *args) if layer else func(*args, **(kwargs or {}))
@@ -74,8 +75,8 @@ class RowNoise(TorchFunctionMode):
 
 
 def sampling_of(net: nn.Module, *inputs: Tensor, training: bool = False) -> dict[str, str]:
-    """{parameter: "rows" or "flipout"} of those that each pass uses once, in a layer whose inputs are its rows."""
-    # Out of training mode torch has other functions without gradients; with them a net may keep what nothing copies.
+    """{parameter: "rows" or "flipout"} of parameters that each pass uses once, in a layer whose inputs are its rows."""
+    # Evaluation mode without gradients may call other functions; stored results with gradients could not be copied.
     with isolated(0), in_mode(net, training=training), torch.set_grad_enabled(not training):
         w = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
         buffers, passes = {name: b.clone() for name, b in net.named_buffers()}, []

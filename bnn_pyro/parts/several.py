@@ -1,9 +1,9 @@
-"""Several targets a row, independent given the network's output: numbers, or labels that are 0 or 1.
+"""Several targets per row, independent given the network's output: numbers, or labels that are 0 or 1.
 
     f (…, B, T·outputs)    y_t ~ the likelihood of one target, with its part of f, its own units and its own noise
 
-What a draw of the weights says of one target it says of the others: over the draws they depend on each other. The
-noise of numbers may be correlated as well (:class:`CorrelatedNoise`).
+The predictive distribution of the targets is dependent, as they share the draws of the weights. The noise of numbers
+may be correlated as well (:class:`CorrelatedNoise`).
 """
 
 import math
@@ -26,29 +26,29 @@ from bnn_pyro.parts.observed import Likelihood
 class SeveralMixture(Mixture):
     """p(y | x, D) of T targets a row as S components of batch shape (S, B, T).
 
-    one: the mixture of a single target.
+    one: the mixture class of a single target.
 
-    ``log_prob`` is the joint density of a row's targets. Mean, uncertainties and quantiles have a last dimension T; of
-    labels, the mean is the probability of a 1. Everything else is asked of ``target(k)``.
+    ``log_prob`` is the joint density of a row's targets. Mean, uncertainties and quantiles have a last dimension T; for
+    labels, the mean is the probability of a 1. ``target(k)`` has all other methods.
     """
 
     def __new__(cls, components: dist.Distribution, one: type[Mixture] = Mixture) -> Self:
-        """task: "labels" where the components are Bernoulli."""
+        """The attribute ``task`` is "labels" if the components are Bernoulli, else "targets"."""
         new = object.__new__(cls)
         new.components, new.one = components, one
         new.task = "labels" if isinstance(components, dist.Bernoulli) else "targets"
         return new
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        return self.components, self.one  # of a pickle
+        return self.components, self.one  # for pickle
 
     def _like(self, components: dist.Distribution) -> Self:
         return type(self)(components, self.one)
 
     def target(self, k: int | str) -> Mixture:
-        """The prediction of one target, by its name or counted from 0; of a label, one of two classes.
+        """The prediction of one target, by its name or its number from 0; for a label, a prediction of two classes.
 
-        A guarantee, of all targets together, is not carried over, with a warning. Raises UserError for no such target.
+        Warns if a conformal guarantee, which is for all targets, is lost. Raises UserError for an unknown target.
         """
         if self.guarantee is not None:
             warnings.warn("target(k) has the model's own intervals; the guaranteed ones, of all targets together, "
@@ -71,21 +71,21 @@ class SeveralMixture(Mixture):
         return super().log_probs(y).sum(-1)
 
     def output_values(self) -> Tensor:
-        """The T numbers by which draws are compared, (S, B, T) float64: means, or log-odds."""
+        """See :meth:`Mixture.output_values`, (S, B, T) float64: means, or log odds."""
         return torch.cat([one.output_values() for one in self.each], -1)
 
-    #: (B, T): variances, or of labels entropies in nats; see ``Mixture``.
+    #: (B, T): variances, or for labels entropies in nats; see ``Mixture``.
     total = cached_property(lambda self: torch.stack([one.total for one in self.each], -1))
     aleatoric = cached_property(lambda self: torch.stack([one.aleatoric for one in self.each], -1))
     epistemic = cached_property(lambda self: torch.stack([one.epistemic for one in self.each], -1))
 
     def quantile(self, q: float | Sequence[float]) -> Tensor:
-        """Of each target by itself, (len(q), B, T)."""
+        """Quantiles of each target, (len(q), B, T)."""
         self._need("targets", "quantile")
         return torch.stack([one.quantile(q) for one in self.each], -1)
 
     def crps(self, y: Tensor) -> Tensor:
-        """Of each target by itself, (B, T); y: (B, T)."""
+        """The CRPS of each target, (B, T); y: (B, T)."""
         self._need("targets", "crps")
         return torch.stack([one.crps(y[:, k]) for k, one in enumerate(self.each)], -1)
 
@@ -94,9 +94,9 @@ MIXTURES[dist.Independent] = SeveralMixture
 
 
 class Several(Likelihood):
-    """T targets, each with the likelihood ``one``: own units, own noise, its own part of the network's output.
+    """T targets, each with the likelihood ``one``, and separate units, noise and outputs of the network.
 
-    one: of targets whose shift is 0 and whose scale is 1; it is changed.   shift, scale: (T,), of the targets.
+    one: the likelihood of a target with shift 0 and scale 1, which is modified.   shift, scale: (T,), of the targets.
     """
 
     event_dim = 1
@@ -126,11 +126,11 @@ class Several(Likelihood):
 
 
 class AutoregressiveNormal(dist.TorchDistribution):
-    """Normal(loc, (AᵀA)⁻¹) of T numbers as its factors p(y_t | y_1 … y_{t−1}), batch shape (…, T).
+    """Normal(loc, (AᵀA)⁻¹) of T numbers, as the product of factors p(y_t | y_1 … y_{t−1}), batch shape (…, T).
 
-    loc (…, T)    rows (…, T, T): those of A, lower triangular with a positive diagonal
+    loc (…, T)    rows (…, T, T): the rows of A, which is lower triangular with a positive diagonal
 
-    ``log_prob`` has a number a factor: their sum is the joint density. Mean, variance and draws are those of the y_t.
+    ``log_prob`` has one number per factor, whose sum is the log joint density. Mean, variance and draws are of the y_t.
     """
 
     arg_constraints = {"loc": dist.constraints.real, "rows": dist.constraints.real_vector}  # noqa: RUF012
@@ -141,7 +141,7 @@ class AutoregressiveNormal(dist.TorchDistribution):
         self.loc, self.rows = loc.expand(shape), rows.expand(*shape, loc.shape[-1])
         super().__init__(shape, validate_args=False)
 
-    #: Of each number by itself, (…, T).
+    #: Marginal moments of each number, (…, T).
     mean = property(lambda self: self.loc)
     variance = property(lambda self: self.root.square().sum(-1))
 
@@ -166,20 +166,20 @@ class AutoregressiveNormal(dist.TorchDistribution):
 
 
 class CorrelatedMixture(SeveralMixture):
-    """Of targets whose noise is correlated; each by itself has a Normal one."""
+    """Mixture for targets with correlated noise; a single target has Normal noise."""
 
     def _one(self, k: int) -> Mixture:
         return self.one(dist.Normal(self.components.mean[..., k], self.components.stddev[..., k]))
 
     @property
     def noise_correlation(self) -> Tensor:
-        """Correlations of the noise of the targets, (T, T), the mean over the draws."""
+        """Correlations of the noise of the targets, (T, T), averaged over the draws."""
         root = torch.nn.functional.normalize(self.components.root[:, 0], dim=-1)
         return (root @ root.mT).mean(0)
 
 
 class CorrelatedNoise(Likelihood):
-    """y = shift + scale·f + noise, f (…, B, T), of T numbers with a full covariance, learned, the same at every input.
+    """y = shift + scale·f + noise, f (…, B, T), where the noise of T numbers has a learned full covariance for all x.
 
     In units of ``scale`` (T,) the noise is e_t = Σ_{s<t} b_ts e_s + σ_t ε_t, ε standard Normal, with the latent sites
     "log_noise" (T,), log σ_t ~ Normal(-1, 1), and "noise_slopes" (T(T−1)/2,), b_ts ~ Normal(0, 1): the modified

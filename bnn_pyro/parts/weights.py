@@ -1,13 +1,13 @@
-"""Distributions of one layer's weights, each a whole array at once, and the KLs between them.
+"""Distributions of the array of a layer's weights, and the KLs between them.
 
     NormalWeights    wᵢ ~ Normal(μᵢ, σᵢ)        a free σ for every weight, given as σ
-    JointlyDrawn     the same, σ = softplus(ρ)   many arrays, of which a training step draws all in one pass
-    FreeWeights      the same, given as log σ²   a parameter on the whole real line
+    JointlyDrawn     the same, σ = softplus(ρ)   one of many arrays, which a training step draws in one pass
+    FreeWeights      the same, given as log σ²   an unconstrained parameter
     DropoutWeights   wᵢ ~ Normal(μᵢ, α μᵢ²)     Gaussian dropout of variance α (Kingma et al. 2015, arXiv:1506.02557)
-    CentredNormal    wᵢ ~ Normal(0, s)          a prior, s one number or one a row
-    LogUniform       p(w) ∝ ∏ 1/|wᵢ|            improper: an ELBO under it compares fits of one model alone
+    CentredNormal    wᵢ ~ Normal(0, s)          a prior, where s is one number or one per row
+    LogUniform       p(w) ∝ ∏ 1/|wᵢ|            improper: ELBOs under it are comparable for the same model only
 
-A training step costs passes over millions of weights: hence closed forms, in terms of the variance, as layers need it.
+Each operation of a training step is a pass over millions of weights, so that the KLs have fused closed forms.
 """
 
 import copy
@@ -26,9 +26,9 @@ from bnn_pyro.parts import gradients
 
 
 class ArrayDistribution(TorchDistribution):
-    """One event: an array of this shape. Its batch shape is () except in a plate of draws.
+    """A distribution whose event is an array of this shape. The batch shape is () except in a plate of draws.
 
-    A subclass draws in ``_draw(shape)``, shape = sample_shape + batch_shape + event_shape, or is improper.
+    A subclass implements ``_draw(shape)``, shape = sample_shape + batch_shape + event_shape, unless it is improper.
     """
 
     arg_constraints: dict = {}  # noqa: RUF012
@@ -39,7 +39,7 @@ class ArrayDistribution(TorchDistribution):
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:
-        """Reals, as one event."""
+        """Real arrays."""
         return constraints.independent(constraints.real, len(self.event_shape))
 
     def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
@@ -53,7 +53,7 @@ class ArrayDistribution(TorchDistribution):
         return self._draw(self.shape(torch.Size(sample_shape)))
 
     def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
-        """Draws of X A for A of this distribution, (D, H), by local reparametrization: see ``gradients``."""
+        """Draws of X A, where A (D, H) has this distribution, by local reparametrization: see ``gradients``."""
         return gradients.local_linear(X, self.mean, self.variance, bias, sample_shape)
 
     def _draw(self, shape: torch.Size) -> Tensor:
@@ -65,7 +65,7 @@ class ArrayDistribution(TorchDistribution):
 
 
 class _NormalArray(ArrayDistribution):
-    """Independent Normals of any parametrisation: ``loc``, ``variance`` and ``log_variance``, all (*shape)."""
+    """Independent Normals with ``loc``, ``variance`` and ``log_variance``, all (*shape)."""
 
     loc: Tensor
     variance: Tensor
@@ -83,7 +83,7 @@ class _NormalArray(ArrayDistribution):
 
 
 class NormalWeights(_NormalArray):
-    """Independent Normals. loc, scale: (*shape), event shape all of it."""
+    """Independent Normals. loc, scale: (*shape), the event shape."""
 
     def __init__(self, loc: Tensor, scale: Tensor) -> None:
         self.loc, self.scale = loc, scale
@@ -93,28 +93,25 @@ class NormalWeights(_NormalArray):
 
 
 class FlatNormals:
-    """Independent Normals of many arrays. loc, rho: (P,), σ = softplus(ρ).   shapes: {array: its shape}, in order.
-
-    spare: see ``gradients.DrawNormals``.
-    """
+    """Independent Normals, σ = softplus(ρ), of arrays in one vector: loc, rho (P,).   spare: see ``DrawNormals``."""
 
     def __init__(self, loc: Tensor, rho: Tensor, shapes: Mapping[str, torch.Size], spare: list[Tensor]) -> None:
         self.loc, self.rho, self.shapes, self.spare = loc, rho, shapes, spare
 
     scale = cached_property(lambda self: F.softplus(self.rho))
-    #: By array, of one split: the backward pass of each split fills an array of all weights.
+    #: {array: σ} and {array: ρ} of a single split, as the backward pass of each split fills an array of all weights.
     scales = cached_property(lambda self: cut(self.scale, self.shapes))
     rhos = cached_property(lambda self: cut(self.rho, self.shapes))
 
     def scale_of(self, name: str) -> Tensor:
-        """σ of an array (*shape), alone where no other part needed σ of all: few layers of a large network may ask."""
+        """σ of an array (*shape), computed from its ρ alone unless σ of all arrays is known already."""
         return self.scales[name] if "scale" in vars(self) else F.softplus(self.rhos[name])
 
     @cached_property
     def drawn(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """(Σ log σ (arrays,), Σ (μ² + σ²) (arrays,), {array: a draw (*shape)}), with gradients."""
         sizes = [shape.numel() for shape in self.shapes.values()]
-        large = len(self.loc) > gradients.PIECE and self.loc.is_cpu  # does not fit in the cache, and is no GPU's
+        large = len(self.loc) > gradients.PIECE and self.loc.is_cpu  # does not fit into the cache of a CPU
         if not (large and self.loc.dtype == torch.float32 and gradients.compiled()):
             draws = torch.addcmul(self.loc, self.scale, torch.randn_like(self.loc)).split(sizes)
             both = self.scale.log(), self.loc.square() + self.scale.square()
@@ -125,12 +122,12 @@ class FlatNormals:
         return logs, squares, {name: draw.view(shape) for (name, shape), draw in shapes}
 
     def arrays(self) -> Iterator[tuple[str, "JointlyDrawn"]]:
-        """(array, its distribution) of each."""
+        """Pairs (array, its distribution)."""
         return ((name, JointlyDrawn(self, name, loc)) for name, loc in cut(self.loc, self.shapes).items())
 
 
 class JointlyDrawn(NormalWeights):
-    """One array of :class:`FlatNormals`: where gradients are wanted, its first draw is that of the common pass."""
+    """One array of :class:`FlatNormals`; with gradients enabled, its first draw is part of the draw of all arrays."""
 
     def __init__(self, whole: FlatNormals, name: str, loc: Tensor) -> None:
         self.whole, self.name, self.loc, self.was_drawn = whole, name, loc, False
@@ -141,15 +138,15 @@ class JointlyDrawn(NormalWeights):
     def _draw(self, shape: torch.Size) -> Tensor:
         if self.was_drawn or shape != self.event_shape or not torch.is_grad_enabled():
             return super()._draw(shape)
-        self.was_drawn = True  # a draw may refer to its distribution: no cycle
+        self.was_drawn = True  # together with ``pop`` this avoids a reference cycle, as draws refer to distributions
         return self.whole.drawn[2].pop(self.name)
 
 
 class FreeWeights(_NormalArray):
-    """Independent Normals. loc, log_variance: (*shape), event shape all of it.
+    """Independent Normals. loc, log_variance: (*shape), the event shape.
 
-    Where ``prior_scale``, () or (D, 1), says the scale of the CentredNormal that is the prior, a layer's output comes
-    with the KL to it, which is the cheapest. The KL to a prior that turns out to be another is computed by itself.
+    If ``prior_scale``, () or (D, 1), is the scale of a CentredNormal prior, a layer computes the KL to this prior
+    together with its output, which takes the least time. The KL to any other prior is computed separately.
     """
 
     def __init__(self, loc: Tensor, log_variance: Tensor) -> None:
@@ -157,11 +154,11 @@ class FreeWeights(_NormalArray):
         self.known_kl: Tensor | None = None
         super().__init__(loc.shape)
 
-    #: The variances, (*shape); once, where both the layer and the KL ask for them.
+    #: The variances, (*shape), cached for the layer and the KL.
     variance = cached_property(lambda self: self.log_variance.exp())
 
     def linear(self, X: Tensor, bias: bool, sample_shape: torch.Size) -> Tensor:
-        """Draws of X A, and the KL where the prior's scale is known."""
+        """Draws of X A; if the prior's scale is known, also compute the KL."""
         if self.prior_scale is None:
             return super().linear(X, bias, sample_shape)
         parameters = self.loc, self.log_variance, self.prior_scale
@@ -180,10 +177,10 @@ class DropoutWeights(_NormalArray):
 
 
 class CentredNormal(ArrayDistribution):
-    """w ~ Normal(0, scale). scale: (), or (D, 1) for one a row of w; or a number, and ``like`` whose type a draw has.
+    """w ~ Normal(0, scale). scale: () or (D, 1), one per row of w; or a number, with ``like`` for dtype and device.
 
     The same density as ``Normal(0, scale).expand(shape).to_event()``, by one sum of squares instead of a dozen
-    elementwise passes; likewise its KL from independent Normals. By a number it takes no kernel for the scale.
+    elementwise passes; the KL of independent Normals to it is fast as well. A number as scale saves GPU kernels.
     """
 
     def __init__(self, scale: Tensor | float, shape: torch.Size, like: Tensor | None = None) -> None:
@@ -202,7 +199,7 @@ class CentredNormal(ArrayDistribution):
         return self.scale * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-density of the whole array in nats."""
+        """Log density of the whole array in nats."""
         if self.fixed is None:
             return self._flat(Normal(0.0, self.scale, validate_args=False).log_prob(value)).sum(-1)
         flat = self._flat(value)
@@ -211,33 +208,33 @@ class CentredNormal(ArrayDistribution):
 
 
 class LogUniform(ArrayDistribution):
-    """p(w) ∝ ∏ 1/|wᵢ|: improper, so it has an unnormalised density and no samples (Hron et al. 2018, arXiv:1807.01969).
+    """p(w) ∝ ∏ 1/|wᵢ|: improper, with an unnormalised density and no samples (Hron et al. 2018, arXiv:1807.01969).
 
-    It makes sense of dropout: the KL of Normal(μ, αμ²) to it depends on α alone, and falls as α grows.
+    It is the prior of variational dropout: the KL of Normal(μ, αμ²) to it depends on α alone, and decreases with α.
     """
 
     has_rsample = False
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """−Σ log|w| in nats, up to the constant that an improper density does not have."""
+        """−Σ log|w| in nats, without a constant."""
         return -self._flat(value.abs().log()).sum(-1)
 
 
 def cut(flat: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """(…, P) as {name: (…, *shape)}, in this order."""
+    """Split (…, P) into {name: (…, *shape)}, in the order of ``shapes``."""
     pieces = flat.split([shape.numel() for shape in shapes.values()], -1)
     return {name: p.reshape(flat.shape[:-1] + shape) for (name, shape), p in zip(shapes.items(), pieces, strict=True)}
 
 
 def base_of(d: Distribution) -> Distribution:
-    """The distribution of single numbers, where d is that of some of them as one event; else d."""
+    """The base distribution of nested ``Independent`` distributions; any other distribution itself."""
     while isinstance(d, Independent):
         d = d.base_dist
     return d
 
 
 def log_alpha(q: _NormalArray) -> Tensor:
-    """log α = log σ²/μ² of every weight; a mean of 0 counts as 10⁻⁸."""
+    """log α = log σ²/μ² of every weight, where 10⁻¹⁶ is added to μ²."""
     return q.log_variance - (q.loc.square() + 1e-16).log()
 
 
@@ -247,8 +244,8 @@ def log_alpha(q: _NormalArray) -> Tensor:
 @register_kl(_NormalArray, Normal)
 def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal | Independent | Normal) -> Tensor:
     if q.event_shape != p.event_shape:
-        raise ValueError(f"guide and model have weights of other shapes at one site: {tuple(q.event_shape)} and "
-                         f"{tuple(p.event_shape)}")  # fmt: skip
+        shapes = tuple(q.event_shape), tuple(p.event_shape)
+        raise ValueError("guide and model have weights of shapes {} and {} at one site".format(*shapes))
     if not isinstance(p := base_of(p), _NormalArray | CentredNormal | Normal):
         raise NotImplementedError
     pair, dims = (Normal(one.mean, one.scale, validate_args=False) for one in (q, p)), len(q.event_shape)
@@ -259,7 +256,7 @@ def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal | Independent |
 @register_kl(FreeWeights, CentredNormal)
 def _kl_known(q: FreeWeights, p: CentredNormal) -> Tensor:
     known = q.known_kl is not None and p.scale is q.prior_scale
-    if known and (q.known_kl.requires_grad or not torch.is_grad_enabled()):  # not one of a draw without gradients
+    if known and (q.known_kl.requires_grad or not torch.is_grad_enabled()):  # unless it was computed without gradients
         return q.known_kl
     return _kl_normals(q, p)
 
@@ -270,13 +267,13 @@ def _kl_jointly_drawn(q: JointlyDrawn, p: CentredNormal) -> Tensor:
 
 
 def drawn_jointly(q: Any, p: Any) -> bool:
-    """Whether KL(q ‖ p) is one of those that ``joint_kl`` knows."""
+    """Whether ``joint_kl`` can compute KL(q ‖ p)."""
     by_number = isinstance(p, CentredNormal) and p.fixed is not None
     return by_number and isinstance(q, JointlyDrawn) and q.was_drawn and q.event_shape == p.event_shape
 
 
 def joint_kl(arrays: Sequence[tuple[JointlyDrawn, CentredNormal, float]]) -> Tensor:
-    """Σ factor · KL(q ‖ p) of (q, p, factor), in nats; the q of one common draw.
+    """Σ factor · KL(q ‖ p) over triples (q, p, factor), in nats, where all q are arrays of one ``FlatNormals``.
 
     KL(∏ Normal(μᵢ, σᵢ) ‖ Normal(0, s²I)) = ½ Σ(μ² + σ²)/s² − Σ log σ + n (log s − ½)
     """
@@ -295,5 +292,5 @@ def _kl_free(q: _NormalArray, p: LogUniform) -> Tensor:
 
 @register_kl(DropoutWeights, LogUniform)
 def _kl_dropout(q: DropoutWeights, p: LogUniform) -> Tensor:
-    """By α itself: the means do not enter, and each α is shared by as many weights."""
+    """The KL depends on α only, and every α is shared by the same number of weights."""
     return gradients.kl_log_uniform(q.alpha.log()).sum() * (q.loc.numel() / q.alpha.numel())

@@ -1,8 +1,8 @@
-"""The zoo: every variant is a class here, in a file of its own or beside its kin, and one line in ``ZOO``.
+"""The zoo: every variant is a class in one of these files, and one line in ``ZOO``.
 
-A variant is a frozen dataclass whose fields are its settings, with two verbs, ``model`` and ``guide``. Its class
-attributes say the rest: ``summary`` (the idea in one line), ``paper``, and ``has`` (keys of ``inference.NEEDS``, from
-which follows what methods suit it); ``images_only = True`` where inputs must have a height and a width.
+A variant is a frozen dataclass whose fields are its settings, with the methods ``model`` and ``guide``. It has the
+class attributes ``summary`` (the idea in one line), ``paper`` and ``has`` (keys of ``inference.NEEDS``, which decide
+what methods suit it), and ``images_only = True`` if inputs must have a height and a width.
 """
 
 from typing import ClassVar, Protocol
@@ -33,26 +33,25 @@ class Entry(Protocol):
     has: ClassVar[frozenset[str]]
 
     def model(self, schema: Schema) -> nn.Module:
-        """m with m(x, y=None): draws w, then the site "y" in a plate of len(x). It never learns N.
+        """A module m; m(x, y=None) samples w, then the site "y" in a plate of len(x), and does not depend on N.
 
-        Besides: ``initial`` {site: value} where optimisers start. ``parts.priors.BayesianNet`` makes one of any module.
+        It has an attribute ``initial``, {site: initial value}. ``parts.priors.BayesianNet`` creates one of any module.
         """
 
     def guide(self, model: nn.Module) -> nn.Module | None:
         """q over exactly the model's latent sites, or None.
 
-        A variant may have ``prepare(model, guide, data)`` as well, which a fit calls before it infers, and which
-        returns what provenance says under "module"; and ``to_choose(schema)``, settings to compare by held-out rows.
+        A variant may also have ``prepare(model, guide, data)``, which a fit calls before inference, and which returns
+        the entry "module" of the provenance; and ``to_choose(schema)``, settings to compare by held-out rows.
         """
 
 
 def model_of(entry: Entry, schema: Schema) -> nn.Module:
-    """Its model.   Raises UserError where that is no module with ``initial``, as a plain Pyro function is none."""
+    """The model of a variant.   Raises UserError unless it is a module with the attribute ``initial``."""
     model = entry.model(schema)
     if not (isinstance(model, nn.Module) and hasattr(model, "initial")):
         raise UserError(f"the model of {type(entry).__name__} is {type(model).__name__}; it must be a torch.nn.Module "
-                        "with `initial`, {site: tensor} of its latent sites and its likelihood's, where fits start "
-                        "(docs/methods.md has an example)")  # fmt: skip
+                        "with `initial`, {site: tensor} of all latent sites (an example: docs/methods.md)")  # fmt: skip
     return model
 
 

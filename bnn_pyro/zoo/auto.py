@@ -1,12 +1,12 @@
-"""A variant and a method with their settings, made of names in this one place; what comes after takes the objects.
+"""Creation of a variant and a method with their settings from names; all other modules take the objects.
 
-``auto`` chooses them for the data, and how long to run, by one table, read from the top:
+``auto`` chooses them for the data, and the length of the fit, by one table, which is read from the top:
 
-    kind of inputs, rows N, multiplications of the network a row M, minutes  →  variant, method, settings, reason
+    kind of inputs, rows N, multiplications of the network per row M, minutes  →  variant, method, settings, reason
 
-The first rule for the data's kind of inputs and rows is taken whose fit, of the share ``least`` of its default length
-or more, ends within the minutes. Of that length so much is run as fits into them, and chains of few rows are longer.
-Times are those of the machine that the constants were measured on (evidence: docs/which-method.md).
+The first rule applies that is for such inputs and so many rows, and whose fit ends within the minutes at the share
+``least`` of its default length or more. The length is shortened to fit into the minutes, and lengthened for chains with
+few rows. Times are measured on one machine (evidence: docs/which-method.md).
 """
 
 import math
@@ -28,51 +28,49 @@ from bnn_pyro.progress import announce, duration
 from bnn_pyro.settings import build, defaults, meant_for, plain
 from bnn_pyro.zoo import ZOO, Bayesian, Entry
 
-#: What stands for a variant's name where it is chosen by size.
-AUTO = "auto"
-#: The minutes that a fit may take where nobody says.
-MINUTES = 5.0
-
-#: Of the default length at least; and how many times that long chains of few rows are in ``MINUTES``, or in proportion.
+#: The name in place of a variant that is chosen by the data, and the default time of a fit in minutes.
+AUTO, MINUTES = "auto", 5.0
+#: Bounds of the length of a fit, as a share of its default; the upper one is for chains with few rows in ``MINUTES``.
 MIN_SHARE, LONGER = 0.01, 5.0
-#: Share of its draws that every chain takes even where the minutes are over: fewer tell little of how far they agree.
+#: Share of its draws that every chain takes even after the minutes, as the agreement of shorter chains is unknown.
 MIN_DRAWN = 0.2
-
-#: Inputs of a row above which their number scales the prior: fan-in:4 is Normal(0, 1) in a layer after 16 units, and
-#: 4/√F after F inputs, where Normal(0, 1) would let functions be as steep as all of them together.
+#: With more inputs the prior is fan-in:4, Normal(0, 4/√inputs), as Normal(0, 1) would allow too steep functions.
 WIDE = 16
-#: Rows an input below which, and inputs from which on (below TINY rows two), each input has a scale in the prior.
+#: Each input has a scale in the prior below ``FEW`` rows per input, from ``SEVERAL`` inputs on (2 below ``TINY`` rows).
 FEW, SEVERAL, TINY = 40, 4, 30
-#: Targets are nearly linear where a ridge regression leaves less than LEFT of their variance, and a Gaussian kernel no
-#: less than CURVED of that; of few rows, or with hardly any left, where the first leaves less than the rows allow.
-LEFT, CURVED, MIN_CURVED, EXACT = 0.2, 0.85, (50, 2), 1e-3
-MIN_LINEAR, MAX_LINEAR, MAX_ROWS, MAX_EACH = 10, 1_000_000, 1000, 10  # rows, numbers; rows for a kernel, and for each
-#: Settings that ask for no other model or method than that of nearly linear targets.
+#: Targets are nearly linear if ridge regression leaves less than this share of their variance, and kernel regression
+#: leaves more than ``CURVED`` times the variance that ridge regression leaves.
+LEFT, CURVED = 0.2, 0.85
+#: Kernel regression is skipped for fewer rows than these (in total, per input), or if ridge leaves less than ``EXACT``.
+MIN_CURVED, EXACT = (50, 2), 1e-3
+#: Targets are tested for linearity from so many rows on, up to so many numbers in all inputs, rows, and rows per input.
+MIN_LINEAR, MAX_LINEAR, MAX_ROWS, MAX_EACH = 10, 1_000_000, 1000, 10
+#: Settings that are compatible with the rule for nearly linear targets.
 LINEAR_TAKES = {"prior", "noise", "bias", "draws", "warmup", "chains", "thin", "target_accept", "cores", "compiled"}
-#: Noise of numbers: see ``Rule.noise``.
+#: Noise that depends on the input: see ``Rule.noise``.
 BY_INPUT = {"noise": "heteroscedastic", "likelihood": "student-t"}
-#: Rows above which a network to be sampled has a third hidden layer; from which on noise is Student's t.
+#: A sampled network has a third hidden layer above ``MANY`` rows; the noise is Student's t from ``MIN_STUDENT_T`` on.
 MANY, MIN_STUDENT_T = 1000, 100
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A line of the table.
+    """A rule of the table.
 
     inputs    "table", "image", or "linear", a table whose targets are nearly linear in them (see :func:`is_linear`)
-    settings  of the variant, and ``method_settings``, over their defaults
-    over      of the variant, over these: {"wide": where a row has more than ``WIDE`` inputs; "many": more than ``MANY``
-              rows train; "few": targets are numbers, inputs ``SEVERAL`` or more, of fewer than ``TINY`` rows two or
-              more, rows fewer than ``FEW`` for each; "classes": targets are classes; "few of classes": both}
-    noise     settings of the variant where targets are numbers, unless another ``likelihood`` or ``noise`` is said than
-              these or "normal"; what is said goes over them
-    steps     of mini-batches, or ``MIN_EPOCHS`` epochs where these are more; 0: as the method has it
-    lengths   {setting of the method that says how long it runs: its least}: the minutes may shorten them by one factor
-    longer    those of them that may also be up to ``LONGER`` times their default, where the minutes allow it
-    least     the smallest such factor; 0: this rule is always taken where it is reached
-    most      rows, more of which other rules are for, whatever the minutes
-    seconds   of a fit
-    reason    why, a clause
+    settings  settings of the variant that replace defaults; ``method_settings`` are those of the method
+    over      {condition: settings that replace these}. "wide": more than ``WIDE`` inputs; "many": more than ``MANY``
+              training rows; "few": numbers as targets, and few rows per input (see ``FEW``); "classes": classes as
+              targets; "few of classes": classes as targets, and few rows per input
+    noise     settings for numbers as targets, unless the user chose another ``likelihood`` than these or "normal", or
+              another ``noise``; the user's settings take precedence
+    steps     number of mini-batch steps, but at least ``MIN_EPOCHS`` epochs; 0: the default of the method
+    lengths   {setting of the method for the length of a fit: its minimum}; all are shortened by the same factor
+    longer    the lengths that may also be up to ``LONGER`` times their default, if the minutes allow it
+    least     the smallest factor of the lengths; 0: the rule applies for any minutes
+    most      the most rows
+    seconds   function that predicts the time of a fit
+    reason    the reason for the rule, a clause
     """
 
     inputs: str
@@ -114,39 +112,39 @@ RULES = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What is fitted and how.
+    """A variant and a method.
 
     entry   the variant with its settings     method  the inference method with its settings
-    auto    where both were chosen by size: reason, minutes and expected_seconds; "limited" where minutes were given
+    auto    of a choice by ``auto``: reason, minutes and expected_seconds; "limited" if the user gave the minutes
     """
 
     entry: Entry
     method: Method
     auto: Mapping[str, Any] = field(default_factory=dict)
 
-    #: The names of the variant and of the method, and their settings, JSON-able.
+    #: The names of the variant and of the method, and their settings as JSON values.
     variant = property(lambda self: name_of(self.entry, ZOO))
     inference = property(lambda self: name_of(self.method, METHODS))
     variant_settings = property(lambda self: plain(self.entry))
     inference_settings = property(lambda self: plain(self.method))
 
     def backbone_variant(self, schema: Schema) -> str | None:
-        """The name of the variant that has to be fitted first, as the backbone of a last layer; None for most."""
+        """The name of the variant that must be fitted first, as the backbone of a last layer; None if there is none."""
         return self.entry.backbone_variant(schema) if hasattr(self.entry, "backbone_variant") else None
 
     def changed(
         self, variant: Mapping[str, Any] = {}, method: Mapping[str, Any] = {}, settings: Mapping[str, Any] = {}
     ) -> Self:
-        """With other settings of the variant and of the method; ``settings`` go over them, those that either has."""
+        """A copy with other settings of the variant and the method; ``settings`` are for either, with precedence."""
         of_entry, of_method = meant_for(self.entry, self.method, settings), meant_for(self.method, self.entry, settings)
         entry = build(self.entry, {**variant, **of_entry})
         return replace(self, entry=entry, method=build(self.method, {**method, **of_method}))
 
 
 def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = None) -> Setup:
-    """Names with their default settings; an object stays as it is.
+    """A setup from names, which stand for default settings, or from objects.
 
-    variant: a module of the user's own is ``Bayesian(module)``.   method: by default the variant's first.
+    variant: a user's own module becomes ``Bayesian(module)``.   method: by default the variant's first.
     Raises UserError for an unknown variant, or a method that does not suit it.
     """
     entry = Bayesian(variant) if isinstance(variant, nn.Module) else variant
@@ -159,9 +157,9 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
             raise UserError(f"{value!r:.60} is neither a name nor a dataclass with the settings of a {what}{way}")
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
-    entry = ZOO[entry]() if isinstance(entry, str) else entry  # settings may decide what a variant has
+    entry = ZOO[entry]() if isinstance(entry, str) else entry
     inference = method if isinstance(method, str) else name_of(method, METHODS) if method else methods_for(entry)[0]
-    if isinstance(method, str) or inference in METHODS:  # a method of the user's own suits any variant
+    if isinstance(method, str) or inference in METHODS:  # a user's own method suits any variant
         suit, name = methods_for(entry), name_of(entry, ZOO)
         if inference not in METHODS:
             raise unknown(f"inference method for {name}", inference, suit)
@@ -172,12 +170,12 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
 
 
 def name_of(settings: object, table: Mapping[str, type]) -> str:
-    """The name of a variant or method in its table; the class's own name where it is the user's."""
+    """The name of a variant or method in its table, or the class's name for a user's own."""
     return next((name for name, kind in table.items() if type(settings) is kind), type(settings).__name__)
 
 
 def say(setup: Setup) -> None:
-    """Say a choice, new or of before, on standard error."""
+    """Print the choice of ``auto`` to standard error."""
     time = duration(setup.auto.get("expected_seconds", 0.0))
     announce(f"auto: {setup.variant} by {setup.inference}, about {time}: {setup.auto.get('reason')}")
 
@@ -187,17 +185,18 @@ def set_up(
     settings: Mapping[str, Any] = {}, of_variant: Mapping[str, Any] = {}, of_method: Mapping[str, Any] = {},
     minutes: float | None = None,
 ) -> Setup:  # fmt: skip
-    """A variant and a method: of ``AUTO`` those that :func:`choose` takes, of others see :func:`make_setup`.
+    """A variant and a method with settings: for ``AUTO`` by :func:`choose`, else by :func:`make_setup`.
 
-    load: the data; called where a choice depends on them.   of_variant, of_method: settings over the defaults, or over
-    those of a rule.   settings: of either, over these.   minutes: where not given ``MINUTES``, and no clock ends it.
-    Raises UserError for names and settings that there are not, or values of the wrong kind.
+    load: returns the data set; called for ``AUTO`` only.   of_variant, of_method: settings that replace defaults or
+    those of a rule.   settings: settings of either, which take precedence over these.
+    minutes: time for the choice of ``AUTO``, and its limit; by default ``MINUTES``, without a limit.
+    Raises UserError for unknown names and settings, and for invalid values.
     """
     if isinstance(variant, str) and variant == AUTO:
         data, fixed = load(), None if isinstance(method, str | None) else method
         named = method if fixed is None else name_of(fixed, METHODS)
         every = {**of_variant, **of_method, **settings, **(plain(fixed) if fixed else {})}
-        # At values that repeat, noise by input lets densities grow, and a row elsewhere costs any number of nats.
+        # If targets repeat a few values, noise by input gives high densities there, and any loss at other values.
         few = data.schema.task == "regression" and len(data.y_train.unique()) ** 2 < len(data.y_train)
         every = ({"noise": "learned"} if few else {}) | every
         linear = named is None and every.keys() <= LINEAR_TAKES and is_linear(data)
@@ -216,7 +215,7 @@ def set_up(
 
 
 def is_linear(data: Dataset) -> bool:
-    """Whether a ridge regression leaves little of the variance of rows left out in turn, a Gaussian kernel not less."""
+    """Whether ridge regression leaves little variance in leave-one-out cross-validation, and a kernel hardly less."""
     schema, rows, inputs = data.schema, len(data.x_train), math.prod(data.schema.input_shape)
     small = MIN_LINEAR <= rows <= FEW * inputs and rows * inputs <= MAX_LINEAR
     if schema.task != "regression" or schema.is_image or not small or not isinstance(data.x_train, torch.Tensor):
@@ -239,7 +238,7 @@ def is_linear(data: Dataset) -> bool:
 
 
 def limit_of(setup: Setup, max_minutes: float | None) -> dict[str, float]:
-    """What a method is told of its time (see ``Run``): ``max_minutes``, or the minutes that ``auto`` was given."""
+    """The arguments of a method for its time limit (see ``Run``): ``max_minutes``, or the minutes of ``auto``."""
     if max_minutes is None and setup.auto.get("limited"):
         return {"max_minutes": setup.auto["minutes"], "least": MIN_DRAWN}
     return {} if max_minutes is None else {"max_minutes": max_minutes}
@@ -249,10 +248,11 @@ def choose(
     schema: Schema, rows: int, *, minutes: float = MINUTES, method: str | None = None,
     settings: Mapping[str, Any] = {}, linear: bool = False,
 ) -> Setup:  # fmt: skip
-    """The first rule that applies.
+    """The setup of the first rule that applies.
 
-    rows: that train.   method: of this one alone.   settings: over the rule's, of either.   linear: :func:`is_linear`.
-    Raises UserError for minutes that are not above 0 and below a million, or a method that no rule for such inputs has.
+    rows: number of training rows.   method: consider rules of this method only.   settings: settings of the variant or
+    the method, which take precedence over the rule's.   linear: see :func:`is_linear`.
+    Raises UserError for minutes that are not above 0 and below a million, or a method without a rule for such inputs.
     """
     if not (isinstance(minutes, int | float) and 0 < minutes < 1e6):
         raise UserError(f"minutes must be a number above 0 and below a million, got {minutes!r:.40}")

@@ -1,11 +1,11 @@
-"""A Bayesian last layer on a frozen network: the cheapest honest uncertainty for a network that is there already.
+"""A Bayesian last layer on a frozen network: an inexpensive uncertainty for a trained network.
 
     φ = net(x) / c    W, b ~ p(W, b)    f = W φ + b    y ~ likelihood(f)          q(W, b): Normal, of a chosen family
 
 The network is trained to a point estimate on the same rows and frozen; then the posterior of its last layer alone is
 inferred (Snoek et al. 2015, arXiv:1502.05700; Kristiadi, Hein & Hennig 2020, arXiv:2002.10118). The model is a
-generalised linear one, whose log posterior is concave for the usual likelihoods: samplers converge on it, and every
-approximation can be checked. What the features do not tell of an input, no last layer can be unsure about.
+generalised linear one, whose log posterior is concave for the usual likelihoods: samplers converge, and every
+approximation can be checked. The uncertainty of the features themselves is not represented.
 """
 
 import copy
@@ -36,21 +36,21 @@ BACKBONE_VARIANTS = {"convnet": ConvNet, "mlp": MLP}
 class LastLayer(Settings):
     """Settings of a Bayesian last layer.
 
-    backbone    auto (convnet for images, else mlp), convnet or mlp: trained first, at its defaults and with the same
+    backbone    auto (convnet for images, else mlp), convnet or mlp: trained first, with default settings and the same
                 seed; the folder of a run of one of these; a TorchScript file (.pt), a torch.export file (.pt2), or
                 resnet18:WEIGHTS, any torchvision architecture with a weights file; in Python also a module, whose
                 output is the features, or a posterior of one of these variants
-    inputs      of a module or a file: standardised, as ``data.x_train`` is, or raw, in their own units. By default a
-                module takes standardised inputs and a file raw ones; all other backbones know theirs
-    bias        in the last layer, or none
+    inputs      inputs of a module or a file: standardised, as in ``data.x_train``, or raw, in their own units. By
+                default a module takes standardised inputs and a file raw ones; not for other backbones
+    bias        whether the last layer has a bias
     prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; features have a
-                mean square of 1. By default fan-in:4 for classes; fan-in:1 for numbers, whose scale is known
-    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs.
-                Of one number and a backbone trained with early stopping, learned is fixed at the root mean square
-                error on the held-out rows: features fit the rows that they were trained on too closely
-    likelihood  of numbers, as in ``Network``
+                mean square of 1. By default fan-in:4 for classes and fan-in:1 for numbers
+    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation in target
+                units. With one target and a backbone that was trained with early stopping, learned means the fixed root
+                mean square error on the held-out rows, as features overfit the rows that they were trained on
+    likelihood  for numbers, as in ``Network``
     family      SVI: q is mean-field, low-rank:RANK or full (any covariance of all weights)
-    init_scale  SVI: σ of every weight where training starts
+    init_scale  SVI: initial σ of every weight
     """
 
     backbone: Any = "auto"
@@ -60,7 +60,7 @@ class LastLayer(Settings):
     likelihood: str | None = setting(None, choices=LIKELIHOODS, optional=True)
     family: str = setting("mean-field", parse=parse_family)
     init_scale: float = setting(1e-2, above=0)
-    #: None once the backbone is there: then its description says it.
+    #: Set to None after the description of the backbone has been changed accordingly.
     inputs: str | None = setting(None, choices=INPUTS, optional=True)
 
     summary: ClassVar[str] = "A Bayesian last layer on the features of a frozen network"
@@ -86,13 +86,13 @@ class LastLayer(Settings):
         object.__setattr__(self, "backbone", backbone)
 
     def backbone_variant(self, schema: Schema) -> str | None:
-        """The variant to fit first, whose point estimate then replaces ``backbone``; None where that is there."""
+        """The variant to fit first, whose point estimate then replaces ``backbone``; None if none has to be fitted."""
         if self.backbone == "auto":
             return "convnet" if schema.is_image else "mlp"
         return self.backbone if self.backbone in (*BACKBONE_VARIANTS,) else None  # a tuple: modules have no hash
 
     def model(self, schema: Schema) -> OnFeatures:
-        """p(y, w | x); see ``Entry.model``. A backbone that is given by its variant's name is not trained here."""
+        """p(y, w | x); see ``Entry.model``. A backbone that is the name of a variant is not trained here."""
         schema.refuse_exposure("last-layer")
         pretrained, noise = self._pretrained(schema), self.noise
         if noise == "learned" and self.likelihood in (None, "normal") and _is_for(pretrained, schema):
@@ -101,7 +101,7 @@ class LastLayer(Settings):
         backbone = Backbone(pretrained, schema)
         net = nets.MLP((backbone.num_features,), (), likelihood.outputs, bias=self.bias)
         layer, head = net.layers[0], pretrained.head
-        # Start at the last layer that the network was trained with; for another kind of noise it has another shape.
+        # Start at the last layer that the network was trained with, unless the kind of noise needs another shape.
         if head is not None and head[0].shape == layer.weight.shape and _is_for(pretrained, schema):
             with torch.no_grad():
                 layer.weight.copy_(head[0])
@@ -115,7 +115,7 @@ class LastLayer(Settings):
         return parse_family(self.family)(model.initial, self.init_scale)
 
     def _pretrained(self, schema: Schema) -> Pretrained:
-        """The backbone; one by the name of its variant is untrained, and the weights of a saved one come later."""
+        """The backbone, which has untrained weights if it is the name of a variant or a description from an archive."""
         about, own = self.backbone, schema
         if isinstance(about, Pretrained):
             return about

@@ -1,14 +1,14 @@
-"""Networks, fully connected or convolutional: with mean-field Normal weights, a point estimate, or dropout.
+"""Fully connected and convolutional networks: with mean-field Normal weights, as point estimates, or with dropout.
 
     w ~ p(w)    f = net_w(x)    y ~ likelihood(f)          q(w) = ∏ᵢ Normal(wᵢ; μᵢ, softplus(ρᵢ))
 
-The model is an ordinary Pyro model that any method takes. With the "scale-mixture" prior the KL is estimated by Monte
-Carlo, with the others it is exact. The deterministic network is the same model at its most probable weights: the
-baseline of every comparison, whose epistemic uncertainty is zero. Masks of dropout are no part of the model: map trains
-with them and predicts without, mc-dropout keeps them (``inference.svi``).
+The model is an ordinary Pyro model for any method. With the "scale-mixture" prior the KL is estimated by Monte Carlo,
+with the others it is exact. The deterministic network is the same model at its most probable weights: the baseline of
+every comparison, without epistemic uncertainty. Dropout masks are not part of the model: map trains with masks and
+predicts without them, mc-dropout also predicts with them (``inference.svi``).
 Layers that sample activations in training (``parts.local_layer``) have the ELBO of mean-field weights. With
-p(W) ∝ ∏ 1/|W| and σ² = α μ² they are variational dropout, whose variance α ≤ 1 is learned for a layer, each input unit
-of it, or each weight; with a free σ the sparse kind: weights that data do not need become noise around 0.
+p(W) ∝ ∏ 1/|W| and σ² = α μ² they are variational dropout, with a learned α ≤ 1 for each layer, input unit or weight.
+With a free σ they are sparse variational dropout, in which irrelevant weights become noise around 0.
 """
 
 from collections.abc import Mapping
@@ -26,25 +26,25 @@ from bnn_pyro.parts.local_net import SCALES, LocalGuide, LocalNet
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.settings import Settings, setting
 
-#: Dropout rates of inputs and of hidden units where none are set.
+#: Default dropout rates of (inputs, hidden units).
 IMAGE_RATES, TABLE_RATES = (0.05, 0.1), (0.0, 0.05)
-#: Rates of hidden units that are compared by held-out rows of a table, where none is set.
+#: Dropout rates of hidden units that are compared on held-out rows of a table, unless a rate is set.
 HIDDEN_RATES = (0.05, 0.1, 0.02, 0.005)
 
 
 @dataclass(frozen=True)
 class Network(Settings):
-    """What variants on a network of the package's own share: a fully connected one, and no guide.
+    """Settings that all networks of this package share: a fully connected network without a guide.
 
     hidden      widths of the hidden layers; () is a linear model
     activation  relu, tanh, sigmoid, leaky_relu or gelu
-    bias        in every layer, or in none
-    prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE, ard:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; of a
-                point estimate the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers; narrower ones
-                predict too flat. ard:0.5/fan-in:2: the first layer's weights have the first one
-    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
-    likelihood  of numbers: normal, student-t or laplace (with outliers); of counts: negative-binomial or poisson; of
-                ordered classes: ordinal; the first of the task where not given
+    bias        whether all layers have biases, or none
+    prior       normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE, ard:SHAPE,RATE or scale-mixture:WIDE,NARROW,WEIGHT; for a
+                point estimate this is the weight decay. by-target: fan-in:8 for classes, fan-in:2 for numbers; narrower
+                priors underfit. ard:0.5/fan-in:2: ard for the weights of the first layer, fan-in for all others
+    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a scale in target units
+    likelihood  for numbers: normal, student-t or laplace (with outliers); for counts: negative-binomial or poisson; for
+                ordered classes: ordinal; by default the first one of the task
     """
 
     hidden: tuple[int, ...] = setting((50,), low=1)
@@ -55,12 +55,12 @@ class Network(Settings):
     likelihood: str | None = setting(None, choices=LIKELIHOODS, optional=True)
 
     def net(self, schema: Schema, outputs: int, **more: Any) -> nn.Module:
-        """The deterministic network.   more: of an ``MLP``."""
+        """The deterministic network.   more: further arguments of ``nets.MLP``."""
         more |= dict(exposure=schema.exposure, tails=self.tails(schema))
         return nets.MLP(schema.input_shape, self.hidden, outputs, self.activation, self.bias, **more)
 
     def tails(self, schema: Schema) -> tuple:
-        """The inputs with long tails whose asinh the network takes beside them: of a linear model none."""
+        """The inputs with long tails whose asinh is another input of the network; none for a linear model."""
         return schema.x_tails if self.hidden else ()
 
     def model(self, schema: Schema) -> BayesianNet:
@@ -77,7 +77,7 @@ class Network(Settings):
 class MeanField(Network):
     """Settings of a fully connected network with mean-field Normal weights: those of ``Network``.
 
-    init_scale  σ of every weight where training starts
+    init_scale  initial σ of every weight
     """
 
     init_scale: float = setting(1e-3, above=0)
@@ -106,17 +106,17 @@ class MLP(MeanField):
 class DropoutMLP(Network):
     """Settings of a multilayer perceptron with dropout: those of ``Network``.
 
-    input_dropout   share of the inputs that a mask removes, by default 0.05 of an image and none of a table; 0 for none
-    hidden_dropout  share of every hidden layer's units that a mask removes, by default 0.1 for images; for tables that
-                    of 0.1, 0.05, 0.02 and 0.005 (the range of Gal & Ghahramani 2016) whose fit has the lowest NLL of
-                    held-out rows, and 0.05 where these are fewer than 8
+    input_dropout   dropout rate of the inputs, by default 0.05 for images and 0 for tables
+    hidden_dropout  dropout rate of the units of every hidden layer, by default 0.1 for images; for tables the one of
+                    0.1, 0.05, 0.02 and 0.005 (the range of Gal & Ghahramani 2016) whose fit has the lowest NLL on
+                    held-out rows, or 0.05 if there are fewer than 8 held-out rows
     """
 
     hidden: tuple[int, ...] = setting((100,), low=1)
     input_dropout: float | None = setting(None, low=0, below=1)
     hidden_dropout: float | None = setting(None, low=0, below=1)
 
-    #: Of archives of images without them: None was not written then, and meant these. For tables it means what it did.
+    #: Rates of old archives of image models without these settings.
     former_of_images: ClassVar[Mapping[str, float]] = {"input_dropout": 0.2, "hidden_dropout": 0.5}
 
     summary: ClassVar[str] = "A network with dropout, deterministic or with a mask for every draw (MC dropout)"
@@ -131,7 +131,7 @@ class DropoutMLP(Network):
         return super().net(schema, outputs, dropout=rates)
 
     def to_choose(self, schema: Schema) -> tuple[dict[str, float], ...]:
-        """Settings to compare by the NLL of held-out rows, with a fit of each; see ``fitting.fit_setup``."""
+        """Settings to compare by the NLL on held-out rows, with one fit each; see ``fitting.fit_setup``."""
         is_set = self.hidden_dropout is not None or schema.is_image or not self.hidden
         return () if is_set else tuple({"hidden_dropout": rate} for rate in HIDDEN_RATES)
 
@@ -144,9 +144,9 @@ class DropoutMLP(Network):
 class Convolutions(Settings):
     """Convolutions before the fully connected layers of a :class:`Network`.
 
-    channels  of each convolution, which 2 × 2 max-pooling follows
-    kernel    height and width of every convolution, in pixels
-    padding   pixels of zeros around each one's input; half the kernel keeps the image's size
+    channels  output channels of each convolution, which is followed by 2 × 2 max-pooling
+    kernel    height and width of the kernel of every convolution, in pixels
+    padding   pixels of zeros around the input of every convolution; half the kernel keeps the image's size
     """
 
     channels: tuple[int, ...] = setting((16, 32), low=1)
@@ -166,7 +166,7 @@ class Convolutions(Settings):
             raise UserError(f"padding must lie between 0 and less than the kernel of {self.kernel}, got {self.padding}")
 
     def net(self, schema: Schema, outputs: int) -> nets.ConvNet:
-        """The deterministic network. Raises UserError for inputs that are no images, or too small for it."""
+        """The deterministic network. Raises UserError for inputs that are not images, and for too small images."""
         layers = schema.input_shape, self.channels, self.hidden, outputs
         return nets.ConvNet(*layers, self.activation, self.bias, self.kernel, self.padding, self.dropout)
 
@@ -175,10 +175,9 @@ class Convolutions(Settings):
 class ConvNet(Convolutions, Network):
     """Settings of a deterministic convolutional network: those of ``Network`` and ``Convolutions``.
 
-    hidden   widths of the hidden layers after the convolutions; the last is that of the features
-    prior    as in ``Network``. Under one by fan-in the mode is a network of zeros: each of a wide layer's many weights
-             takes half a nat from its start, and few pictures bring less
-    dropout  share of the inputs of every fully connected layer that training removes; 0 for none
+    hidden   widths of the hidden layers after the convolutions; the last is the number of features
+    prior    as in ``Network``. With fan-in, the mode of a wide network on few images has weights of 0 only
+    dropout  dropout rate of the inputs of every fully connected layer in training
     """
 
     hidden: tuple[int, ...] = setting((256,), low=1)
@@ -192,11 +191,11 @@ class ConvNet(Convolutions, Network):
 
 @dataclass(frozen=True)
 class HiddenLayerNet(MeanField):
-    """Settings of a network of hidden layers: those of ``MeanField``, and how σ depends on the mean.
+    """Settings of a network of hidden layers: those of ``MeanField``, and the dependence of σ on the mean.
 
     prior       by-target, normal:SCALE, fan-in:SCALE or log-uniform
     scale       free: a σ for every weight; layer, unit or weight: σ = √α·|mean|, with one α < 1 for each of these
-    init_scale  σ of every weight where training starts, or α
+    init_scale  initial σ of every weight, or initial α
     """
 
     activation: str = "leaky_relu"
@@ -210,7 +209,7 @@ class HiddenLayerNet(MeanField):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scale != "free" and self.init_scale >= 1:
-            raise UserError(f"init_scale is the first α of variational dropout and below 1, got {self.init_scale}")
+            raise UserError(f"init_scale is the initial α of variational dropout and below 1, got {self.init_scale}")
 
     def model(self, schema: Schema) -> LocalNet:
         """p(y, h | x) over activations; ``.weight_space`` is p(y, W | x). See ``Entry.model``."""
@@ -223,7 +222,7 @@ class HiddenLayerNet(MeanField):
 
 @dataclass(frozen=True)
 class VariationalDropout(HiddenLayerNet):
-    """Settings of a network with variational dropout: those of ``HiddenLayerNet``; init_scale is the first α."""
+    """Settings of a network with variational dropout: those of ``HiddenLayerNet``; init_scale is the initial α."""
 
     prior: str = "log-uniform"
     scale: str = setting("weight", choices=SCALES)

@@ -1,9 +1,9 @@
-"""A network of one's own, any ``torch.nn.Module``: all or some of its parameters Bayesian, the others points.
+"""A user's own network, any ``torch.nn.Module``, with all or some of its parameters Bayesian, the others points.
 
     w ~ p(w)    f = module_{w, θ}(x)    y ~ likelihood(f)        q(w) = ∏ᵢ Normal(wᵢ; μᵢ, σᵢ),  θ trained or frozen
 
 The module is copied and never changed. Its parameters are the latent sites, by their own names; q starts at the
-module's weights. A parameter that is no part of ``where`` is a point: a site without a prior, whose q is one value.
+module's weights. A parameter that ``where`` does not match is a point: a site without a prior, whose q is one value.
 """
 
 import inspect
@@ -33,27 +33,27 @@ from bnn_pyro.settings import Settings, setting
 
 @dataclass(frozen=True, eq=False)
 class ModuleSource:
-    """A user's module, or a callable of the schema or of nothing that makes one; JSON-able by its ``description``."""
+    """A user's module, or a function that creates one, with the schema as optional argument."""
 
     origin: nn.Module | Callable[..., nn.Module]
 
     @property
     def description(self) -> dict[str, Any]:
-        """What it is known by: the class, and of a module a digest of its weights."""
+        """JSON values that identify it: the name of a function, or the class of a module and digests of it."""
         if not isinstance(self.origin, nn.Module):
             return {"kind": "function", "name": getattr(self.origin, "__qualname__", type(self.origin).__name__)}
-        own_copy(self.origin)  # refuses what cannot be copied
+        own_copy(self.origin)  # raises if it cannot be copied
         return described(getattr(self.origin, "_orig_mod", self.origin))
 
     def make(self, schema: Schema) -> nn.Module:
-        """The module, a copy.   Raises UserError where the function fails, or gives no module."""
+        """A copy of the module.   Raises UserError if the function fails, or does not return a module."""
         if isinstance(self.origin, nn.Module):
             return own_copy(self.origin)
         name = self.description["name"]
         way = f" and is a class; give an instance, {name}(...)" if isinstance(self.origin, type) else ""
         with users_code(f"{name} gave no module{way}"):
             known = inspect.signature(self.origin).parameters
-            named = {"schema": schema} if "schema" in known else {}  # it may have a default
+            named = {"schema": schema} if "schema" in known else {}
             made = self.origin(schema) if any(p.default is p.empty for p in known.values()) else self.origin(**named)
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} must return a torch.nn.Module, and gave {type(made).__name__}")
@@ -65,27 +65,27 @@ class Bayesian(Settings):
     """Settings of a network of one's own.
 
     module      package.module:function, which is imported, or a torch.export file (.pt2), which executes nothing; in
-                Python a module, or a function of the schema or of nothing that returns one.
+                Python a module, or a function that returns one, with the schema as optional argument.
                 (B, *input_shape) -> (B, outputs): logits of the classes, or the mean
     where       which parameters are Bayesian: names, globs or classes of layers, as layer4.*|fc|Conv2d, or re:REGEX; in
                 Python also classes. The others are points
-    frozen      points that stay as they are, likewise, or "*", all but where; others are trained with the rest. Those
-                that require no gradient are frozen
+    frozen      which points are not trained: a pattern as in where, or "*" for all points. Parameters that require no
+                gradient are always frozen
     prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE,
                 ard:SHAPE,RATE (a scale for each input of a layer), scale-mixture:WIDE,NARROW,WEIGHT, or
-                pretrained:SCALE (around the module's own weights, SCALE/√fan-in wide); in Python also {pattern: prior},
-                the first that matches
-    start       initial: at the module's weights, as they are; pretrained: they are those of a trained network, whose
-                batch normalisation stays frozen, and where all members of an ensemble start
-    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a standard deviation of theirs
+                pretrained:SCALE (centred at the module's weights, with scale SCALE/√fan-in); in Python also
+                {pattern: prior}, where the first match counts
+    start       initial: at the module's weights; pretrained: the same for a trained network, with frozen batch
+                normalisation, and as the start of all members of an ensemble
+    noise       numbers only: learned, heteroscedastic, correlated (several targets), or a scale in target units
     family      SVI: q is mean-field, low-rank:RANK or full
-    init_scale  σ of every weight where training starts; by default a share of each layer's weights, at which
-                activations keep their variance, and at most that of a Normal prior
-    batch_norm  batch: by the statistics of a batch, and for each draw by those of training rows; frozen: by running
-                averages as they are. By default batch, frozen where start is pretrained
-    inputs      standardised, as ``data.x_train`` is, or raw, in their own units (pixels in [0, 1])
-    likelihood  of numbers, as of mean-field; in Python also a ``Likelihood``
-    sampling    SVI: rows, each with noise of its own in layers where the ELBO stays the same (by default), or weights
+    init_scale  initial σ of every weight; by default a share of each layer's weights for which activations keep their
+                variance, and at most the scale of a Normal prior
+    batch_norm  batch: normalise by batch statistics in training, and for each draw by statistics of training rows;
+                frozen: by running averages. By default frozen if start is pretrained, else batch
+    inputs      standardised, as in ``data.x_train``, or raw, in their own units (pixels in [0, 1])
+    likelihood  for numbers, as for mean-field; in Python also a ``Likelihood``
+    sampling    SVI: rows (default), with independent noise for each row in layers that allow it, or weights
     """
 
     module: Any = ""
@@ -126,7 +126,7 @@ class Bayesian(Settings):
                 raise UserError(f"the prior {text!r:.60} is of the package's networks; of a module give those of each "
                                 "layer, such as prior={'fc1.weight': 'ard:0.5', '*': 'fan-in:2'}")  # fmt: skip
             parse_prior(text)
-        # Points that are trained have no prior to draw from; those that stay are no sites.
+        # Trained points are sites without a prior to draw from; frozen points are not sites.
         proper = put["where"] == "*" or put["frozen"] == "*"
         if not proper or any(text.startswith("log-uniform") for text in texts.values()):
             put["has"] = type(self).has - {"proper prior"}
@@ -137,7 +137,7 @@ class Bayesian(Settings):
     norm = property(lambda self: self.batch_norm or ("frozen" if self.start == "pretrained" else "batch"))
 
     def own(self, schema: Schema) -> nn.Module:
-        """A copy of the module.   Raises UserError where there is none, or it cannot be copied."""
+        """A copy of the module.   Raises UserError if there is none, or it cannot be copied."""
         source = self.module
         if source == "":
             raise UserError("there is no module: give bp.Bayesian(module), or --module package.module:function")
@@ -146,7 +146,7 @@ class Bayesian(Settings):
         return source.make(schema)
 
     def known_by(self, schema: Schema) -> str:
-        """A digest of the module's layers, or its file: what a fit is resumed with. A function is known by its name."""
+        """A digest of the module's layers, or of its file, which must be the same for resuming a fit."""
         if isinstance(self.module, str) and self.module.endswith(".pt2"):
             return from_text(self.module).description["sha256"]
         with isolated(0):
@@ -154,9 +154,9 @@ class Bayesian(Settings):
         return "".join([layers_digest(net), *(f" {n}" for n, p in net.named_parameters() if not p.requires_grad)])
 
     def model(self, schema: Schema) -> BayesianNet:
-        """p(y, w | x), out of training mode; see ``Entry.model``.
+        """p(y, w | x), in evaluation mode; see ``Entry.model``.
 
-        Raises UserError for a module that does not suit the data, or cannot be copied; or a pattern without a match.
+        Raises UserError for a module that does not suit the data or cannot be copied, and a pattern without a match.
         """
         schema.refuse_exposure("my-network")
         net = self.own(schema)
@@ -167,8 +167,7 @@ class Bayesian(Settings):
         if self.where == "*":
             bayesian = [name for name in bayesian if name not in still | said]
         elif both := said.intersection(bayesian):
-            raise UserError(f"'{min(both)}' is in where={self.where!r:.40} and in frozen={self.frozen!r:.40}: leave it "
-                            "out of one of them")  # fmt: skip
+            raise UserError(f"'{min(both)}' is in both where={self.where!r:.40} and frozen={self.frozen!r:.40}")
         kept = still | said if self.frozen != "*" else dict(net.named_parameters())
         still = [name for name, _ in net.named_parameters() if name in kept and name not in bayesian]
         freeze(net, still)
@@ -177,9 +176,7 @@ class Bayesian(Settings):
             raise UserError("no parameter is Bayesian: those in frozen, and those that require no gradient, are not")
         if isinstance(net, GraphModule) and (self.inputs == "raw" or schema.input_parts):
             what = "raw inputs" if self.inputs == "raw" else "several inputs"
-            raise UserError(
-                f"a graph, as of torch.export, is given {what} by hooks, which its copies lose: give the module itself"
-            )
+            raise UserError(f"a graph, as of torch.export, cannot take {what}: give the module itself")
         if self.inputs == "raw":
             net.register_forward_pre_hook(partial(_unstandardise, schema))
         if schema.input_parts:
@@ -192,11 +189,11 @@ class Bayesian(Settings):
             raise UserError("its batch normalisation has no running statistics to be frozen; use batch_norm='batch'")
         statistics = BatchStatistics(net) if norms and self.norm == "batch" else None
         model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen").eval()
-        # Batch statistics mix the rows: noise of each row would be another network.
+        # With batch statistics, a row's output depends on the noise of other rows.
         if self.sampling != "weights" and not statistics:
             model.sampling = sampling_of(net, *(row[[0] * rows] for rows in ROWS))
         model.is_own_network, model.is_pretrained, model.still = True, self.start == "pretrained", still
-        model.constants = {k: v for k, v in constants(net).items() if before.get(k) == v}  # that no pass has changed
+        model.constants = {k: v for k, v in constants(net).items() if before.get(k) == v}  # not changed by a pass
         return model
 
     def guide(self, model: nn.Module) -> nn.Module:
@@ -206,7 +203,7 @@ class Bayesian(Settings):
         return WithPoints(q, {site: model.initial[site] for site in model.points}) if model.points else q
 
     def prepare(self, model: BayesianNet, guide: nn.Module, data: Dataset) -> dict[str, Any]:
-        """What a fit does first with its data: the start of q, batch statistics, checks; what the provenance says.
+        """Check the module on training rows, set q's initial σ and batch statistics, and return facts for provenance.
 
         Raises UserError for a module whose outputs depend on more than x and the weights.
         """
@@ -217,13 +214,13 @@ class Bayesian(Settings):
                           "'frozen' (--set batch_norm=frozen) keeps those of its training", stacklevel=2)  # fmt: skip
         facts = start_guide(model, guide, data.x_train, self.init_scale)
         used = sampling_of(model.net, data.x_train[:START_ROWS], training=True) if model.sampling else {}
-        if drawn := [site for site, how in model.sampling.items() if used.get(site) != how]:  # by values, or training
+        if drawn := [site for site, how in model.sampling.items() if used.get(site) != how]:  # a pass may depend on x
             facts["sampled_as_weights"] = drawn
             model.sampling = {site: how for site, how in model.sampling.items() if site not in drawn}
         return facts | ({"constants": model.constants} if model.constants else {})
 
     def _likelihood(self, schema: Schema, net: nn.Module, row: Tensor) -> Likelihood:
-        """That of the data, or the user's; of two classes a network has one output, or two."""
+        """The user's likelihood, or that of the data; for two classes a network may have one output or two."""
         likelihood = self.likelihood if isinstance(self.likelihood, Likelihood) else None
         own = likelihood or make_likelihood(schema, self.noise, self.likelihood)
         count, what = len(schema.classes), f"the {len(schema.classes)} classes" if schema.classes else "the target"
@@ -239,7 +236,7 @@ class Bayesian(Settings):
 
 
 def _pattern(where: Any) -> str:
-    """Text, or classes and texts in any sequence, as one text."""
+    """A pattern as one text, from a text, a class, or a sequence of texts and classes."""
     if isinstance(where, str):
         return where
     parts = where if isinstance(where, list | tuple) else [where]
