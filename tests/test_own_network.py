@@ -266,7 +266,7 @@ def test_bad_modules_are_told_in_one_line():
         *((lambda rows=rows: exported(rows), r"any number of rows, .*dynamic_shapes=\({0: torch") for rows in (2, 3)),
         (lambda: nn.Linear(6, OUT), r"shape \(2, 4, 3\) for 2 rows; outputs must be floats of shape \(2, 3\)"),
         *((partial(Wrong, how), "'_others' of Wrong .* not registered") for how in ("nested", "plain", "unregistered")),
-        *((partial(Wrong, how), f"the network is called '{how}', which is the name of") for how in ("y", "data")),
+        *((partial(Wrong, how), f"the parameter '{how}' has the name of another site") for how in ("y", "data")),
         (lambda: Wrong("empty"), "parameter 'empty' of Wrong has no numbers"),
         (lambda: Wrong("whole"), "gives a torch.int64 for 2 rows; outputs must be floats"),
         (lambda: Wrong("checkpoint"), "no gradient by other weights .* checkpoints of activations"),

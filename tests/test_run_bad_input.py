@@ -48,7 +48,7 @@ TRAIN = {
     "no epochs": (["--epochs", "0"], "error: --epochs must be at least 1"),
     "a split of no file": (["--split", "2"], "split=2 is one of a file of given splits; give splits too"),
     "no minutes": (["--inference", "nuts", "--max-minutes", "0"], "--max-minutes must be a number above 0"),
-    "minutes of what cannot end": (["--inference", "sgld", "--max-minutes", "1"], "can end with what they have"),
+    "minutes of what cannot end": (["--inference", "sgld", "--max-minutes", "1"], "can end early"),
     "no draws": (["--num-draws", "0"], "argument --num-draws: must be at least 1, got 0"),
     "broken config": (["--config", "DIR/broken.json"], "not valid JSON"),
     "unknown config key": (["--config", "DIR/key.json"], "did you mean 'variant'"),
