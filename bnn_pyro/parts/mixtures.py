@@ -111,14 +111,25 @@ class Mixture(Decisions):
         """Update ``so_far`` (S,), a draw's misfit to earlier points, by y (B,): the maximum of |y − mean| / sd."""
         return torch.maximum(so_far, ((y - self.components.mean) / self.components.stddev).abs().amax(1))
 
-    #: Mean class probabilities (B, K), or the predictive mean (B,) in target units.
-    mean = cached_property(lambda self: self.components.mean.mean(0))
-    #: Total uncertainty (B,): entropy of the mean probabilities in nats, or the mixture's variance.
-    total = cached_property(lambda self: self.aleatoric + self.epistemic)
-    #: Aleatoric uncertainty (B,), of the noise: mean entropy of the draws in nats, or mean component variance.
-    aleatoric = cached_property(lambda self: self.components.variance.mean(0))
-    #: Epistemic uncertainty (B,), of the weights: mutual information I(y; w) in nats, or variance of the means.
-    epistemic = cached_property(lambda self: self.components.mean.double().var(0, unbiased=False).float())
+    @cached_property
+    def mean(self) -> Tensor:
+        """Mean class probabilities (B, K), or the predictive mean (B,) in target units."""
+        return self.components.mean.mean(0)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Total uncertainty (B,): entropy of the mean probabilities in nats, or the mixture's variance."""
+        return self.aleatoric + self.epistemic
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Aleatoric uncertainty (B,), of the noise: mean entropy of the draws in nats, or mean component variance."""
+        return self.components.variance.mean(0)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Epistemic uncertainty (B,), of the weights: mutual information I(y; w) in nats, or variance of the means."""
+        return self.components.mean.double().var(0, unbiased=False).float()
 
     def log_prob(self, y: Tensor) -> Tensor:
         """log p(y | x, D) = logsumexp_s log p_s(y) − log S, in nats, (B,). y: labels or targets, (B,) or (B, T)."""
