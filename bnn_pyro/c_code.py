@@ -8,22 +8,22 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-#: Associative sums make vector instructions possible; infinities and NaN keep their meaning: a divergence has them.
+#: Sums may be reordered, so that loops are vectorised; infinities and NaN stay exact, because diverging fits have them.
 MATHS = ["-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math", "-freciprocal-math"]
-#: Options of the compiler, tried in this order.
+#: Sets of compiler options, tried in this order until one compiles.
 FLAGS = (["-O3", "-march=native", *MATHS], ["-O3", *MATHS], ["-O2"])
-#: Libraries that are kept in memory, by their source.
+#: How many compiled libraries the cache in memory holds.
 KEPT = 32
-#: Mathematics of which loops make vector instructions, where the machine's C library has them.
+#: Mathematical functions that loops can vectorise where the machine's C library supports it; included in every source.
 MATHEMATICS = Path(__file__).with_name("mathematics.h")
 
 
 class NotCompiled(Exception):
-    """Why there is no compiled code."""
+    """The C code could not be compiled or loaded; the message says why."""
 
 
 def find_compiler() -> str:
-    """Its path.   Raises NotCompiled where there is none."""
+    """Return the path of the C compiler. Raises NotCompiled if there is none."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise NotCompiled("there is no C compiler (install gcc or clang, or name one in the variable CC)")
@@ -31,20 +31,23 @@ def find_compiler() -> str:
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library of this source, after ``MATHEMATICS``; one of its own at every call.   Raises NotCompiled."""
+    """Compile ``MATHEMATICS`` followed by this source, and load it; each call returns its own copy of the library.
+
+    Raises NotCompiled.
+    """
     compiler = find_compiler()
     try:
-        with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:  # what is loaded twice from one file is one
+        with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:  # a file loaded twice would be one library
             path = Path(folder, "code.so")
             path.write_bytes(build(compiler, MATHEMATICS.read_text() + source))
-            return ctypes.CDLL(str(path))  # stays loaded when the file is gone
+            return ctypes.CDLL(str(path))  # stays loaded after the file is deleted
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotCompiled(f"{compiler}, or what it makes, cannot be used ({error})") from None
+        raise NotCompiled(f"{compiler} or the library that it compiled cannot be used ({error})") from None
 
 
 @lru_cache(KEPT)
 def build(compiler: str, source: str) -> bytes:
-    """A shared library."""
+    """Compile a C source to a shared library and return its bytes. Raises NotCompiled."""
     with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:
         code, library = Path(folder, "code.c"), Path(folder, "code.so")
         code.write_text(source)

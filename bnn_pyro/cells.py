@@ -1,6 +1,6 @@
-"""Columns of cells: as numbers, as places among known texts, as the targets of a task, and where they have gaps.
+"""Convert columns of a table: to numbers, to category indices, to the targets of a task; find missing values.
 
-It is imported without torch, so that a table can be looked at before anything that takes seconds is loaded.
+This module does not import torch, so that a table can be inspected without waiting for that import.
 """
 
 import re
@@ -15,47 +15,48 @@ from bnn_pyro.errors import UserError, unknown
 
 #: "ordinal": classes in order; "survival": a time, negative if censored; "targets": several numbers, "labels" 0 and 1.
 TASKS = ("regression", "classification", "ordinal", "counts", "survival", "targets", "labels")
-#: A target with more different whole numbers than this is a quantity, and so is one with fewer rows for the rarest
-#: of them, which could not be in two parts of a split, or for each in the mean.
+#: A target of whole numbers is taken for classes if it has at most ``MAX_CLASSES`` different values, with at least
+#: ``RAREST`` rows for the rarest one (two parts of a split need it) and ``USUAL`` rows on average.
 MAX_CLASSES, RAREST, USUAL = 20, 2, 5
-#: A whole number with a point, as pandas writes codes of a column with gaps.
+#: A whole number such as "2.0": pandas writes whole numbers so if their column has missing values.
 WHOLE = re.compile(r"^([-+]?\d+)\.0*$")
 DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
-#: What words for yes and no stand for, in lower case.
+#: Words for yes (1) and no (0), in lower case.
 TRUTH = dict.fromkeys(("1", "true", "t", "yes", "y", "ja", "j", "wahr", "oui", "vrai", "sí", "si", "on"), 1.0)
 TRUTH |= dict.fromkeys(("0", "false", "f", "no", "n", "nein", "falsch", "non", "faux", "off"), 0.0)
-#: Cells of a file that hold nothing.
+#: Texts that stand for a missing value in a file.
 MISSING = ("", "?", "NA", "N/A", "#N/A", "NaN", "nan", "NAN", "-nan", "null", "NULL", "None", "none", "n/a", "na")
-#: Of these, words that are a category, or a class, where the other cells are some.
+#: The words of ``MISSING`` that are a category (or class) of their own in a column of categories.
 NONE = ("None", "none")
-#: Categories that a column may always have, see :func:`max_categories`.
+#: The number of categories that every column may have; see :func:`max_categories`.
 MAX_CATEGORIES = 20
-#: Skewness of a positive target from which on a log scale is suggested.
+#: A log scale is suggested for a positive target whose skewness is above this value.
 SKEWED = 1.0
-#: Standard deviation of a target over its largest value: below this, float32 rounds away more than 0.06 % of it.
+#: Smallest ratio of a target's standard deviation to its largest value: float32 then rounds away 0.06 % of the former.
 MIN_RELATIVE_SPREAD = 1e-4
-#: The smallest standard deviation of a target, 1 / the largest: variances in float32 end at 10⁻³⁸ and 10³⁸.
+#: Smallest standard deviation of a target (the largest is 1 / this): variances in float32 range from 10⁻³⁸ to 10³⁸.
 MIN_SPREAD = 1e-16
-#: A task, targets, and the names of classes.
+#: A task, its targets and the names of its classes.
 Targets = tuple[str, np.ndarray, tuple[str, ...]]
 
 
 def max_categories(rows: int) -> int:
-    """How many texts a column of categories may have; one with more of them is a name or a comment."""
+    """The most categories that a column may have; with more different texts it holds names or comments."""
     return max(MAX_CATEGORIES, rows // 5)
 
 
 def text_columns(frame: pd.DataFrame) -> list[Any]:
-    """The names of the columns that are not numbers."""
+    """Return the names of the columns that are not numeric."""
     return [name for name in frame if frame[name].dtype.kind not in "iuf"]
 
 
 def gaps_in(
     frame: pd.DataFrame, words: Collection[str] = ("",), known: Mapping[str, Collection[str]] | None = None
 ) -> pd.DataFrame:
-    """Where values are missing, which of text are these words; ``NONE`` is no such word among categories.
+    """Return a boolean table that is True where a value is missing: NaN or, in columns of text, one of ``words``.
 
-    known: the categories of a model's columns, by name, where there is a model.
+    In a column of categories the words of ``NONE`` are a category, not missing values.
+    known: {column: its categories} of a trained model, whose categories are never missing values.
     """
     gaps = frame.isna()
     for name in text_columns(frame):
@@ -70,9 +71,9 @@ def gaps_in(
 
 
 def numbers(path: str | Path, cells: pd.Series, positive: str = "") -> np.ndarray:
-    """A column as (N,) float64, yes and no as 1 and 0; the first cell that is no finite number is an error.
+    """Convert a column to (N,) float64, with yes and no as 1 and 0. Raises UserError for a cell that is not finite.
 
-    positive: what the numbers are, where one that is not above 0 is an error too.
+    positive: what the numbers are called in the error message, if they must be above 0.
     """
     values = parsed(truth(cells))
     good = (np.abs(values) <= np.finfo(np.float32).max) & (values > 0 if positive else True)
@@ -94,7 +95,7 @@ def numbers(path: str | Path, cells: pd.Series, positive: str = "") -> np.ndarra
 def positions(
     path: str | Path, cells: pd.Series, texts: Sequence[str], known: Sequence[str], what: str, refuse: bool = True
 ) -> np.ndarray:
-    """(N,) int64, where each text stands among the known ones; another text is −1, or where refused an error."""
+    """Return the index of each text in ``known``, (N,) int64; another text is −1, or if refused an error."""
     places = pd.Index(known).get_indexer(texts).astype(np.int64)
     if refuse and (places < 0).any():
         first = int(np.argmin(places))
@@ -104,10 +105,11 @@ def positions(
 
 
 def infer_task(cells: pd.Series) -> str:
-    """Classification for text, for two different whole numbers, and for up to 20 that come often enough to be classes.
+    """Infer "classification" or "regression" from the target's cells.
 
-    That is twice or more each, and five times in the mean. Everything else is regression: a rating of 1 to 5 stars
-    counts as classes, so say ``task="regression"`` where the order matters.
+    Text is classification, and so are whole numbers with two different values, or with up to 20 of them that occur at
+    least twice each and five times on average. All else is regression. A rating of 1 to 5 stars is therefore taken for
+    classes: give ``task="regression"`` where the order matters.
     """
     if cells.dtype == "category" or np.isnan(values := parsed(cells)).mean() > 0.5:
         return "classification"
@@ -119,11 +121,13 @@ def infer_task(cells: pd.Series) -> str:
 
 
 def read_targets(path: str | Path, cells: pd.DataFrame, task: str | None, order: Sequence[str] | None) -> Targets:
-    """The task, the targets ((N,) float64 or int64 labels; of several (N, T) float64), and the names of the classes.
+    """Return the task, the targets and the class names.
 
-    task   where not given see :func:`infer_task`; of several targets "labels" where every value is 0 or 1
-    order  the names of all classes in the order of their labels, which numbers may be already; where not given numbers
-           are by size, texts by letter, or for task "ordinal" as an ordered category has them
+    The targets are (N,) float64 or int64 labels; several targets are (N, T) float64.
+
+    task   None infers it with :func:`infer_task`; several targets are "labels" if every value is 0 or 1
+    order  the names of all classes in the order of their labels; the cells may also be these labels. None sorts
+           numbers by size and text alphabetically; for task "ordinal" text has the order of its ordered category
     """
     if cells.shape[1] == 1:
         return _read_target(path, cells.iloc[:, 0], task, order)
@@ -131,8 +135,8 @@ def read_targets(path: str | Path, cells: pd.DataFrame, task: str | None, order:
     other = (values != 0) & (values != 1)
     task = {None: "targets" if other.any() else "labels", "regression": "targets"}.get(task, task)
     if task not in ("targets", "labels"):
-        raise UserError(f"{path}: {', '.join(cells)} are several targets, of which {task} takes one; leave task= "
-                        "(--task) out, or give 'targets' or 'labels'")  # fmt: skip
+        raise UserError(f"{path}: {', '.join(cells)} are several targets, but {task} takes one; leave task= (--task) "
+                        "out, or give 'targets' or 'labels'")  # fmt: skip
     if task == "labels" and other.any():
         row, column = np.argwhere(other)[0]
         name, value = cells.columns[column], cells.iat[row, column]
@@ -163,7 +167,7 @@ def _read_target(path: str | Path, cells: pd.Series, task: str | None, order: Se
         return task, values, ()
     labels = list(cells)
     if is_number:
-        numbers(path, cells)  # refuses infinite ones
+        numbers(path, cells)  # raises UserError for infinite values
         labels = [label(cell) for cell in cells]
     names, classes = sorted(set(labels)), () if order is None else tuple(map(str, order))
     if is_number and classes and not set(names) & set(classes):
@@ -181,28 +185,31 @@ def _read_target(path: str | Path, cells: pd.Series, task: str | None, order: Se
         if task == "ordinal" and np.isnan(sizes).any():
             raise UserError(f"{where}: the order of the classes {', '.join(names):.80} is not known; give classes= "
                             "(--classes), the lowest first")  # fmt: skip
-        classes = tuple(names[i] for i in sizes.argsort(kind="stable"))  # numbers by size, before texts
+        classes = tuple(names[i] for i in sizes.argsort(kind="stable"))  # numbers by size, then texts
     if without := [name for name in classes if name not in names or classes.count(name) > 1]:
         raise UserError(f"{where} has no row of class '{without[0]}', or classes= (--classes) names it twice")
     if len(classes) > max(2, len(labels) // 2):
         way = "is it a quantity? Then give task='regression' (--task regression)"
         if not is_number and re.search(r"\d", cells.iloc[0]):
-            way = f"of a quantity leave units out of the cells, such as '{cells.iloc[0]:.30}'"
+            way = f"if it is a quantity, leave units out of the cells, such as '{cells.iloc[0]:.30}'"
         raise UserError(f"{where} has {len(classes)} classes in {len(labels)} rows; {way}")
     return task, positions(path, cells, labels, classes, "class"), classes
 
 
 def numbered(path: str | Path, cells: pd.Series, task: str | None, order: Sequence[str]) -> Targets:
-    """As :func:`read_targets`, of labels 0 … K−1 of the classes in this order, of which some may have no row."""
+    """Do what :func:`read_targets` does for labels 0 … K−1 of the classes ``order``, some of which may have no row."""
     classes = tuple(map(str, order))
     if task not in (None, "classification", "ordinal") or len(set(classes)) < max(2, len(classes)):
-        raise UserError(f"{path}: classes are two or more different names, and the task is classification or ordinal")
+        raise UserError(f"{path}: classes must be two or more different names, for task classification or ordinal")
     places = [str(k) for k in range(len(classes))]
     return task or "classification", positions(path, cells, [*map(label, cells)], places, "label"), classes
 
 
 def read_times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.ndarray:
-    """(N,) float64, negative where censored, of times and of an event: 1 or 0, or this value or any other."""
+    """Return (N,) float64 times, negative where censored, from a column of times and one of events.
+
+    An event is 1 (it happened) or 0 (censored); with ``value``, the event happened where the cell equals it.
+    """
     if cells.shape[1] != 2:
         raise UserError(f"{where}: task='survival' takes a time and an event, and there are {cells.shape[1]} columns; "
                         "give event= (--event), 1 where it happened at that time and 0 where it had not")  # fmt: skip
@@ -217,14 +224,14 @@ def read_times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.
 
 
 def skewed(y: np.ndarray) -> str:
-    """What helps positive numbers of a skewness above ``SKEWED``, which their logarithms have not; "" for others."""
+    """Return a hint for positive numbers that are skewed (see ``SKEWED``) while their logarithms are not; else ""."""
     skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in ((y, np.log(y)) if y.min() > 0 else ())]
     hint = "positive and skewed: intervals may reach below 0, target_scale=log (--target-scale) models its logarithm"
     return hint if skewness and skewness[0] > max(SKEWED, abs(skewness[1])) else ""
 
 
 def unfit(y: np.ndarray) -> str:
-    """Why 32-bit numbers do not hold how a target (N,) varies, with what helps; "" where they do."""
+    """Say why the variation of a target (N,) is lost in 32-bit numbers, and what to do; "" if it is not."""
     mean, sd, least = y.mean(), y.std(), max(MIN_RELATIVE_SPREAD * np.abs(y).max(), MIN_SPREAD)
     if sd > 1 / MIN_SPREAD:
         return f"varies by {sd:.3g}, too much for 32-bit numbers; divide by a constant"
@@ -234,7 +241,7 @@ def unfit(y: np.ndarray) -> str:
 
 
 def label(cell: str | float) -> str:
-    """The name of a class in a column of numbers, where 1, 1.0 and 1e0 are one class; text as it is."""
+    """Return a class name for a cell: the numbers 1, 1.0 and 1e0 have one name; text stays as it is."""
     try:
         value = float(cell)
     except ValueError:
@@ -243,21 +250,21 @@ def label(cell: str | float) -> str:
 
 
 def coded_cells(cells: pd.Series) -> pd.Series:
-    """Names of categories of a column whose numbers are codes; texts, such as 007, and missing values stay."""
+    """Convert numbers that are codes to names of categories; texts, such as "007", and missing values stay."""
     return cells.map(lambda cell: cell if isinstance(cell, str) else label(cell), na_action="ignore")
 
 
 def as_known(cells: pd.Series, known: Collection[str]) -> pd.Series:
-    """The cells; one that is no known category, but the same whole number as one, as 2 is of 2.0, is that one."""
-    if not (strange := ~cells.isin([*known, ""]) & cells.notna()).any():
+    """Replace a cell that is not a known category by the category that is the same whole number, as "2" is "2.0"."""
+    if not (unknown_cells := ~cells.isin([*known, ""]) & cells.notna()).any():
         return cells
     names = {WHOLE.sub(r"\1", name): name for name in known}
-    same = cells[strange].astype(str).map(lambda cell: names.get(WHOLE.sub(r"\1", cell), cell))
-    return cells.astype(object).mask(strange, same)
+    same = cells[unknown_cells].astype(str).map(lambda cell: names.get(WHOLE.sub(r"\1", cell), cell))
+    return cells.astype(object).mask(unknown_cells, same)
 
 
 def truth(cells: pd.Series) -> pd.Series:
-    """A column of words for yes and no as 1 and 0; any other as it is."""
+    """Convert a column of words for yes and no to 1 and 0; return any other column unchanged."""
     if cells.dtype.kind in "iuf" or not set(cells.iloc[:20].astype(str).str.lower()) <= TRUTH.keys():
         return cells
     values = cells.astype(str).str.lower().map(TRUTH)
@@ -265,21 +272,22 @@ def truth(cells: pd.Series) -> pd.Series:
 
 
 def parsed(cells: Sequence[str]) -> np.ndarray:
-    """(N,) float64, nan for a text that is no number."""
+    """Convert cells to (N,) float64, with NaN for a text that is not a number."""
     if isinstance(cells, pd.Series) and cells.dtype == "category":
         cells = cells.astype(str)
     return pd.to_numeric(pd.Series(cells), errors="coerce").to_numpy(dtype=np.float64, copy=True)
 
 
 def follows(a: np.ndarray, b: np.ndarray, curves: bool) -> bool:
-    """Whether two columns of numbers (N,) are on a straight line; or (``curves``) ranks are, of rows spread over them.
+    """Return whether two columns of numbers (N,) lie on a straight line, or with ``curves`` on a monotonic curve.
 
-    Ranks are compared where each column has ten different values, of which none makes up more than half.
+    A curve is found by the correlation of the ranks (of at most 10,000 evenly spaced rows). Ranks are compared only if
+    each column has at least ten different values, none of which makes up more than half of the rows.
     """
     if len(a) < 10 or not a.dtype.kind == b.dtype.kind == "f":
         return False
-    some = [pd.Series(values[:: -(-len(a) // 10_000)]) for values in (a, b)]  # so many rows at most
+    some = [pd.Series(values[:: -(-len(a) // 10_000)]) for values in (a, b)]
     several = curves and all(v.nunique() >= 10 and v.value_counts().iloc[0] <= len(v) / 2 for v in some)
-    with np.errstate(all="ignore"):  # of a column of one value, or that is refused as it is not finite
+    with np.errstate(all="ignore"):  # the column may be constant, or have infinite values, which are refused elsewhere
         pairs = [[v / np.abs(v).max() for v in (a, b)], *([[v.rank() for v in some]] if several else [])]
         return any(abs(np.corrcoef(*pair)[0, 1]) > 0.9999 for pair in pairs)

@@ -1,4 +1,4 @@
-"""Training that can be stopped, or killed at any moment, and goes on to the same result."""
+"""Checkpoints: training that is stopped or killed at any moment can be resumed, and has the same result."""
 
 import copy
 import functools
@@ -20,40 +20,41 @@ from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import write_whole
 from bnn_pyro.progress import Figures, Report, should_stop
 
-#: Bytes of the checksum (SHA-256) that ends the file: torch reads tensors of changed bytes without a word.
+#: Size in bytes of the SHA-256 checksum at the end of a file: torch loads damaged tensors without an error.
 CHECKSUM = 32
-#: The way out where a fit cannot be resumed.
+#: Advice in error messages where a fit cannot be resumed.
 AGAIN = "start again without resume (on the command line: --overwrite)"
-#: What the settings in a key say of a user's module beside its name, and of the inputs with long tails.
+#: Entries of a key: the layers of a user's module, and the inputs with long tails.
 LAYERS, TAILS = "module_layers", "x_tails"
-#: Seconds in which a signal is the same one: torchrun passes on the Ctrl-C that its processes had from the terminal.
+#: A second signal within so many seconds is a copy of the first: torchrun forwards a Ctrl-C from the terminal.
 SAME_SIGNAL = 2.0
 
 
-def same_fit(saved: Any, key: Any, *unsaid: str) -> bool:
-    """Whether two keys are of one fit; that of an earlier version says nothing of ``LAYERS`` and what is ``unsaid``."""
-    said = [part if isinstance(part, dict) else {"": part} for part in key or ()]
-    before = [{k: v for k, v in part.items() if k not in (LAYERS, *unsaid)} for part in said]
-    return saved in (key, [part.get("", part) for part in before])
+def same_fit(saved: Any, key: Any, *optional: str) -> bool:
+    """Return whether two keys belong to one fit; keys of earlier versions lack ``LAYERS`` and the ``optional`` ones."""
+    lacking = {LAYERS, *optional}
+    earlier = [{k: v for k, v in p.items() if k not in lacking} if isinstance(p, dict) else p for p in key or ()]
+    return saved in (key, earlier)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Training stopped on a signal, after its checkpoint was written."""
+    """Training was stopped by a signal, after its checkpoint was written."""
 
 
-def _first_does(method: Callable[..., Any]) -> Callable[..., Any]:  # see ``Ranks.first_does``
+def _on_rank_0(method: Callable[..., Any]) -> Callable[..., Any]:  # see ``Ranks.first_does``
     return functools.wraps(method)(lambda *args: here().first_does(lambda: method(*args)))
 
 
 class Checkpoint:
-    """One file in ``folder`` that holds everything that a training loop needs to go on.
+    """One file in ``folder`` that holds everything that a training loop needs to resume.
 
-    As a context manager it takes SIGINT and SIGTERM (in the main thread): after the first :attr:`stop` is true,
-    which :class:`Run` answers between two steps by saving and raising :class:`Interrupted`; a second one stops at once.
-    Where a fit has several processes all call its methods: rank 0 has the file, and its result or error is everybody's.
+    As a context manager it handles SIGINT and SIGTERM (in the main thread): the first signal sets :attr:`stop`, so
+    that :class:`Run` saves after the current step and raises :class:`Interrupted`; a second signal stops at once.
+    If a fit has several processes, all of them call each method: rank 0 reads and writes the file, and its result or
+    error is returned or raised in all of them.
 
-    folder: made when first needed.   every: seconds between two saves.
-    key: what must agree for a resume, such as the settings and the data's fingerprint; JSON-able.
+    folder: created when first needed.   every: seconds between two saves.
+    key: what must be equal for a resume, such as the settings and the data's fingerprint; JSON-able.
     """
 
     def __init__(self, folder: Path, key: Any = None, every: float = 20.0) -> None:
@@ -64,7 +65,10 @@ class Checkpoint:
         self._handlers: dict[int, Any] = {}
 
     def child(self, name: str) -> Self:
-        """A file beside this one's, for a part of the run, which stops when this one does; it may be pickled."""
+        """Return a checkpoint in a file beside this one, for a part of the run; it stops when this one does.
+
+        It can be pickled.
+        """
         child = copy.copy(self)
         child.path, child.parent = self.path.with_suffix(f".{name}.pt"), self
         return child
@@ -72,20 +76,20 @@ class Checkpoint:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "parent": None, "signalled": False, "_handlers": {}}
 
-    #: Whether the loop is to save and end: after a signal, or where it is (part of) a task that is not wanted.
+    #: Whether the loop should save and end: after a signal, or if it belongs to a cancelled task.
     stop = property(lambda self: self.signalled or should_stop() or (self.parent is not None and self.parent.stop))
     #: Whether the loop should save now.
     due = property(lambda self: self.stop or time.monotonic() - self._last >= self.every)
 
     @property
-    @_first_does
+    @_on_rank_0
     def exists(self) -> bool:
-        """Whether there is something to resume from, be it of a child alone."""
+        """Whether there is a file to resume from, of this checkpoint or of a child."""
         return self.path.is_file() or any(self._children())
 
-    @_first_does
+    @_on_rank_0
     def load(self) -> dict[str, Any] | None:
-        """The last saved state, None without one; UserError where it is damaged or of other settings or data."""
+        """Return the last saved state, or None. Raises UserError if it is damaged or of other settings or data."""
         if not self.path.is_file():
             return None
         with refusing(f"the checkpoint {self.path} is damaged; {AGAIN}"):
@@ -99,17 +103,17 @@ class Checkpoint:
                             f"module; resume with the same ones, or {AGAIN}")  # fmt: skip
         return state
 
-    @_first_does
+    @_on_rank_0
     def save(self, state: dict[str, Any]) -> None:
-        """Write the state (tensors, numbers, strings, lists, dicts) as a whole."""
+        """Write the state (tensors, numbers, strings, lists, dicts) atomically."""
         buffer = io.BytesIO()
         torch.save({"key": self.key, "state": state}, buffer)
         write_whole(self.path, buffer.getvalue() + hashlib.sha256(buffer.getvalue()).digest())
         self._last = time.monotonic()
 
-    @_first_does
+    @_on_rank_0
     def discard(self) -> None:
-        """Remove the file, and those of its children: the posterior is saved."""
+        """Remove the file and its children's files, once the posterior is saved."""
         for path in (self.path, *self._children()):
             path.unlink(missing_ok=True)
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
@@ -136,11 +140,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Run:
-    """What a fit is given besides its model and data; see ``Method.run``.
+    """The arguments of a fit besides its model and data; see ``Method.run``.
 
-    max_minutes  after which, counted from ``began`` (``time.time()``), it is to end with what it has come to
-    least        share of its draws that a chain takes even then
-    start        {site: (C, *shape)}, the weights at which optimisations of points start, where they are given
+    max_minutes  the fit ends with its current result after so many minutes since ``began`` (a ``time.time()``)
+    least        the share of its draws that a chain takes even if the time is over
+    start        {site: (C, *shape)}, weights at which point estimates start to be optimised; None: the method's own
     """
 
     seed: int = 0
@@ -151,23 +155,24 @@ class Run:
     began: float = field(default_factory=lambda: time.time())
     start: Mapping[str, Tensor] | None = None
 
-    #: Since it began.
+    #: Minutes since the fit began.
     minutes = property(lambda self: (time.time() - self.began) / 60)
-    #: Whether it is to end now, whatever it has come to.
+    #: Whether the fit should end now, finished or not.
     stop = property(lambda self: should_stop() if self.checkpoint is None else self.checkpoint.stop)
 
     def tell(self, done: float, of: int, figures: Figures) -> None:
-        """Report progress to whoever wants to know of it."""
+        """Call ``report``, if there is one."""
         if self.report is not None:
             self.report(done, of, figures)
 
     def take(self, job: Any) -> str:
-        """Take the steps that a job lacks, after those that the checkpoint holds, and save it now and then.
+        """Resume a job from the checkpoint, take its remaining steps, and save its state at intervals.
 
-        job: ``steps()`` yields what to show, or None; ``step`` of ``total`` done; ``state_dict``, ``load_state_dict``.
-        Returns "" after the last step, or after the first one when its time is over, and says so. Raises Interrupted
-        where it is to stop. In both cases its state is saved, if it has a checkpoint.
-        Where a fit has several processes they save and stop after one step: by rank 0's clock, for any signal.
+        job: an object with ``steps()``, which takes one step at a time and yields figures to report, or None; with
+            ``step`` and ``total``, the number of steps done and in all; with ``state_dict`` and ``load_state_dict``.
+        Returns "" after the last step. If the time is over before, the state is saved and a sentence that says so is
+        returned; after a signal it is saved and Interrupted is raised.
+        Several processes of one fit save and stop after the same step: by rank 0's clock, or after any one's signal.
         """
         checkpoint, ranks = self.checkpoint, here()
         if checkpoint is not None and (state := checkpoint.load()) is not None:

@@ -1,6 +1,6 @@
-"""What each command does: from parsed arguments to a run folder, a file or a table.
+"""The commands of the command line: each takes its parsed arguments and writes a run folder, a file or a table.
 
-Loaded when a command runs; each imports what it alone needs when it is called.
+This module is imported when a command runs; each command itself imports what no other one needs.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ from bnn_pyro.zoo.auto import say
 
 
 def train(args: Namespace) -> int:
-    """Fit a variant and, beside it, the deterministic network; score both and write the run folder.
+    """Fit a variant and the deterministic network to compare it with; score both and write the run folder.
 
-    Returns ``RunFacts.exit_code``: not 0 where the report begins with a problem.
-    Under torchrun every process has a share of the rows of each step, and rank 0 writes and scores.
+    Returns ``RunFacts.exit_code``, which is not 0 if the report begins with a problem.
+    Under torchrun every process takes a share of the rows of each step; rank 0 writes and scores.
     """
     from bnn_pyro.distributed import joined
     from bnn_pyro.runs.evaluate import evaluate_run
@@ -48,11 +48,11 @@ def train(args: Namespace) -> int:
             calibrate_set_aside(folder, recipe, data, posterior)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
-    return run.exit_code if ranks.size == 1 or run.failed else 0  # torchrun takes any other for a crash
+    return run.exit_code if ranks.size == 1 or run.failed else 0  # torchrun takes other exit codes for a crash
 
 
 def _train_target(args: Namespace) -> tuple[Recipe, RunFolder]:
-    """What to run, and where, with nothing written yet."""
+    """Return the recipe and the folder of a run, of which nothing is written yet."""
     config = read_config(args.config) if args.config else {}
     begun = args.resume and args.out and RunFolder(Path(args.out)).is_begun
     stored = read_config(Path(args.out) / "config.json") if begun else {}
@@ -76,10 +76,10 @@ def evaluate(args: Namespace) -> int:
             how = "--prune scores draws on" if args.prune else "--ood scores draws against"
             raise UserError(f"{how} the run's own test rows; leave out --data")
         x, y = labelled(args.data, posterior.schema, recipe)
-        print(told := score_rows(folder, recipe, posterior, x, y, Path(args.data).stem))
-        return 3 if told.startswith("Failed: ") else 0
+        print(text := score_rows(folder, recipe, posterior, x, y, Path(args.data).stem))
+        return 3 if text.startswith("Failed: ") else 0
     data = recipe.load()
-    num = 10_000 if args.limit is None else args.limit  # rows of each outside data set
+    num = 10_000 if args.limit is None else args.limit  # rows of each out-of-distribution data set
     outside = outside_inputs(args.ood, posterior.schema, num=num, invert=args.invert) if args.ood else None
     baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
     with lock_folder(folder.path):
@@ -90,7 +90,7 @@ def evaluate(args: Namespace) -> int:
 
 
 def predict(args: Namespace) -> None:
-    """Predictions with their uncertainty for new inputs, one line a row, as CSV."""
+    """Write predictions with their uncertainty for new inputs to a CSV file, one line per row."""
     from bnn_pyro.runs.predict import predict_file
 
     output = Path(args.output)
@@ -104,7 +104,7 @@ def predict(args: Namespace) -> None:
 
 
 def calibrate(args: Namespace) -> None:
-    """Calibrate a run by rows that did not train, and refresh its report."""
+    """Calibrate a run with rows that it was not trained on, and write its report again."""
     from bnn_pyro.runs.evaluate import evaluate_run, load_posterior
     from bnn_pyro.runs.predict import calibrate_run
 
@@ -119,13 +119,13 @@ def calibrate(args: Namespace) -> None:
 
 
 def compare(args: Namespace) -> None:
-    """Several runs on the same test rows: tables and HTML with rankings and paired differences to the first."""
+    """Compare runs on the same test rows: rankings and paired differences to the first run, as tables and HTML."""
     from bnn_pyro.runs.compare import compare_runs
 
     files = [Path(path) for path in args.runs[1:] if path.lower().endswith(".csv")]
     folders = [RunFolder.open(path) for k, path in enumerate(args.runs) if not k or Path(path) not in files]
     if len(args.runs) < 2:
-        raise UserError("compare takes two run folders or more, or one and files of predictions")
+        raise UserError("compare takes two or more run folders, or one run folder and files of predictions")
     out = Path(args.out) if args.out else folders[0].path / "comparison.html"
     if args.out and out.exists():
         raise UserError(f"--out {out} exists; choose another name")
@@ -136,7 +136,7 @@ def compare(args: Namespace) -> None:
 
 
 def diagnose(args: Namespace) -> None:
-    """Whether a run's posterior can be trusted: verdicts, tables, figures, and its draws for ArviZ."""
+    """Diagnose whether a run's posterior can be trusted: verdicts, tables, figures, and its draws for ArviZ."""
     from bnn_pyro.runs.diagnose import diagnose_run, write_draws
 
     if args.out is not None and Path(args.out).exists():
@@ -152,7 +152,7 @@ def diagnose(args: Namespace) -> None:
 
 
 def check(args: Namespace) -> int:
-    """Whether posteriors are right, by what is known without them. Returns 1 where a claim does not hold, else 0."""
+    """Check posteriors against independently known answers. Returns 1 if a claim does not hold, else 0."""
     from bnn_pyro.checks import CHECKS
     from bnn_pyro.runs.check import BUDGETS, check_subjects, check_table, level_of, one_subject, zoo_subjects
 
@@ -174,7 +174,10 @@ def check(args: Namespace) -> int:
 
 
 def sweep(args: Namespace) -> int:
-    """All recipes on all data sets, splits, seeds: missing fits, one report. Returns 1 where a fit failed, else 0."""
+    """Fit what is missing of all recipes on all data sets, splits and seeds, and write one report.
+
+    Returns 1 if a fit failed, else 0.
+    """
     from bnn_pyro.parallel.executor import parse_executor
     from bnn_pyro.runs.sweep import SweepFolder, run_sweep
     from bnn_pyro.runs.sweep_config import FAILED, read_sweep_config
@@ -193,7 +196,7 @@ def sweep(args: Namespace) -> int:
 
 
 def _opened(args: Namespace) -> tuple[RunFolder, Recipe, Posterior]:
-    """The run that a command names, and what was run, with the command's own flags."""
+    """Return the run that a command names, its recipe (with the command's own flags) and its posterior."""
     from bnn_pyro.runs.evaluate import load_posterior
 
     folder = RunFolder.open(args.run)

@@ -1,4 +1,4 @@
-"""Files of text as tables of cells: separators, commas in numbers, row names."""
+"""Read text files as tables: detect the separator, commas in numbers and row names."""
 
 import csv
 import re
@@ -12,25 +12,27 @@ import pandas as pd
 from bnn_pyro.cells import MISSING, parsed, text_columns
 from bnn_pyro.errors import UserError
 
-#: What separates cells, the most usual first.
+#: Separators of cells, the most common one first.
 SEPARATORS = (",", ";", "\t", "|")
-#: 1,234 and 1,234,567.89: a comma, or a point, for thousands.
+#: Numbers with a thousands comma: 1,234 and 1,234,567.89.
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?")
-#: 1,5 and 1.234,5: a comma for decimals.
+#: Numbers with a decimal comma: 1,5 and 1.234,5.
 COMMA = re.compile(r"[-+]?(\d+|\d{1,3}(\.\d{3})+),\d+")
-#: 950 and 1.234.567: beside such columns a point for thousands.
+#: Numbers whose points separate thousands if another column has decimal commas: 950 and 1.234.567.
 POINTS = re.compile(r"[-+]?[1-9]\d{0,2}(\.\d{3})*")
 
 
 def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
-    """Every cell as text of one line in Unicode's NFC, indexed by row number; empty lines are left out.
+    """Read every cell as text of one line in Unicode NFC, indexed by the row number in the file, without empty lines.
 
-    text: names of columns; others become numbers where each of their cells is one, several times as fast. None: all.
-    Commas in numbers are read: of a column whose cells are all numbers, 1,234 has one for thousands where a comma
-    separates the cells too, and 1,5 (or any, where something else does) one for decimals. ``frame.attrs`` has the
-    "separator", {column: "thousands" or "decimal comma"} of "commas", and a doubt about names ("unnamed"). A first
-    column without one that has another whole number or text in every row ("row_names") is an index, and left out.
-    Raises UserError for what is no table of UTF-8 text with unique names in row 1.
+    text: names of the columns to read as text; a column not named becomes numeric if all of its cells are numbers,
+        which is several times as fast. None reads all columns as text.
+    Commas in columns of numbers are interpreted: 1,234 has a thousands comma if commas also separate the cells; 1,5
+    (and any comma, if another character separates the cells) is a decimal comma.
+    A first column without a name whose whole numbers or texts all differ is an index, and is left out.
+    ``frame.attrs`` has "separator"; "commas", {column: "thousands" or "decimal comma"}; "row_names", whether there was
+    such an index; and "unnamed", a remark for error messages if row 1 seems to lack the names.
+    Raises UserError for a file that is not a table of UTF-8 text with unique names in row 1.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -39,8 +41,8 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
         separator = "\t" if path.suffix.lower() == ".tsv" else max(SEPARATORS, key=fields.__getitem__)
         frame, header = _read_csv(path, separator, text)
     except UnicodeDecodeError as error:
-        other = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
-        what = "is UTF-16 text, by its byte order mark" if other else f"byte {error.start} is not UTF-8 text"
+        is_utf16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
+        what = "is UTF-16 text, by its byte order mark" if is_utf16 else f"byte {error.start} is not UTF-8 text"
         raise UserError(f"{path}: {what}; save the table as CSV in UTF-8") from None
     except pd.errors.EmptyDataError:
         raise UserError(f"{path}: is empty; row 1 must name the columns") from None
@@ -63,13 +65,13 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
             raise UserError(f"{path}: columns {header.index(name) + 1} and {number} are both called '{name}'; "
                             "rename or remove one")  # fmt: skip
     frame = frame.set_axis(header, axis=1).set_axis(range(2, len(frame) + 2))
-    if len(text_columns(frame)) == len(header):  # of an empty line each cell is a text
+    if len(text_columns(frame)) == len(header):  # a column with an empty line is never numeric
         frame = frame[(frame != "").any(axis=1)]
     if frame.empty:
         raise UserError(f"{path}: has a header and no rows")
     kinds = {name: _commas(frame[name], separator) for name in text_columns(frame)}
     if "decimal comma" in kinds.values():
-        if text is not None:  # 248.000 is one number by itself, and another one here
+        if text is not None:  # numbers such as 248.000 have been read with a decimal point
             return read_cells(path)
         for name in [name for name, kind in kinds.items() if not kind and "." in "".join(frame[name])]:
             if all(cell in MISSING or POINTS.fullmatch(cell) for cell in frame[name]):
@@ -85,40 +87,39 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
 
 
 def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> tuple[pd.DataFrame, list[str]]:
-    """The cells below row 1, of columns numbered from 0; and row 1."""
+    """Return the cells below row 1, with columns numbered from 0, and row 1."""
     how = dict(sep=separator, header=None, keep_default_na=False, na_filter=False, skip_blank_lines=False)
     how |= dict(encoding="utf-8-sig") | ({"float_precision": "high"} if pd.__version__ < "3" else {})  # as ``parsed``
     top = pd.read_csv(path, dtype=object, nrows=200, **how).fillna("")  # enough to see codes with leading zeros
     header = list(_plain(top.iloc[0].tolist()))
     if text is not None and len(top) > 1 and "" not in top.iloc[1].tolist():
-        zeros = [top[number].iloc[1:].str.match(r"[-+]?0\d").any() for number in top]  # codes, which numbers lose
-        given = [number for number, name in enumerate(header) if name in text or zeros[number]]
-        for _ in range(2):
-            frame = pd.read_csv(path, skiprows=1, dtype=dict.fromkeys(given, object), **how)
-            other = [name for name in text_columns(frame) if name not in given]
-            if not other:  # booleans and texts, to be read as they are written
+        zeros = [top[number].iloc[1:].str.match(r"[-+]?0\d").any() for number in top]  # would be lost in numbers
+        as_text = [number for number, name in enumerate(header) if name in text or zeros[number]]
+        for _ in range(2):  # the second time booleans and texts, which are to be read as they are written
+            frame = pd.read_csv(path, skiprows=1, dtype=dict.fromkeys(as_text, object), **how)
+            if not (others := [name for name in text_columns(frame) if name not in as_text]):
                 break
-            given += other
+            as_text += others
     else:
         frame = pd.read_csv(path, dtype=object, **how).iloc[1:]
     return frame, header
 
 
 def _plain(cells: Sequence[str]) -> Sequence[str]:
-    """Texts of one line in NFC; most columns need nothing done to their cells."""
+    """Return texts of one line in Unicode NFC; most columns are unchanged."""
     if (text := "".join(cells)).isascii() and not re.search(r"\s", text):
         return cells
     return [unicodedata.normalize("NFC", " ".join(cell.split())) for cell in cells]
 
 
 def _are_names(cells: pd.Series) -> bool:
-    """Whether these may name the rows: all different but for empty lines, and whole numbers or texts."""
+    """Return whether the cells may name the rows: whole numbers or texts that all differ, except for empty lines."""
     values = parsed(cells := cells[cells != ""])
     return cells.is_unique and bool((np.isnan(values) | (values == np.round(values))).all())
 
 
 def _commas(cells: pd.Series, separator: str) -> str:
-    """What the commas of a column of numbers stand for; "" where it has none, or a cell that is no number."""
+    """Return what the commas in a column of numbers stand for; "" if it has none, or a cell that is not a number."""
     if "," not in "".join(cells.to_numpy(object)):
         return ""
     written = [cell for cell in cells if "," in cell]
