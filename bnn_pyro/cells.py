@@ -135,8 +135,8 @@ def read_targets(path: str | Path, cells: pd.DataFrame, task: str | None, order:
     other = (values != 0) & (values != 1)
     task = {None: "targets" if other.any() else "labels", "regression": "targets"}.get(task, task)
     if task not in ("targets", "labels"):
-        raise UserError(f"{path}: {', '.join(cells)} are several targets, but {task} takes one; leave task= (--task) "
-                        "out, or give 'targets' or 'labels'")  # fmt: skip
+        raise UserError(f"{path}: {', '.join(cells)} are several targets, of which {task} takes one; leave task= "
+                        "(--task) out, or give 'targets' or 'labels'")  # fmt: skip
     if task == "labels" and other.any():
         row, column = np.argwhere(other)[0]
         name, value = cells.columns[column], cells.iat[row, column]

@@ -52,7 +52,9 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
         raise UserError(f"{path}: rows of unequal length or an open quote: {reason}") from None
     for name in text_columns(frame):
         frame[name] = _plain(frame[name].fillna("").to_numpy(object))
-    if row_names := len(header) > 1 and not header[0] and _are_names(frame[0]):
+    values = parsed(first := frame[0][frame[0] != ""])
+    may_be_names = first.is_unique and (np.isnan(values) | (values == np.round(values))).all()
+    if row_names := bool(len(header) > 1 and not header[0] and may_be_names):
         frame, header = frame.drop(columns=0), header[1:]
     mark = re.search(r"[:\s]", header[0]) if len(header) == 1 else None
     if mark and all(str(cell).count(mark[0]) == header[0].count(mark[0]) for cell in frame.iloc[:9, 0]):
@@ -110,12 +112,6 @@ def _plain(cells: Sequence[str]) -> Sequence[str]:
     if (text := "".join(cells)).isascii() and not re.search(r"\s", text):
         return cells
     return [unicodedata.normalize("NFC", " ".join(cell.split())) for cell in cells]
-
-
-def _are_names(cells: pd.Series) -> bool:
-    """Return whether the cells may name the rows: whole numbers or texts that all differ, except for empty lines."""
-    values = parsed(cells := cells[cells != ""])
-    return cells.is_unique and bool((np.isnan(values) | (values == np.round(values))).all())
 
 
 def _commas(cells: pd.Series, separator: str) -> str:

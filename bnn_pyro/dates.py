@@ -1,4 +1,4 @@
-"""Columns of dates as columns of numbers, by the user's choice: parts of the date, or the days since the earliest."""
+"""Convert columns of dates to columns of numbers: parts of the date, or the days since the earliest date."""
 
 import re
 from pathlib import Path
@@ -9,23 +9,23 @@ import pandas as pd
 
 from bnn_pyro.errors import UserError
 
-#: What comes first in a date, and the formats that this is. Nobody writes the month first with points.
+#: {what comes first in a date: its formats}. Dates with points do not have the month first.
 ORDERS = {
     "year": ("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y-%m"),
     "day": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d-%b-%Y", "%d-%b-%y", "%d.%m.%y", "%d/%m/%y"),
     "month": ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y"),
 }
-#: A date, a time after it and its offset, which is left out: hours are those of the place.
+#: A date, a time after it, and a time zone, which is ignored: hours are local time.
 DATE_AND_TIME = r"^(\S+?)(?:[T ]+(\d[\d:.,]*(?: ?[AaPp]\.?[Mm]\.?)?)\s*(?:Z|UTC|GMT|[-+]\d\d(?::?\d\d)?)?)?$"
 
 
 class Dates(NamedTuple):
-    """How a column of dates is read, and the columns of numbers that it becomes.
+    """How a column of dates is read and converted to columns of numbers.
 
-    order  what comes first, a key of ``ORDERS``
-    start  the day since which days are counted, the earliest of the table, which only names the numbers, as
-           standardisation shifts them; "" where parts are taken: the year, and as sine and cosine the day of the year
-    times  whether there are times of the day; where parts are taken the hour is one too
+    order  what comes first in a date, a key of ``ORDERS``
+    start  the earliest day of the table, from which elapsed days are counted; "" if the date is converted to parts: the
+           year, and the sine and cosine of the day of the year
+    times  whether the dates have times of the day; the hour (sine and cosine) is then a part too
     form   the format of the first date, in which dates are shown
     """
 
@@ -36,7 +36,7 @@ class Dates(NamedTuple):
     form: str = "%Y-%m-%d"
 
     def read(self, cells: pd.Series) -> pd.Series:
-        """(N,) datetime64, NaT where a text is no such date."""
+        """Convert texts to (N,) datetime64, with NaT for a text that is not a date in this order."""
         texts = cells.astype(str).str.extract(DATE_AND_TIME)
         days = pd.Series(pd.NaT, cells.index, dtype="datetime64[us]")
         for form in ORDERS[self.order]:
@@ -48,7 +48,7 @@ class Dates(NamedTuple):
         return days + (times - pd.Timestamp("2000-01-01"))
 
     def numbers(self, cells: pd.Series) -> pd.DataFrame:
-        """(N, parts) float64, nan where a text is no such date."""
+        """Convert texts to (N, parts) float64, with NaN for a text that is not a date in this order."""
         moments, day = self.read(cells), pd.Timedelta(days=1)
         if self.start:
             values = {f"{self.name} in days since {self.start}": (moments - pd.Timestamp(self.start)) / day}
@@ -62,39 +62,45 @@ class Dates(NamedTuple):
         return pd.DataFrame(values, cells.index, dtype=np.float64)
 
     def texts(self, numbers: np.ndarray) -> list[str]:
-        """(N,) dates and times, to the minute, of (N, parts) numbers as :meth:`numbers` makes them."""
+        """Convert the numbers (N, parts) of :meth:`numbers` back to (N,) texts, rounded to the minute."""
         if self.start:
             moments = pd.Timestamp(self.start) + pd.to_timedelta(numbers[:, 0], unit="D")
         else:
             turns = np.arctan2(numbers[:, 1::2], numbers[:, 2::2]) / (2 * np.pi)
-            turns = (turns + 1e-6) % 1 - 1e-6  # what 32 bits leave of a 0 is not the end of a turn
+            turns = (turns + 1e-6) % 1 - 1e-6  # a 0 that 32-bit numbers round to below 0 is not the end of a turn
             days = (turns[:, 0] * 365.25).round() + turns[:, 1:].sum(1)
             moments = pd.to_datetime([f"{year:.0f}-01-01" for year in numbers[:, 0]]) + pd.to_timedelta(days, unit="D")
         return [*moments.round("min").strftime(self.form + " %H:%M" * self.times)]
 
     def replaced(self, where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-        """The table with these numbers first, nan where the date is missing. Raises UserError for what is no date."""
+        """Replace the column in a table by its numbers (the first columns, NaN for missing dates).
+
+        Raises UserError for a text that is not a date.
+        """
         made = self.numbers(cells := frame[self.name])
         if (bad := made.iloc[:, 0].isna() & ~gaps[self.name]).any():
             raise UserError(f"{where}: column '{self.name}', row {bad.idxmax()}: '{cells[bad.idxmax()]}' is no date "
                             f"with the {self.order} first, as others are; correct or remove it")  # fmt: skip
         others = frame.drop(columns=self.name)
         if taken := [name for name in made if name in others]:
-            raise UserError(f"{where}: column '{taken[0]}' is called as a part of '{self.name}' is; rename one of them")
+            raise UserError(f"{where}: column '{taken[0]}' has the name of a part of '{self.name}'; rename one of them")
         return made.join(others)
 
-    #: The names of these columns.
+    #: The names of the columns of numbers.
     parts = property(lambda self: list(self.numbers(pd.Series(dtype=str))))
 
 
 def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates | None:
-    """How a column of dates is read, "parts" or "elapsed"; None of others. Raises UserError for unclear months."""
+    """Return how a column of dates is read, or None if most cells are not dates.
+
+    how: "parts" or "elapsed".   Raises UserError if it is unclear whether the day or the month comes first.
+    """
     if cells.dtype == "category" or cells.dtype.kind in "iuf" or not len(cells):
         return None
-    some = cells.iloc[:: 1 + len(cells) // 200].astype(str)  # about so many first: most columns have no date
+    some = cells.iloc[:: 1 + len(cells) // 200].astype(str)  # a quick look at some cells: most columns have no dates
     orders = ORDERS if some.str.contains(r"\d.*\d").any() else ()
-    orders = [order for order in orders if Dates(cells.name, order).read(some).notna().any()]
-    moments = {order: Dates(cells.name, order).read(cells) for order in orders}
+    readers = [Dates(cells.name, order) for order in orders]
+    moments = {reader.order: reader.read(cells) for reader in readers if reader.read(some).notna().any()}
     num = {order: values.notna().sum() for order, values in moments.items()}
     order = max(num, key=num.get, default="")
     if not order or num[order] < 0.5 * len(cells):

@@ -1,7 +1,7 @@
-"""The processes of one fit, which torchrun starts: all of the package that talks to torch.distributed.
+"""Fits in several processes, started by torchrun: the only module of the package that uses torch.distributed.
 
-Every process (a rank) runs the same program on its share of the rows. What they must agree on goes through
-:class:`Ranks`; in a program that runs alone the same calls do nothing. Importing this file does not import torch.
+Every process (rank) runs the same program on its share of the rows and communicates through :class:`Ranks`; in a
+program with one process the same calls do nothing. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Value = TypeVar("Value")
-#: What the errors of gloo and NCCL say when the other end of a connection has gone.
+#: Words in the errors of gloo and NCCL that say that another process is gone.
 GONE = ("closed by peer", "reset by peer", "broken pipe", "gloo", "nccl", "connection refused", "timed out")
 
 
 class Agreed(UserError):
-    """An error that every rank raises alike, so that one of them may tell it for all."""
+    """An error that every rank raises, so that it is enough if rank 0 prints it."""
 
 
 class Alone(UserError):
-    """An error of one rank, which has to tell it by itself."""
+    """An error of a single rank, which has to print it itself."""
 
 
 class Ranks(NamedTuple):
-    """This process among those of a fit.
+    """One process of a fit.
 
-    rank  its number; 0 writes files and speaks to the user     size  how many     local  its number on this machine
+    rank  its number; rank 0 writes files and prints    size  how many there are    local  its number on this machine
     """
 
     rank: int = 0
     size: int = 1
     local: int = 0
 
-    #: Whether this is the one that writes and speaks.
+    #: Whether this is rank 0.
     first = property(lambda self: self.rank == 0)
     _dist = property(lambda self: importlib.import_module("torch.distributed"))
 
     def gather(self, value: Value) -> list[Value]:
-        """The values of all ranks, in their order, on all."""
+        """Return the values of all ranks, in their order, on every rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -57,7 +57,7 @@ class Ranks(NamedTuple):
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """A block of each; where one raises UserError in it all do, so that none waits for another in vain."""
+        """Run a block on every rank; if one of them raises UserError, all do, so that none waits forever."""
         if self.size == 1:
             yield
             return
@@ -71,14 +71,14 @@ class Ranks(NamedTuple):
                 raise Agreed(message)
 
     def check_same(self, values: Mapping[str, Any]) -> None:
-        """Raises UserError on all, with their names, unless these JSON-able values are everybody's."""
+        """Raise UserError on every rank, with the names, unless all ranks have the same (JSON-able) values."""
         texts = self.gather({name: json.dumps(value, sort_keys=True, default=str) for name, value in values.items()})
         if (rank := next((r for r, other in enumerate(texts) if other != texts[0]), None)) is not None:
             what = ", ".join(name for name, text in texts[0].items() if text != texts[rank].get(name))
             raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all the same")
 
     def first_does(self, function: Callable[[], Value]) -> Value:
-        """``function()`` of rank 0: its value or its UserError on all."""
+        """Call ``function()`` on rank 0; return its value, or raise its UserError, on every rank."""
         if self.size == 1:
             return function()
         with self.agreed():
@@ -87,7 +87,7 @@ class Ranks(NamedTuple):
         return values[0]
 
     def total(self, x: Tensor, how: str = "SUM") -> Tensor:
-        """The sum over the ranks, elementwise, or the largest with ``how="MAX"``; the same bits on all."""
+        """Return the elementwise sum over the ranks, or with ``how="MAX"`` the maximum, bit for bit the same on all."""
         if self.size == 1:
             return x
         x = x.detach().clone()
@@ -95,16 +95,19 @@ class Ranks(NamedTuple):
         return x
 
     def part(self, rows: Tensor) -> Tensor:
-        """This rank's share of (B, …): lengths differ by one at most, and may be 0."""
+        """Return this rank's share of the rows (B, …); the shares differ by at most one row and may be empty."""
         return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
 
     def share_of_step(self, x: Tensor, y: Tensor, num: int) -> tuple[Tensor, Tensor, float]:
-        """(x, y, factor of their log-likelihood) of this rank's rows of a step; one row of factor 0 if it has none."""
+        """Return (x, y, factor of the log-likelihood) of this rank's share of a step's rows.
+
+        A rank without rows gets one row with factor 0.   num: the N of the data set.
+        """
         mine = self.part(x), self.part(y)
         return (*mine, self.size * num / len(x)) if len(mine[0]) else (x[:1], y[:1], 0.0)
 
     def joined_rows(self, part: Tensor, num: int) -> Tensor:
-        """(num, …) on all, of the shares (see :meth:`part`) that each has computed."""
+        """Join the results (num, …) that each rank has computed for its share (see :meth:`part`), on every rank."""
         if self.size == 1:
             return part
         whole = part.new_empty((num, *part.shape[1:]))
@@ -115,7 +118,7 @@ class Ranks(NamedTuple):
         return whole
 
     def averaged(self, module: nn.Module) -> nn.Module:
-        """The module, with rank 0's parameters, whose gradients come out of ``backward`` as means over the ranks."""
+        """Return the module with rank 0's parameters; ``backward`` then averages the gradients over the ranks."""
         if self.size == 1:
             return module
         from torch.nn.parallel import DistributedDataParallel
@@ -123,20 +126,19 @@ class Ranks(NamedTuple):
         return DistributedDataParallel(module)
 
     def check_alike(self, module: nn.Module, when: str) -> None:
-        """Raises UserError on all where a parameter is not the same, bit for bit, on every rank."""
+        """Raise UserError on every rank unless the parameters are bit for bit the same on all."""
         if self.size == 1:
             return
         import torch
 
         flat = torch.cat([p.detach().flatten() for p in module.parameters()])
         if (apart := (self.total(flat, "MAX") + self.total(-flat, "MAX")).max().item()) != 0:
-            raise Agreed(f"the {self.size} processes of this fit have drifted apart ({when} their parameters differ by "
-                         f"up to {apart:.2g}): are their machines and versions of PyTorch alike? The last checkpoint "
-                         "is from before")  # fmt: skip
+            raise Agreed(f"the processes of this fit have drifted apart ({when} parameters differ by {apart:.2g}): are "
+                         "their machines and PyTorch versions alike? The last checkpoint is from before")  # fmt: skip
 
 
 def launched() -> tuple[int, int]:
-    """(rank, how many) of the processes that torchrun, or a launcher like it, started; (0, 1) where none did."""
+    """Return (rank, number of processes) as torchrun or a similar launcher set them; (0, 1) without a launcher."""
     rank, size, *where = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
     if multiprocessing.parent_process() is not None or not (all(where) and rank.isdigit() and size.isdigit()):
         return 0, 1
@@ -144,7 +146,7 @@ def launched() -> tuple[int, int]:
 
 
 def here() -> Ranks:
-    """This process, in the process group that there is; alone where there is none."""
+    """Return this process of the current process group, or a single process if there is no group."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -154,10 +156,10 @@ def here() -> Ranks:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Ranks]:
-    """Be one of the processes that torchrun started, if it did; a process group that is there already will do.
+    """Join the processes that torchrun started, if it did; a process group that exists already is used.
 
-    gloo carries what is on CPUs, NCCL what is on GPUs. Raises UserError where the processes cannot be brought together,
-    the process group that is there has nothing for CPUs, or another process is gone; it names this one.
+    gloo is the backend for CPU tensors, NCCL the one for GPU tensors. Raises UserError, which names this process, if
+    the processes cannot be connected, the existing group has no backend for CPUs, or another process is gone.
     """
     import torch
     import torch.distributed as dist
@@ -165,12 +167,12 @@ def joined() -> Iterator[Ranks]:
     rank, size = launched()
     started = dist.is_available() and dist.is_initialized()
     if started and "gloo" not in dist.get_backend_config():
-        raise UserError("this process group has no backend for what is on CPUs; make it by "
+        raise UserError("this process group has no backend for CPU tensors; make it by "
                         'torch.distributed.init_process_group("cpu:gloo,cuda:nccl")')  # fmt: skip
     starts = not started and size > 1 and dist.is_available()
     if starts:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        lost = f"process {rank} of {size} found no connection to the others by {where}: {{error}}"
+        lost = f"process {rank} of {size} could not connect to the others at {where}: {{error}}"
         with refusing(lost, RuntimeError, ValueError):
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
     ranks = here()
@@ -182,20 +184,20 @@ def joined() -> Iterator[Ranks]:
         known = isinstance(error, UserError)
         if ranks.size == 1 or not (known or any(word in str(error).lower() for word in GONE)):
             raise
-        ended = ("another process of this fit has ended (killed, or out of memory? where it could, it said why); the "
-                 "last checkpoint, if any, is whole: start all of them again, with --resume")  # fmt: skip
+        ended = ("another process of this fit has ended (see its own message; it may have been killed or out of "
+                 "memory); the last checkpoint, if any, is whole: start all of them again, with --resume")  # fmt: skip
         raise Alone(f"process {ranks.rank} of {ranks.size}: {error if known else ended}") from error
     if starts:
-        dist.destroy_process_group()  # not after an error: it may wait for, or trip over, a process that has gone
+        dist.destroy_process_group()  # not after an error: it may wait for a process that is gone
 
 
 def choose_device(name: str) -> torch.device:
-    """A device by "auto", "cpu" or "cuda", of each process its own GPU. Raises UserError where CUDA is absent."""
+    """Return the device for "auto", "cpu" or "cuda"; every process gets its own GPU. Raises UserError without CUDA."""
     import torch
 
     check_known("device", ("auto", "cpu", "cuda"), name := str(name))
     if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("device 'cuda' was asked for, but this machine has none that torch can use; take --device cpu")
+        raise UserError("device 'cuda' was asked for, but torch can use no GPU of this machine; take --device cpu")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     if (ranks := here()).local >= torch.cuda.device_count():
@@ -203,5 +205,5 @@ def choose_device(name: str) -> torch.device:
                         "start as many as it has GPUs (torchrun --nproc-per-node), or take --device cpu")  # fmt: skip
     if ranks.size == 1:
         return torch.device("cuda")
-    torch.cuda.set_device(ranks.local)  # where NCCL works
+    torch.cuda.set_device(ranks.local)  # NCCL uses the current device
     return torch.device("cuda", ranks.local)

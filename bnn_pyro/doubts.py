@@ -1,4 +1,4 @@
-"""What is doubtful in the columns of a table, in a sentence each: of one that is looked at, or trained on."""
+"""Find doubtful columns of a table, which is inspected or trained on, and describe each doubt in a sentence."""
 
 import math
 import re
@@ -12,31 +12,36 @@ from bnn_pyro.cells import MAX_CATEGORIES, MAX_CLASSES, NONE, RAREST, USUAL, fol
 from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError
 
-#: Rows of a category or class below which it is rare; rows from which on a number of its own in each is an identifier;
-#: different values of a target up to which it is asked whether they are classes.
-RARE, MANY, FEW = 5, 20, 10
-#: Standard deviations beyond which a value is an outlier, unless two others are this share as far out (``long_tails``).
+#: A category or class with fewer rows than this is rare.
+RARE = 5
+#: A column is an identifier if it has more than ``MANY`` different numbers, and one of its own in this share of rows.
+MANY, OWN = 20, 0.95
+#: A target with at most this many different values may be one of classes.
+FEW = 10
+#: A value is an outlier beyond ``FAR`` standard deviations of the others, unless the second largest distance among the
+#: others is at least ``ALSO`` times as large (then the column has long tails).
 FAR, ALSO = 8.0, 0.3
-#: Shares of the rows from which on a value of a target that has many is a peak, and numbers of their own identifiers.
-PEAK, OWN = 0.2, 0.95
-#: Share of the rows of rarer classes for which it may be wrong, and the log of how likely it is by chance.
+#: A value that makes up at least this share of the rows is a peak of a target.
+PEAK = 0.2
+#: A column gives the classes away if it is wrong in at most the share ``WRONG`` of the rows outside the largest class,
+#: and if the logarithm of the probability that this happens by chance is below ``CHANCE``.
 WRONG, CHANCE = 0.01, -9.0
-#: Numbers that are often written where there is no answer.
+#: Numbers that often stand for a missing answer.
 CODES = {-1, -9, -99, -999, -9999, 99, 999, 9999, 99999}
-#: Words in the names of columns that have codes, and in those of times, whose numbers may well count the rows.
+#: Words in the names of columns of codes, and of times (whose numbers may count the rows without being identifiers).
 CODE_NAMES = re.compile(
     r"(?i)(?<![a-z])(zip|zip_?code|post_?code|postal_?code|plz|code|p?id|key|uuid)(?![a-z])"
     r"|^(account|client|customer|order|participant|patient|person|record|subject|user)$"
 )
 TIME_NAMES = re.compile(r"(?i)(?<![a-z])(year|month|week|day|date|time|hour|age|t)(?![a-z])")
-#: Words in the names of columns that say whether something has happened, and in those of times until then.
+#: Words in the names of columns that say whether an event has happened, and of columns with the time until then.
 EVENT_NAMES = re.compile(
     r"(?i)(?<!marital.)(?<![a-z])(event|status|death|died|dead|deceased|censored|failure|relapse|churn(ed)?)(?![a-z])"
 )
 UNTIL_NAMES = re.compile(r"(?i)(?<![a-z])(time|days|weeks|months|years|duration|tenure|follow_?up|survival)(?![a-z])")
-#: What becomes of few different ones of the following; what to do with a column that gives the target away.
+#: Parts of sentences: what happens to texts that stand for numbers, and what to do if a column gives the target away.
 AS_IT_IS, UNKNOWN = "as they are, each is a category", "--exclude it if it is not known of new rows"
-#: Texts that stand for numbers: how they are called, and what makes numbers of them.
+#: {pattern of texts that stand for numbers: (what they are called, how they become numbers)}.
 WRITTEN = {
     re.compile(r"[-+]?\d{1,3}([ '’]\d{3})+([.,]\d+)?|[-+]?\d{1,3}"): (
         "numbers with a blank or an apostrophe for thousands", "leave it out of the cells"),
@@ -47,11 +52,11 @@ WRITTEN = {
 
 
 class Doubt(NamedTuple):
-    """What is said of a column.
+    """A sentence about a column.
 
     refused  whether `train` refuses the table because of it
-    way      the option of `train` that helps: "exclude", "categorical", "groups", "dates", "time", or none
-    column   its name, or in which part of a table it is seen, where that is known
+    way      the option of `train` that helps: "exclude", "categorical", "groups", "dates", "time"; "" for none
+    column   the column's name, or another part of the table; "" if unknown
     """
 
     sentence: str
@@ -61,7 +66,7 @@ class Doubt(NamedTuple):
 
 
 def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
-    """Of a column of texts, without missing ones."""
+    """Find doubts about a column of texts without missing values."""
     distinct, leave = cells.nunique(), "" if is_target else "exclude"
     refused = distinct > (max(2, len(cells) // 2) if is_target else max_categories(len(cells)))
     if (meant := as_meant(cells)) and not (is_target and meant.way == "groups"):
@@ -80,11 +85,11 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
         if rare := [text for text, count in counts.items() if count < RARE]:
             names, few = ", ".join(f"'{text}'" for text in rare[:3]), bool(counts.iloc[-1] < RAREST)
             more = ", …" if len(rare) > 3 else ""
-            yield Doubt(f"{len(rare):,} with fewer than {RARE} rows: {names}{more}", is_target and few)  # of two parts
+            yield Doubt(f"{len(rare):,} with fewer than {RARE} rows: {names}{more}", is_target and few)
 
 
 def may_be_class(cells: pd.Series, gaps: pd.Series) -> str:
-    """What is asked of a word that is most of the missing values of a target that is text; "" where none is."""
+    """Ask whether the word of most missing values of a text target is a class; "" if there is no such word."""
     word, num = next(cells[gaps].value_counts().items(), ("", 0))
     is_text = np.isnan(parsed(cells[~gaps])).sum() > (~gaps).sum() / 2
     asked = is_text and num >= max(RARE, gaps.sum() / 2) and str(word).isalpha()
@@ -92,9 +97,9 @@ def may_be_class(cells: pd.Series, gaps: pd.Series) -> str:
 
 
 def as_meant(cells: pd.Series) -> Doubt | None:
-    """What texts are that stand for dates, numbers or persons, with what helps; None of other texts.
+    """Return a doubt about texts that stand for dates, numbers or codes, with advice; None for other texts.
 
-    It is "refused" where dates cannot be read as such.
+    Its ``refused`` is True if the texts are dates in an unclear order.
     """
     different = cells.drop_duplicates()
     try:
@@ -119,7 +124,7 @@ def as_meant(cells: pd.Series) -> Doubt | None:
 
 
 def in_case(cells: pd.Series) -> str:
-    """Which categories differ in case alone; "" where none do."""
+    """Name the first categories that differ only in case; "" if there are none."""
     different = pd.Series(cells.unique())
     lower = different.str.lower()
     some = different[lower == lower[lower.duplicated()].iloc[0]] if lower.duplicated().any() else ()
@@ -129,7 +134,10 @@ def in_case(cells: pd.Series) -> str:
 def of_numbers(
     values: np.ndarray, name: str, rows: np.ndarray | pd.Index, cells: pd.Series | None = None, is_target: bool = False
 ) -> Iterator[Doubt]:
-    """Of a column of numbers (N,), none missing.   rows: their numbers.   cells: as they are written, where known."""
+    """Find doubts about a column of numbers (N,) without missing values.
+
+    rows: the row numbers.   cells: the texts of the numbers in the file, if known.
+    """
     bad = np.flatnonzero(~np.isfinite(values) | (np.abs(values) > np.finfo(np.float32).max))
     if len(bad):
         cell = values[bad[0]] if cells is None else cells.iloc[bad[0]]
@@ -162,7 +170,10 @@ def of_numbers(
 
 
 def of_values(y: np.ndarray, rows: np.ndarray | pd.Index | None) -> Iterator[str]:
-    """Of numbers to predict by regression: many are one; few differ (rows: theirs, where nobody said the task)."""
+    """Find doubts about the target of a regression: one value is very frequent, or there are few different values.
+
+    rows: the row numbers if the task was inferred, else None, and few different values are no doubt.
+    """
     numbers, first, counts = np.unique(y, return_index=True, return_counts=True)
     if rows is not None and len(numbers) <= min(FEW, len(y) // USUAL):
         once = [f", of which {y[k]:.7g} stands in row {rows[k]} alone (a mistake?)" for k in first[counts == 1][:1]]
@@ -174,7 +185,7 @@ def of_values(y: np.ndarray, rows: np.ndarray | pd.Index | None) -> Iterator[str
 
 
 def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[Doubt]:
-    """Of whole numbers among the inputs that are no quantities."""
+    """Find doubts about a column of whole numbers that may be codes, identifiers or dates."""
     named, reach, low, high = CODE_NAMES.search(name), np.ptp(values), values.min(), values.max()
     may_be = named or cells is not None or reach < 1.25 * len(values) or 19000101 <= low <= high <= 21001231
     distinct = len(np.unique(values)) if may_be else 0
@@ -200,9 +211,10 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
 
 
 def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFrame) -> Iterator[str]:
-    """What is read as it was hardly meant in a table that `train` does not refuse: "COLUMN: …" each, clearest first.
+    """Find what is probably not read as it is meant in a table that `train` accepts: sentences "COLUMN: …".
 
-    frame, gaps: of the inputs, and where they are missing.   Of the targets it is how classes are written.
+    Doubts with an option that helps, and those about a target, come first.
+    frame, gaps: the inputs, and where they are missing (None: nowhere).   targets: how classes are written is examined.
     """
     doubts = []
     for name in (name for name, cells in frame.items() if cells.dtype != "category"):
@@ -213,7 +225,7 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
             exact = kind not in "iu" or max(cells.max(), -cells.min()) < 2**53
             written = cells.astype(str) if kind not in "f" and not (kind in "iu" and exact) else None
             found = [*of_numbers(values[known], name, cells.index, written)]
-            known = len(values) == len(cells)  # else whether there is a value may tell something
+            known = len(values) == len(cells)  # if not, missing values may make a constant column informative
             doubts += [one._replace(column=name) for one in found if known or "tells nothing" not in one.sentence]
         elif meant := as_meant(cells):
             doubts.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
@@ -227,13 +239,13 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
 
 
 def leading_zeros(cells: pd.Series, way: str = "they are lost: --categorical keeps them") -> str:
-    """What is said of numbers with leading zeros, with what helps; "" where there are none."""
+    """Describe numbers with leading zeros, with advice; "" if there are none."""
     zeros = cells[cells.str.match(r"[-+]?0\d")]
     return f"has leading zeros, such as '{zeros.iloc[0]}'; {way}" if len(zeros) else ""
 
 
 def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
-    """Of columns that are the same as another one or a target, or give it away."""
+    """Find columns that are the same as another column or a target, or that determine a target."""
     columns, of_targets = ({str(name): _values(cells) for name, cells in one.items()} for one in (inputs, targets))
     known = {values.tobytes(): f"is the same as the target '{name}' in every row: its answer is not known of new rows"
              for name, values in of_targets.items()}  # fmt: skip
@@ -250,7 +262,7 @@ def between(inputs: pd.DataFrame, targets: pd.DataFrame) -> Iterator[Doubt]:
 
 
 def of_events(frame: pd.DataFrame, target: str) -> Iterator[Doubt]:
-    """Of columns of two values that may say whether a time has ended with an event: the target is either."""
+    """Find columns of two values that may say whether a time ended with an event; the target is either column."""
     positive = [name for name, v in frame.items() if v.nunique() > MAX_CATEGORIES and (parsed(v) > 0).all()]
     times = [target] if target in positive else [name for name in positive if UNTIL_NAMES.search(name)]
     for name, cells in frame.items():
@@ -261,15 +273,16 @@ def of_events(frame: pd.DataFrame, target: str) -> Iterator[Doubt]:
 
 
 def _values(cells: pd.Series) -> np.ndarray:
-    """(N,) float64 of numbers, nan where there is none; of texts uint64, the same of the same."""
+    """Return (N,) float64 for numbers, with NaN for other cells; for a column of texts their uint64 hashes."""
     values = parsed(cells)
     return pd.util.hash_array(cells.astype(str).to_numpy(object)) if np.isnan(values).all() else values
 
 
 def _determined(x: np.ndarray, y: np.ndarray) -> str:
-    """Of how many rows categories or thresholds of x determine the class; "" where not nearly all, or by chance.
+    """Say in how many rows the categories or thresholds of x determine the class; "" if not in nearly all of them.
 
-    Chance: of the N! / ∏ Nₖ! ways in which the classes may be in rows, how many categories or thresholds determine.
+    "" is also returned if this may be chance: if all N! / ∏ Nₖ! assignments of classes to rows are equally likely, its
+    probability is at most the share of them that any choice of categories or thresholds determines.
     """
     (labels, classes), (places, values) = pd.factorize(y[x == x]), pd.factorize(x[x == x], sort=True)
     num, k, few = len(labels), len(classes), x.dtype.kind != "f" or len(values) <= MAX_CATEGORIES
@@ -277,7 +290,7 @@ def _determined(x: np.ndarray, y: np.ndarray) -> str:
         return ""
     table = np.bincount(places * k + labels, minlength=len(values) * k).reshape(-1, k)
     rows, right = table.sum(0), table.max(1).sum()
-    if not few:  # as many as the best thresholds tell, with the classes in the order of their mean places
+    if not few:  # the rows that the best thresholds classify, with the classes in the order of their mean ranks
         order, best = (np.arange(len(table)) @ table / rows).argsort(), np.zeros(len(table) + 1)
         for below in np.pad(table[:, order].cumsum(0), ((1, 0), (0, 0))).T:
             best = below + np.maximum.accumulate(best - below)

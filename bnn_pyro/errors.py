@@ -1,7 +1,7 @@
-"""Errors that a user can act on: what is wrong, where, and the way out.
+"""Errors that a user can act on: they say what is wrong, where, and what to do; and how notebooks show an object.
 
-Everything that bad input can cause is raised as :class:`UserError`. The command line prints its one line and
-exits with code 2; a library user sees an ordinary ``ValueError``. And what a notebook shows of an object.
+Every error that bad input can cause is a :class:`UserError`. The command line prints it in one line and exits with
+code 2; a user of the library sees an ordinary ``ValueError``.
 """
 
 import difflib
@@ -11,15 +11,15 @@ from html import escape
 
 
 class UserError(ValueError):
-    """Bad input, told in one line: what, where, and what to do instead."""
+    """Bad input; the message says in one line what is wrong, where, and what to do instead."""
 
 
 class FitFailed(UserError):
-    """A fit diverged and has no posterior: the command line exits with code 3."""
+    """A fit diverged and has no posterior; the command line exits with code 3."""
 
 
 def diverged(what: str, step: int, lr: float) -> FitFailed:
-    """The error that says so, with what to do."""
+    """Return the error for a fit that diverged, with advice.   what: such as "loss is nan at"."""
     if step == 1 and what.startswith("loss"):
         return FitFailed(f"the {what} step 1, before the learning rate was used: look at the values of the inputs and "
                          "the targets, and at the parameters that the likelihood is given")  # fmt: skip
@@ -28,7 +28,7 @@ def diverged(what: str, step: int, lr: float) -> FitFailed:
 
 
 def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
-    """The error for a name that is none of ``valid``, with the nearest one suggested.
+    """Return the error for a name that is not one of ``valid``; it suggests the nearest one.
 
     >>> str(unknown("data set", "mnits", ["mnist", "digits"]))
     "unknown data set 'mnits'; did you mean 'mnist'? Valid: digits, mnist"
@@ -40,40 +40,40 @@ def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
 
 
 def check_known(what: str, valid: Collection[str], *names: object) -> None:
-    """Raise UserError, as of :func:`unknown`, for the first of the names that is none of ``valid``."""
+    """Raise UserError (see :func:`unknown`) for the first of the names that is not one of ``valid``."""
     for name in names:
         if name not in valid:
             raise unknown(what, name, valid)
 
 
 def counted(num: int, what: str) -> str:
-    """ "1 chain", "2,000 chains"."""
+    """Return a number with its noun: "1 chain", "2,000 chains"."""
     return f"{num:,} {what}{'' if num == 1 else 's'}"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in its first line; its type's name where it says nothing."""
+    """Return the first line of an error's message, or the name of its type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 @contextmanager
 def refusing(message: str, *kinds: type[Exception], saying: str = "") -> Iterator[None]:
-    """A block whose errors of these kinds, all where none is named, become a UserError of this message.
+    """Convert errors of a block that are of these kinds (by default all) to a UserError with this message.
 
-    The first line of the error stands where the message has "{error}". UserErrors stay as they are, and so do errors
-    whose text, in small letters, does not have what ``saying`` says.
+    "{error}" in the message is replaced by the first line of the error. UserErrors are not converted, and neither are
+    errors whose text, in lower case, does not contain ``saying``.
     """
     try:
         yield
     except Exception as error:
-        meant = isinstance(error, kinds or Exception) and saying in str(error).lower()
-        if isinstance(error, UserError) or not meant:
+        converted = isinstance(error, kinds or Exception) and saying in str(error).lower()
+        if isinstance(error, UserError) or not converted:
             raise
         raise UserError(message.replace("{error}", first_line(error))) from None
 
 
 class Introduced:
-    """Has a ``repr`` of lines in angle brackets, then "next:" and calls divided by semicolons."""
+    """Shows its ``repr`` as HTML in notebooks: lines in angle brackets, then "next:" and calls joined by semicolons."""
 
     def _repr_html_(self) -> str:
         about, _, after = repr(self).partition("\nnext: ")

@@ -1,4 +1,4 @@
-"""Where files lie, files that are whole or absent, and folders that one process at a time writes to."""
+"""Paths of data and caches, atomic writing of files, and folders that one process at a time may write to."""
 
 import contextlib
 import errno
@@ -12,34 +12,34 @@ from bnn_pyro.errors import UserError
 
 #: The file that a process holds locked while it writes to a folder.
 LOCK = "in-use.lock"
-#: What ends the name of a file that is being written.
+#: Suffix of a file that is being written.
 PART = ".part"
-#: Suffixes of a user's files: of those that hold arrays, of tables, of both.
+#: Suffixes of files of arrays, of tables, and of both.
 ARRAYS = (".npz", ".npy")
 TABLES = (".csv", ".tsv", ".parquet")
 SUFFIXES = (*TABLES, *ARRAYS)
 
 
 def data_root() -> Path:
-    """The folder that downloads go to and are read from: ``BNN_PYRO_DATA``, or ``data`` in the working directory."""
+    """Return the folder of downloaded data: ``BNN_PYRO_DATA``, or ``data`` in the working directory."""
     return Path(os.environ.get("BNN_PYRO_DATA") or "data")
 
 
 def cache_root() -> Path:
-    """The folder for what can be made again: ``BNN_PYRO_CACHE``, or ``~/.cache/bnn_pyro``."""
+    """Return the folder of cached files: ``BNN_PYRO_CACHE``, or ``~/.cache/bnn_pyro``."""
     return Path(os.environ.get("BNN_PYRO_CACHE") or Path.home() / ".cache" / "bnn_pyro")
 
 
 def resolve(path: str | Path) -> Path:
-    """A path as given, with ``~`` and ``$BNN_PYRO_DATA`` filled in; else the same path under the data root."""
+    """Expand ``~`` and ``$BNN_PYRO_DATA`` in a path; if nothing is there, try the same path under the data root."""
     text = str(path).replace("${BNN_PYRO_DATA}", str(data_root())).replace("$BNN_PYRO_DATA", str(data_root()))
-    resolved = Path(os.path.expanduser(text))  # as it is, where there is no such user: a file may be called so
+    resolved = Path(os.path.expanduser(text))  # unchanged for an unknown user: ~name may be the name of a file
     inside = data_root() / resolved
     return inside if not resolved.exists() and inside.exists() else resolved
 
 
 def existing(path: str | Path) -> Path:
-    """``path`` if there is such a file, else the error that says what is there instead."""
+    """Return ``path`` if it is a file. Raises UserError if it is a folder or absent."""
     if (path := Path(path)).is_dir():
         raise UserError(f"{path}: is a folder; give a file")
     if not path.is_file():
@@ -49,21 +49,21 @@ def existing(path: str | Path) -> Path:
 
 
 def read_archive(path: str | Path) -> dict[str, Any]:
-    """The arrays of an NPZ file; nothing in it is executed."""
+    """Read the arrays of an NPZ file, without executing code from it (no pickles)."""
     import numpy as np
 
     path = existing(path)
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except Exception as error:  # numpy, zipfile and zlib have some twenty for a damaged file
+    except Exception as error:  # numpy, zipfile and zlib raise about twenty types for damaged files
         detail = "it holds Python objects" if "allow_pickle" in str(error) else "it is damaged or something else"
         raise UserError(f"{path}: not an NPZ file of plain arrays ({detail}); save it with numpy.savez") from None
 
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, beside; flushed to disk and renamed at the block's end: whole or absent at any moment."""
+    """Open a temporary file for writing; it is flushed to disk and renamed to ``path`` at the end of the block."""
     beside = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     try:
         with open(beside, "wb") as file:
@@ -78,7 +78,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, blob: bytes) -> None:
-    """Write a :func:`whole_file`; its folder is made. Raises UserError where that fails; the old file is as it was."""
+    """Write a file atomically and create its folder. Raises UserError if that fails; an old file is then unchanged."""
     with telling(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
@@ -87,21 +87,21 @@ def write_whole(path: Path, blob: bytes) -> None:
 
 @contextlib.contextmanager
 def telling(path: Path) -> Iterator[None]:
-    """A block that writes; raises UserError for what the system does not let it write."""
+    """Convert the OSErrors of a block that writes to a UserError."""
     try:
         yield
     except OSError as error:
         way = "choose a place that can be written"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             way = "make room and give the command again (train: with --resume)"
-        reason = f"{path} could not be written ({error.strerror}); what was whole before still is"
+        reason = f"{path} could not be written ({error.strerror}); files that were complete still are"
         raise UserError(f"{reason}; {way}") from None
 
 
 def has_shape(value: Any, shape: Any) -> bool:
-    """Whether what a JSON file holds is of this kind: a type, a list of a kind, or a table.
+    """Return whether a value read from JSON has a shape: a type, [shape of every item], or {key: shape of its value}.
 
-    Of a table: the kind of every value by its key, "*" for any other key (keys may be missing).
+    The key "*" stands for all keys that are not listed; with it, listed keys may be absent.
     """
     if isinstance(shape, list):
         return isinstance(value, list) and all(has_shape(item, shape[0]) for item in value)
@@ -115,11 +115,12 @@ def has_shape(value: Any, shape: Any) -> bool:
 
 @contextlib.contextmanager
 def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
-    """The sole right to write to a folder while the block lasts; the folder is made, and removed again if left empty.
+    """Lock a folder for writing during a block; the folder is created, and removed again if it is empty at the end.
 
-    Freed when the process ends in whatever way. Its thread may lock it again. A file system without locks has none.
-    wait: seconds for another process, or thread, to free it.
-    Raises UserError where one has locked it for longer, or the folder cannot be made.
+    The lock ends when the process ends, in whatever way. The same thread may lock again. On a file system that does
+    not support locks, nothing is locked.
+    wait: seconds to wait for another process or thread that holds the lock; then UserError is raised, as it is if the
+        folder cannot be created.
     """
     from filelock import FileLock, Timeout
 
@@ -132,7 +133,7 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
             lock.acquire(timeout=wait)
         except Timeout:
             holder = ""
-            with contextlib.suppress(OSError):  # it has just ended
+            with contextlib.suppress(OSError):  # the other process has just ended
                 holder = (folder / LOCK).read_text(errors="replace")[:200].strip()
             holder = "another thread of this process" if holder == me else holder or "another process"
             raise UserError(f"{folder} is being written to by {holder}; wait until that has ended, stop it (its lock "
@@ -153,12 +154,12 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 (folder / LOCK).unlink()
                 if made:
-                    folder.rmdir()  # which fails where it is not empty, as it should be
+                    folder.rmdir()  # fails if it is not empty
         lock.release()
 
 
 def is_occupied(folder: Path) -> bool:
-    """Whether there is more in the folder than a process of ours that was killed before its first whole file leaves."""
+    """Return whether a folder has files other than the lock and incomplete files that a killed process left."""
     return folder.is_dir() and any(path.name != LOCK and not _is_half_written(path) for path in folder.iterdir())
 
 

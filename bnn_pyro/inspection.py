@@ -1,6 +1,6 @@
-"""What is in a user's table, before anything is trained: all of its troubles at once, and the command that would work.
+"""Inspect a user's table before training: find all of its problems at once, and the `train` command that would work.
 
-Nothing here imports torch: a table of some thousand rows is looked at in about a second.
+This module does not import torch: inspecting a table of some thousand rows takes about a second.
 """
 
 import csv
@@ -18,21 +18,24 @@ from bnn_pyro.doubts import MAX_CATEGORIES, Doubt, between, may_be_class, of_eve
 from bnn_pyro.errors import UserError, check_known, counted
 from bnn_pyro.files import SUFFIXES
 
-#: Rows below which a table is small, and below which it cannot be divided.
+#: A table with fewer than ``FEW_ROWS`` rows is small; one with fewer than ``MIN_ROWS`` cannot be divided.
 FEW_ROWS, MIN_ROWS = 20, 4
-#: Share of the rows in each of the parts that validate and test, by default, and one that is proposed for many classes.
+#: The default share of validation rows, and of test rows; and the share that is proposed for many classes.
 SHARE, LARGER = 0.15, 0.2
 SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """A table as it will be read.
+    """A table as `train` will read it.
 
-    columns  {name: what it is}     findings  what is doubtful or wrong, in the order of the columns, then of targets
-    missing  rows that have a missing value     unlabelled  rows without a target (or exposure, or event)
-    duplicates  rows that repeat an earlier one     aside  what is said of row names
-    given    {option of `train`: its value}: task, exposure, event, and what a target needs besides
+    columns     {name: description}
+    missing     number of rows that have a missing value
+    unlabelled  number of rows without a target (or exposure, or event)
+    duplicates  number of rows that repeat an earlier one
+    findings    doubts and errors, in the order of the columns, then of the targets
+    aside       a remark about row names
+    given       {option of `train`: its value}: task, exposure, event, and what the target needs
     """
 
     path: Path
@@ -50,11 +53,11 @@ class Inspection:
 
     @property
     def command(self) -> str:
-        """The `train` command for this table; its placeholder is a target that was not given."""
+        """The `train` command for this table; COLUMN is a placeholder for an unknown target."""
         given = {"task": self.task} | dict(self.given) if "exposure" in self.given else self.given
         options = [("data", str(self.path)), ("target", self.target or "COLUMN"), *given.items()]
         leave = [finding for finding in self.findings if finding.way in ("exclude", "groups")]
-        if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # something must be left
+        if len({finding.column for finding in leave}) + 1 >= len(self.columns):  # some input must remain
             leave = [finding for finding in leave if finding.refused]
         gaps = {column for sentence, refused, _, column in self.findings if refused and "missing" in sentence}
         group = next((f.column for f in leave if f.way == "groups" and f.column not in gaps), None)
@@ -68,7 +71,7 @@ class Inspection:
         return shlex.join(["bnn-pyro", "train", *(word for name, value in options for word in (f"--{name}", value))])
 
     def text(self) -> str:
-        """All of it, for a terminal."""
+        """Return a report for a terminal."""
         width, size = max(map(len, self.columns)), f"{self.rows:,} rows × {len(self.columns)} columns"
         lines = [f"{self.path}: {size}, separated by {self.separator}{self.aside}", ""]
         lines += [f"  {name:{width}}  {about}" for name, about in self.columns.items()]
@@ -89,14 +92,14 @@ class Inspection:
 
 
 def as_item(name: str) -> str:
-    """A column's name in a list of the command line, quoted where it has a comma."""
+    """Return a column's name for a list on the command line, in quotes if it has a comma."""
     return f'"{name}"' if "," in name else name
 
 
 def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str] = {}) -> Inspection:
-    """Look at a CSV or TSV file.   target: its column, or several with commas; by default a column called "y".
+    """Inspect a CSV or TSV file. Raises UserError if it is not a table or has no such column.
 
-    given: see :class:`Inspection`.   Raises UserError where it is no table, or has no such column.
+    target: one column, or several with commas between; by default the column "y".   given: see :class:`Inspection`.
     """
     if path.suffix.lower() not in (".csv", ".tsv"):
         way = f"inspect reads .csv and .tsv, and `train --data {path}` takes this as it is"
@@ -129,7 +132,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         columns[name] = _kind(frame[name][~gaps[name]], int(gaps[name].sum()), commas.get(name, ""))
         columns[name] += f"  ← {beside[name]}" if name in beside else ""
         found = _column(cells, gaps.loc[cells.index, name], name in targets)
-        if name in targets and given.get("task") in ("classification", "ordinal"):  # numbers among names are names
+        if name in targets and given.get("task") in ("classification", "ordinal"):  # a class may be called "1"
             found = (one for one in found if " and text in " not in one.sentence)
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
     if targets and len(labelled):
@@ -191,9 +194,9 @@ def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doub
 
 
 def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> tuple[str, dict[str, str], list[Doubt]]:
-    """(the task, options of `train` that it needs, what to expect of the target, or targets, as `train` takes them).
+    """Return (the task, the options of `train` that the target needs, doubts about it), for one or several targets.
 
-    cells: of rows that have them, the event last.   event: its value, where that is no 1.
+    cells: the targets, and the event last, of rows that have them.   event: its value, if that is not 1.
     """
     name, present = cells.columns[0], cells.iloc[:, 0]
     try:
@@ -215,7 +218,7 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
     sentences, more, doubts, num = [], {}, [], len(cells)
     rarest, test = int(np.bincount(values).min()) if classes else num, round(SHARE * num)
     if len(classes) > test or rarest < RAREST:
-        if len(classes) <= round(LARGER * num) and rarest > RAREST:  # one in each part
+        if len(classes) <= round(LARGER * num) and rarest > RAREST:  # every part can have a row of each class
             more = {"fractions": f"{1 - 2 * LARGER:g},{LARGER:g},{LARGER:g}"}
         few = (f"has {len(classes)} classes, the rarest of {counted(rarest, 'row')}, and {test} of {num} rows test: "
                "bring more, merge classes, or give other --fractions")  # fmt: skip
@@ -227,7 +230,7 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
         if len(counts) > 2 and not np.isnan(parsed(present)).any():
             sentences.append("numbers are taken for classes; --task ordinal has them in order, --task regression takes "
                              "them for quantities, --task counts for counts")  # fmt: skip
-        if counts.iloc[0] > 0.9 * num:  # accuracy says little
+        if counts.iloc[0] > 0.9 * num:
             always = f"who always says {counts.index[0]} is right in {counts.iloc[0] / num:.1%} of the rows"
             sentences.append(f"{always}: do not judge by accuracy")
     elif task == "regression":

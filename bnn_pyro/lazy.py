@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Lazy imports: names of a package are imported when they are first used."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 def lazy_names(
     package: str, names: Mapping[str, str], modules: str = ""
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """(``__all__``, ``__getattr__``, ``__dir__``) of a package (PEP 562).
+    """Return (``__all__``, ``__getattr__``, ``__dir__``) for a package (PEP 562).
 
-    names: {module: its names, separated by spaces}.   modules: those that are public themselves.
+    names: {module: its public names, separated by spaces}.   modules: names of public modules, separated by spaces.
     """
     homes = {name: module for module, text in names.items() for name in text.split()}
     public = sorted([*homes, *modules.split()])

@@ -1,7 +1,7 @@
-"""What `list` shows, read from the source of the tables without running it: importing torch takes seconds.
+"""The command `list`: it parses the source code instead of importing it, because importing torch takes seconds.
 
-``ZOO``, ``METHODS``, ``DATASETS`` and ``CHECKS`` are dict literals of names; of every class or function that they name
-the docstring, the fields and the literal class attributes are read, its bases' first.
+``ZOO``, ``METHODS``, ``DATASETS`` and ``CHECKS`` are dict literals of names. Of every class or function in them the
+docstring, the fields and the literal class attributes are read, inherited ones included.
 """
 
 import ast
@@ -18,9 +18,9 @@ from bnn_pyro.errors import check_known
 from bnn_pyro.settings import field_docs
 
 PACKAGE = Path(__file__).parent
-#: The table that each folder's ``__init__`` holds.
+#: The registry in the ``__init__`` of each folder.
 TABLES = {"zoo": "ZOO", "inference": "METHODS", "datasets": "DATASETS", "checks": "CHECKS"}
-#: What is read of a class besides its fields.
+#: Class attributes that are read besides the fields.
 ATTRIBUTES = ("summary", "paper", "has", "needs")
 TITLES = {
     "variants": "Variants",
@@ -31,7 +31,7 @@ TITLES = {
 
 
 def tables() -> dict[str, dict[str, Any]]:
-    """{"variants", "methods", "data", "checks"}: {name: {"idea", …}}, as `list --json` prints it."""
+    """Return {"variants" | "methods" | "data" | "checks": {name: description}}, as `list --json` prints it."""
     variants, methods, data, checks = map(_read_table, TABLES)
     shown: dict[str, dict[str, Any]] = {"variants": {}, "methods": {}}
     for name, kind in variants.items():
@@ -46,7 +46,10 @@ def tables() -> dict[str, dict[str, Any]]:
 
 
 def list_(args: Namespace) -> None:
-    """Print the tables, wrapped to the terminal, or all of one variant or method. Raises UserError for another name."""
+    """Print the tables, wrapped to the terminal's width, or one variant or method in full.
+
+    Raises UserError for an unknown name.
+    """
     if args.json:
         print(json.dumps(tables(), indent=2, ensure_ascii=False))
         return
@@ -72,7 +75,7 @@ def list_(args: Namespace) -> None:
 def help(name: str | None = None) -> None:
     """Print the variants, methods, data sets and checks; or the settings of one variant or method.
 
-    Raises UserError for a name that there is not.
+    Raises UserError for an unknown name.
     """
     list_(Namespace(json=False, name=name))
 
@@ -91,10 +94,10 @@ def _about(name: str, item: Mapping[str, Any], width: int) -> list[str]:
 
 
 def check_names(variant: str | None, method: str | None) -> None:
-    """Raise UserError for a variant or method that there is not, before anything that takes seconds is imported."""
+    """Raise UserError for an unknown variant or method, before torch is imported."""
     for what, name, folder in (("variant", variant, "zoo"), ("inference method", method, "inference")):
         if name is not None:
-            module = sys.modules.get(f"bnn_pyro.{folder}")  # imported, it may have got entries
+            module = sys.modules.get(f"bnn_pyro.{folder}")  # if imported, the user may have added entries
             check_known(what, _read_table(folder) if module is None else getattr(module, TABLES[folder]), name)
 
 
@@ -110,7 +113,7 @@ def _lines(item: str | Mapping[str, Any]) -> list[str]:
 
 
 def _read_table(folder: str) -> dict[str, dict[str, Any]]:
-    """{name: what is read of its class or function} of the table in a folder's ``__init__``."""
+    """Return {name: facts of its class or function} for the registry in a folder's ``__init__``."""
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted((PACKAGE / folder).rglob("*.py"))}
     nodes = [node for tree in trees.values() for node in tree.body]
     defined = {node.name: node for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
@@ -120,7 +123,10 @@ def _read_table(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt]) -> dict[str, Any]:
-    """The docstring's first paragraph, "settings" {field: default}, their "meanings", and literal class attributes."""
+    """Return "doc", the docstring's first paragraph; "settings" {field: default}; "meanings" {field: description}.
+
+    Literal class attributes are returned under their own names.
+    """
     facts: dict[str, Any] = {"settings": {}, "meanings": {}}
     if isinstance(node, ast.ClassDef):
         for base in reversed(node.bases):
@@ -147,7 +153,7 @@ def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt])
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal, the default of ``setting(…)`` or ``field(default=…)``, a ``frozenset(…)``; else ..., the ellipsis."""
+    """Evaluate a literal, the default in ``setting(…)`` or ``field(default=…)``, a ``frozenset(…)``; else ``...``."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         default = next((k.value for k in node.keywords if k.arg == "default"), None)
         inner = _value(node.args[0]) if node.args else _value(default) if default is not None else ()

@@ -1,6 +1,7 @@
-"""An earlier posterior: read from its archive on disk, which holds tensors and JSON, and as the start of another fit.
+"""Load a saved posterior from its archive of tensors and JSON, and use a posterior as the start of another fit.
 
-As a start it is no prior (see ``fit``), and near the former fit, not equal to it: the new rows standardise the inputs.
+A start is not a prior (see ``fit``). The new fit does not start exactly at the posterior, because the inputs are
+standardised with the statistics of the new rows.
 """
 
 import hashlib
@@ -30,22 +31,23 @@ from bnn_pyro.zoo import ZOO, Bayesian, Entry
 
 
 def load(folder: str | Path, entry: Entry | None = None, *, module: Any = None) -> Posterior:
-    """A posterior saved by :func:`fit` or ``posterior.save``; executes nothing from the files.
+    """Load a posterior saved by :func:`fit` or ``posterior.save``; no code from the files is executed.
 
     entry: needed only for a variant of your own that is not in ``ZOO``, with the settings that it was fitted with, and
-        for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had then.
-    module: needed only for one of ``Bayesian``: a module of the same layers, a function of it, or package.module:name.
-    Raises UserError where the archive is absent, damaged, of an unknown variant, or of other settings than ``entry``'s.
+        for a last layer on a module of your own, which gets the inputs (standardised or raw) that it had in the fit.
+    module: needed only for ``Bayesian``: a module with the same layers, a function that returns it, or
+        "package.module:name".
+    Raises UserError if the archive is absent, damaged, of an unknown variant, or of other settings than ``entry``'s.
     """
     tensors, meta = read_archive(folder)
     entry = entry() if isinstance(entry, type) else entry
     if entry is not None and not hasattr(entry, "model"):
-        raise UserError(f"entry is a variant, such as bp.MeanField(), not {entry!r:.40}; of the zoo leave it out, and "
-                        "a torch.nn.Module is module=")  # fmt: skip
+        raise UserError(f"entry is a variant, such as bp.MeanField(), not {entry!r:.40}; leave it out for one of the "
+                        "zoo, and give a torch.nn.Module as module=")  # fmt: skip
     try:
         return _restored(folder, entry, module, tensors, meta)
     except Exception as error:
-        if entry is not None or module is not None or isinstance(error, UserError):  # it may be the user's own code
+        if entry is not None or module is not None or isinstance(error, UserError):  # an error of the user's own code
             raise
         raise UserError(f"the posterior in {folder} does not fit its own settings; train again") from error
 
@@ -66,7 +68,7 @@ def _restored(
         saved = {k: v for k, v in provenance.get("entry_settings", {}).items() if k != "module"}
         backbone, then = getattr(entry, "backbone", None), saved.get("backbone")
         kind = getattr(backbone, "description", {}).get("kind")
-        if isinstance(then, dict) and kind == then.get("kind") == "module":  # raw where the archive does not say
+        if isinstance(then, dict) and kind == then.get("kind") == "module":  # archives of earlier versions: raw inputs
             entry = replace(entry, backbone=backbone.taking(then.get("inputs", "raw")))
         for name, value in json.loads(json.dumps(plain(entry))).items():
             if value != saved.get(name, value):
@@ -75,17 +77,17 @@ def _restored(
                                 f"{now}{' (its weights or layers differ)' * (now == then)}")  # fmt: skip
     schema = Schema.from_dict(meta["schema"])
     with isolated(0):
-        if "module" in provenance:  # the archive says what is frozen, not what requires a gradient now
+        if "module" in provenance:  # frozen parameters are those of the archive, not those of ``requires_grad``
             sites, buffers, net = provenance["module"]["parameters"], tensors.get("buffers", {}), entry.own(schema)
             for name, p in net.named_parameters():
                 p.requires_grad_(name in sites or (p.requires_grad and f"net.{name}" not in buffers))
             theirs = provenance["module"].get("constants", {})
-            for path, part in net.named_modules():  # earlier versions drew padding rows as any other
+            for path, part in net.named_modules():  # earlier versions drew padding rows like all others
                 if hasattr(part, "padding_row") and f"{path}.padding_row".lstrip(".") not in theirs:
                     part.padding_row = None
             entry = replace(entry, module=net)
             names = select(net, entry.frozen, "frozen") if entry.frozen not in ("", "*") else []
-            if sites.keys() & names:  # which earlier versions did not freeze
+            if sites.keys() & names:  # earlier versions did not freeze these
                 entry = replace(entry, frozen="|".join(name for name in names if name not in sites))
         model = entry.model(schema)
         if "module" in provenance:
@@ -95,9 +97,9 @@ def _restored(
             for site in provenance["module"].get("sampled_as_weights", ()):
                 model.sampling.pop(site, None)
             settings, now = provenance["entry_settings"].get("module"), layers_digest(model.net)
-            earlier = settings.get("layers", now) if isinstance(settings, dict) else now  # of a function: not known
+            earlier = settings.get("layers", now) if isinstance(settings, dict) else now  # unknown for a function
             exported = {isinstance(model.net, GraphModule), provenance["module"]["class"] == "GraphModule"}
-            if provenance["module"].get("layers", earlier) != now and exported == {False}:  # as torch prints them
+            if provenance["module"].get("layers", earlier) != now and exported == {False}:
                 warnings.warn(f"the module prints other layers than that of the posterior in {folder}: the same "
                               "parameters in another network predict otherwise", stacklevel=4)  # fmt: skip
             if others := [name for name, digest in theirs.items() if model.constants.get(name, digest) != digest]:
@@ -106,7 +108,7 @@ def _restored(
                               "and predictions are others; make it as it was in the fit, or fit again with "
                               f"self.register_buffer('{last}', tensor) in place of it", stacklevel=4)  # fmt: skip
         guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
-        if tensors["guide"] is not None:  # as it was before training; of a family where the method makes it by itself
+        if tensors["guide"] is not None:  # an untrained guide, from the variant or from the method's own family
             guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)
         model = weight_space(model)
     if guide is not None and "pruned" in provenance:
@@ -142,7 +144,7 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
 
 
 def _differences(here: Mapping[str, list[int]], there: Mapping[str, list[int]]) -> str:
-    """In which names and shapes a module (here) differs from that of an archive (there); "" where in none."""
+    """Say in which names and shapes a module (here) differs from an archive (there); "" if they agree."""
     kinds = {
         "missing": [name for name in there if name not in here],
         "unexpected": [name for name in here if name not in there],
@@ -153,7 +155,10 @@ def _differences(here: Mapping[str, list[int]], there: Mapping[str, list[int]]) 
 
 
 class Start(NamedTuple):
-    """Where a fit starts: ``how`` "guide" at the posterior's q or "point" at its weights, and facts for provenance."""
+    """The start of a fit at a posterior.
+
+    how: "guide", at the posterior's q, or "point", at its weights.   facts: about the posterior, for provenance.
+    """
 
     posterior: Posterior
     how: str
@@ -161,7 +166,7 @@ class Start(NamedTuple):
 
     @classmethod
     def of(cls, setup: Any, posterior: Posterior, schema: Any) -> Self:
-        """That of the fit of a setup. Raises UserError where its method cannot start from this posterior."""
+        """Return the start for a setup. Raises UserError if its method cannot start at this posterior."""
         if not isinstance(posterior, Posterior):
             raise UserError(f"start= takes a posterior, such as of bp.load(folder), not a {type(posterior).__name__}")
         about, how = posterior.provenance, getattr(setup.method, "starts_at", None)
@@ -181,9 +186,9 @@ class Start(NamedTuple):
 
     @torch.no_grad()
     def put(self, model: nn.Module, guide: nn.Module | None) -> dict[str, Any]:
-        """Move ``guide`` to the posterior's, or return {"start": {site: (C, *shape)}}, the points for ``method.run``.
+        """Load the posterior's q into ``guide``, or return {"start": {site: (C, *shape)}}, points for ``method.run``.
 
-        The points are stored draws, of a q its mean weights. Raises UserError for weights of other shapes.
+        The points are the stored draws, or the mean weights of a q. Raises UserError for weights of other shapes.
         """
         posterior = self.posterior
         if {k: v.shape for k, v in posterior.model.initial.items()} != {k: v.shape for k, v in model.initial.items()}:

@@ -1,6 +1,6 @@
-"""Progress: bars with the time left on standard error, and what a task reports to those that wait for it.
+"""Progress bars on standard error, and the progress that tasks report to the process that waits for them.
 
-Tasks are run by :mod:`bnn_pyro.parallel.map`, here or in another process. Outside of a task both functions do nothing.
+Tasks are run by :mod:`bnn_pyro.parallel.map`. Outside of a task :func:`report_progress` does nothing.
 """
 
 import contextlib
@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 T = TypeVar("T")
-#: What is shown beside a bar: numbers, or texts as they are to be shown.
+#: Names and values shown beside a progress bar; numbers are formatted, texts are shown as they are.
 Figures = Mapping[str, float | str]
-#: Called with (done, of how many, figures); ``done`` may be a fraction.
+#: Called with (steps done, total, figures); the steps done may be a fraction.
 Report = Callable[[float, int, Figures], None]
-#: As tqdm's own, with fractions of a step.
+#: The default format of tqdm, but with fractions of a step.
 FORMAT = "{l_bar}{bar}| {n:.9g}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
-#: And as a line of a log, which has so many of them.
+#: The format of a line in a log file, and the number of lines in all.
 LINE, LINES = "{desc}: {percentage:3.0f}% [{elapsed}<{remaining}, {rate_fmt}{postfix}]", 10
 
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -26,7 +26,7 @@ _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 @contextlib.contextmanager
 def within(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """A block in which a context variable has this value."""
+    """Set a context variable during a block."""
     token = variable.set(value)
     try:
         yield
@@ -35,22 +35,22 @@ def within(variable: ContextVar[T], value: T) -> Iterator[None]:
 
 
 def quiet(yes: bool = True) -> contextlib.AbstractContextManager[None]:
-    """A block without progress bars, or with them as they were."""
+    """Hide progress bars during a block; with ``yes=False`` nothing changes."""
     return within(_QUIET, yes or _QUIET.get())
 
 
 @contextlib.contextmanager
 def progress_bar(description: str, show: bool = True, unit: str = "step") -> Iterator[Report]:
-    """Yield ``report(done, of, figures)``, which moves a bar that shows rate, time left and the figures.
+    """Yield ``report(done, of, figures)``, which updates a bar with the rate, the time left and the figures.
 
-    Where standard error is neither a terminal nor a notebook's, these are lines of a log, one for every 10 %.
+    If standard error is neither a terminal nor a notebook, a line is printed every 10 % instead.
     """
     if not show or _QUIET.get():
         yield lambda done, of, figures=None: None
         return
     log = not sys.stderr.isatty() and "ipykernel" not in sys.modules
     how = {"bar_format": LINE, "delay": math.inf} if log else {"bar_format": FORMAT}
-    from tqdm import tqdm  # which imports more than all of a quick command
+    from tqdm import tqdm  # slow to import, compared with a quick command
 
     with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, **how) as bar:
         latest: Figures | None = None
@@ -59,7 +59,7 @@ def progress_bar(description: str, show: bool = True, unit: str = "step") -> Ite
         def report(done: float, of: int, figures: Figures | None = None) -> None:
             nonlocal latest, logged
             bar.total = of
-            if figures and figures is not latest:  # the same object again has nothing new to say
+            if figures and figures is not latest:  # the same object means the same figures
                 latest = figures
                 bar.set_postfix({k: v if isinstance(v, str) else f"{v:.4g}" for k, v in figures.items()}, refresh=False)
             bar.update(round(done, 1) - bar.n)
@@ -71,14 +71,14 @@ def progress_bar(description: str, show: bool = True, unit: str = "step") -> Ite
 
 
 def duration(seconds: float) -> str:
-    """In words."""
+    """Return a duration in words."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 2 * 3600 else f"{seconds / 3600:,.0f} hours"
 
 
 def announce(text: str, show: bool = True) -> None:
-    """A line on standard error, where progress bars are shown."""
+    """Print a line on standard error, unless progress bars are hidden."""
     if show and not _QUIET.get():
         from tqdm import tqdm
 
@@ -86,23 +86,27 @@ def announce(text: str, show: bool = True) -> None:
 
 
 class Channel:
-    """From a task to those that wait for it: ``send(share, figures)`` now and then; ``asked``: whether it is to end."""
+    """The connection of a task to the process that waits for it.
+
+    send: called with (share done, figures).   asked: returns whether the task should end.
+    every: least number of seconds between two calls of ``send``.
+    """
 
     def __init__(self, send: Callable[[float, Figures], None], asked: Callable[[], bool], every: float = 0.0) -> None:
         self._send, self._asked, self.every, self.last, self.outer = send, asked, every, 0.0, _CHANNEL.get()
 
     def open(self) -> contextlib.AbstractContextManager[None]:
-        """The block is a task that has this channel."""
+        """Return a block in which the current task uses this channel."""
         return within(_CHANNEL, self)
 
     def report(self, done: float, of: float, figures: Figures | None = None) -> None:
-        """So much of the task is done."""
+        """Report the progress of the task."""
         share = min(1.0, done / of) if of else 1.0
         if share >= 1 or time.monotonic() - self.last >= self.every:
             self.last = time.monotonic()
             self._send(share, figures or {})
 
-    #: Whether nobody waits for the task any more.
+    #: Whether the task's result is no longer wanted.
     stopping = property(lambda self: self._asked() or (self.outer is not None and self.outer.stopping))
 
 
@@ -110,20 +114,20 @@ _CHANNEL: ContextVar[Channel | None] = ContextVar("channel", default=None)
 
 
 def report_progress(done: float, of: float, figures: Figures | None = None) -> None:
-    """How much of this task is done, for the progress bar of those that wait for it, and the figures beside it."""
+    """Report how much of this task is done, and figures, to the progress bar of the process that waits for it."""
     if (channel := _CHANNEL.get()) is not None:
         channel.report(done, of, figures)
 
 
 def should_stop() -> bool:
-    """Whether nobody waits for this task any more: it may save what it has, and end."""
+    """Return whether this task's result is no longer wanted, so that it should save its state and end."""
     channel = _CHANNEL.get()
     return channel is not None and channel.stopping
 
 
 def forwarded(report: Report) -> Report:
-    """``report``, which in a task reports the task's progress too: of something that may be the whole of a task."""
-    channel = _CHANNEL.get()  # that of now: what calls the report may be at a task of its own
+    """Return ``report``, extended to report the progress of the current task too."""
+    channel = _CHANNEL.get()  # of the current task: ``report`` may be called within an inner task
     if channel is None:
         return report
 

@@ -1,7 +1,7 @@
-"""The command line: ``python -m bnn_pyro.run``, or ``bnn-pyro``: one command from its arguments to an exit code.
+"""The command line, ``python -m bnn_pyro.run`` or ``bnn-pyro``: from the arguments to an exit code.
 
-The options, examples and all words are in ``help.toml``. Names of variants, methods and data sets are checked later, so
-that `--help` and a typo are answered before torch is imported, which takes seconds.
+The options, examples and help texts are in ``help.toml``. `--help` and mistyped names are answered before torch is
+imported, which takes seconds.
 """
 
 import os
@@ -26,21 +26,21 @@ PROGRAM = "bnn-pyro"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command and return its exit code.
 
-    Returns 0; 1 where `check` finds that a claim does not hold, or a fit of a `sweep` failed; 2 after bad input, told
-    in one line; 3 where `train` has a failed fit, see ``diagnostics.failures``, 4 where its report begins with another
-    problem, such as chains that disagree; 130 after Ctrl-C or SIGTERM.
+    0: success. 1: `check` found a claim that does not hold, or a fit of a `sweep` failed. 2: bad input, with a message
+    of one line. 3: the fit of `train` failed, see ``diagnostics.failures``. 4: the report of `train` begins with
+    another problem, such as chains that disagree. 130: Ctrl-C or SIGTERM.
     """
     former, format_before = None, warnings.formatwarning
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not the line of source that warned
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # without the line of source code
     argv, (rank, size) = sys.argv[1:] if argv is None else argv, launched()
-    if rank:  # of several processes the first one speaks
+    if rank:  # only rank 0 prints
         warnings.simplefilter("ignore")
-    with suppress(ValueError):  # only the main thread can take signals
+    with suppress(ValueError):  # only the main thread can handle signals
         former = signal.signal(signal.SIGTERM, _stop)
-    with suppress(AttributeError):  # of what is no file
-        sys.stdout.reconfigure(line_buffering=True)  # so that it is here that a closed pipe is seen
+    with suppress(AttributeError):  # standard output may not be a file
+        sys.stdout.reconfigure(line_buffering=True)  # so that a closed pipe raises its error within this function
     try:
         args = parse(argv)
         if size > 1 and args.command not in ("train", None):
@@ -62,22 +62,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         variant = getattr(args, "variant", None)
         check_names(None if (args.command, variant) == ("train", "auto") else variant, getattr(args, "inference", None))
-        where = None if args.command == "sweep" else where  # which starts it once its file is read, its data loaded
+        where = None if args.command == "sweep" else where  # sweep starts it after it has read its file and its data
         with executor(where), quiet(getattr(args, "quiet", False)):
             import bnn_pyro.commands as commands
 
             return getattr(commands, args.command)(args) or 0
-    except BrokenPipeError:  # who reads has enough, as `head`
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
         if rank == 0 or isinstance(error, Alone):
-            words = str(error).split()  # of one line, whatever a file is called
+            words = str(error).split()  # to print one line, even if the name of a file has line breaks
             option = f"--{words[0].replace('_', '-')}" if words[1:2] and words[1] in ("must", "takes", "is") else ""
-            typed = option in [text.partition("=")[0] for text in argv]  # a setting is then called as it was typed
-            # In one piece: the processes that torchrun starts are unbuffered, and have one terminal.
-            told = ["error:", option, *words[1:]] if option and typed else ["error:", *words]
-            sys.stderr.write(" ".join(told) + "\n")
+            if option and option in [text.partition("=")[0] for text in argv]:  # name the setting as it was typed
+                words[0] = option
+            # With a single write: the processes that torchrun starts are unbuffered and share one terminal.
+            sys.stderr.write(" ".join(["error:", *words]) + "\n")
         return 3 if isinstance(error, FitFailed) else 2
     except KeyboardInterrupt as stopped:
         if rank == 0:
@@ -90,13 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _stop(*_: object) -> None:
-    """Where one of several processes has failed torchrun ends the others, which may be about to say why."""
+    """Handle SIGTERM; torchrun sends it to all processes if one fails, and this one may be about to print why."""
     if launched()[1] == 1 or not isinstance(sys.exc_info()[1], UserError | RuntimeError):
         raise KeyboardInterrupt("stopped by a signal")
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a whole number of at least 1."""
     number = int(text) if text.strip().lstrip("+-").isdecimal() else 0
     if number < 1:
         raise ArgumentTypeError(f"must be at least 1, got {text}")
@@ -104,16 +104,16 @@ def positive(text: str) -> int:
 
 
 def numbers(text: str) -> list[float]:
-    """Numbers, with commas between them."""
+    """Parse numbers with commas between them."""
     return [float(part) for part in text.split(",")]
 
 
-#: What kinds of options in ``help.toml`` call by name.
+#: Functions and classes that the kinds of options in ``help.toml`` name.
 CALLED = {"int": int, "float": float, "positive": positive, "numbers": numbers, "yes-or-no": BooleanOptionalAction}
 
 
 class Parser(ArgumentParser):
-    """An ArgumentParser that takes no abbreviations and raises UserError instead of exiting."""
+    """An ArgumentParser that accepts no abbreviations and raises UserError instead of exiting."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, allow_abbrev=False, formatter_class=RawDescriptionHelpFormatter, **settings)
@@ -123,7 +123,7 @@ class Parser(ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
     def add_group(self, options: dict[str, str], kinds: dict[str, dict[str, Any]]) -> None:
-        """Add options of ``help.toml``: {name and what stands for its value: help}, and the group's title, if any."""
+        """Add a group of options of ``help.toml``: {"--name METAVAR": help}, with "title" as the group's title."""
         options = dict(options)
         title = options.pop("title", None)
         group = self if title is None else self.add_argument_group(title)
@@ -141,7 +141,7 @@ class Parser(ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> Namespace:
-    """Arguments -> a namespace with ``command``, by default train. Raises UserError for what is mistyped."""
+    """Parse the arguments to a namespace with ``command`` (by default train). Raises UserError for unknown options."""
     words = tomllib.loads((Path(__file__).parent / "help.toml").read_text(encoding="utf-8"))
     argv = list(argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version")):
@@ -176,7 +176,7 @@ def parse(argv: Sequence[str]) -> Namespace:
 
 if __name__ == "__main__":
     code = main()
-    if launched()[1] > 1:  # a thread of gloo that still runs at the end may abort its process, and torchrun the others
+    if launched()[1] > 1:  # a gloo thread that still runs at exit may abort this process, and torchrun then all others
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

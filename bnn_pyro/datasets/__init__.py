@@ -1,4 +1,4 @@
-"""Data sets: a table of named ones, and ``load_data``, which also takes a user's file."""
+"""Data sets: the registry of named ones, and ``load_data``, which also reads a user's file."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def curve(x: Tensor) -> Tensor:
-    """The truth behind toy-curve: y = −x⁴ + 3x² + 1."""
+    """Return the true function of toy-curve: y = −x⁴ + 3x² + 1."""
     return -(x**4) + 3 * x**2 + 1
 
 
@@ -41,7 +41,7 @@ def breast_cancer() -> Raw:
     """569 rows, 30 columns, 2 classes: tumours by their cell nuclei, malignant (1) or benign (0)."""
     source, classes = "Breast Cancer Wisconsin (Diagnostic), Wolberg et al. 1995", ("benign", "malignant")
     raw = _table_set("breast-cancer", "classification", "diagnosis", source, classes=classes)
-    return replace(raw, y=1 - raw.y)  # scikit-learn has benign as 1
+    return replace(raw, y=1 - raw.y)  # scikit-learn labels benign as 1
 
 
 def diabetes() -> Raw:
@@ -95,7 +95,7 @@ def _image_set(name: str, classes: Iterable[str], source: str) -> Raw:
     return Raw(name=name, x=x, y=y, **of_target, source=source, test=test)
 
 
-#: Name -> loader; the first line of the loader's docstring says what the set is.
+#: {name: loader}; the first line of the loader's docstring describes the data set.
 DATASETS: dict[str, Callable[[], Raw]] = {
     "toy-curve": toy_curve,
     "breast-cancer": breast_cancer,
@@ -118,21 +118,23 @@ def load_data(
     split: int = 0, seed: int = 0, fractions: Sequence[float] | None = None, validation: int | None = None,
     limit: int | None = None,
 ) -> Dataset:  # fmt: skip
-    """A named set, a file (CSV, TSV, Parquet, NPZ, NPY) or a folder of pictures: divided and standardised.
+    """Load a named data set, a file (CSV, TSV, Parquet, NPZ, NPY) or a folder of pictures; split and standardise it.
 
-    task, classes, missing, unseen, target_scale, dates, scale, limit and seed are as of :func:`dataset`.
+    task, classes, missing, unseen, target_scale, dates, scale, limit and seed are those of :func:`dataset`.
 
-    features      names of the columns to use, in that order; all where not given
+    features      names of the columns to use, in that order; None: all
     exclude       names of columns to leave out
-    categorical   names of a table's columns whose numbers are codes: categories, or classes, as they are written
-    target        the column of a user's file; where not given "y". Of a table also several, or one text with commas
-    drop_missing  the same as missing="drop"; of pictures, which leaves out damaged files
-    groups, time, exposure, event  names of a table's columns; of event also COLUMN=VALUE
-    splits, split an NPZ file of given test rows (test_0, test_1, …; rows counted from 0), and which; others train
-    fractions     training, validation and test share, 0.70, 0.15 and 0.15 where not given; not of a given test part
-    validation    number of rows to hold out for validation. Where not given: by ``fractions``; a sixth of the
-                  training file of a set with its own test part (10,000 of MNIST); none with given splits
-    Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
+    categorical   names of columns of a table whose numbers are codes of categories (or of classes)
+    target        the target column of a file, by default "y"; for a table also several, as a list or text with commas
+    drop_missing  the same as missing="drop"; for pictures it leaves out damaged files
+    groups, time, exposure, event  names of columns of a table; event may also be "COLUMN=VALUE"
+    splits, split  an NPZ file with arrays of test rows (test_0, test_1, …; rows counted from 0), and the number of the
+                  array to use; all other rows are training rows
+    fractions     shares of training, validation and test rows, by default 0.70, 0.15 and 0.15; not for data with a
+                  test part of their own
+    validation    number of validation rows. By default it follows from ``fractions``; it is a sixth of the training
+                  rows of a data set with its own test part (10,000 of MNIST), and 0 with ``splits``
+    Raises UserError, one line with the place and what to do, for anything that is wrong with the input.
     """
     if not isinstance(name_or_path, str | Path):
         raise UserError(f"load_data takes a name or a file, not a {type(name_or_path).__name__}; give it to bp.dataset")
@@ -165,9 +167,9 @@ def load_data(
         for what, choice, has in (("target", target, raw.target), ("task", task, raw.task)):
             if choice not in (None, has):
                 raise UserError(f"{raw.name}: its {what} is '{has}', not '{choice}'; leave {what} out")
-    if not raw.columns:  # a table has chosen before it looked for missing values
+    if not raw.columns:  # features of a table are selected earlier, before missing values are looked for
         raw = select_features(raw, features, str(path or raw.name), exclude)
-    if path is not None and raw.name in DATASETS:  # a user's digits.csv must not be taken for the set of that name
+    if path is not None and raw.name in DATASETS:  # a user's digits.csv is not the data set "digits"
         raw = replace(raw, name=path.name)
     if splits is None and split:
         raise UserError(f"split={split} is one of a file of given splits; give splits too, or another seed")
@@ -180,14 +182,14 @@ def load_data(
 def load_inputs(
     name_or_path: Any, schema: Schema, *, num: int | None = None, seed: int = 0, invert: bool = False
 ) -> Tensor:
-    """Inputs from anywhere (N, *input_shape), standardised as the model's own: out-of-distribution data, for one.
+    """Load inputs (N, *input_shape), standardised with the model's statistics, for example out-of-distribution inputs.
 
-    name_or_path  a data set (its test part where it has one), a CSV, TSV or NPZ file, a PNG or JPG file or a folder
-                  of them; or a frame, array, tensor or list of inputs that are not standardised (see ``dataset``); or
-                  noise, every pixel by itself: "noise" or "uniform-noise" in [0, 1], "gaussian-noise", which is
+    name_or_path  a named data set (its test part, if it has one); a CSV, TSV or NPZ file; a PNG or JPG file or a folder
+                  of them; a frame, array, tensor or list of inputs that are not standardised (see ``dataset``); or
+                  independent noise in every pixel: "noise" or "uniform-noise" in [0, 1], or "gaussian-noise", which is
                   standard Normal after standardisation and not clipped
-    num           keep the first so many (noise: draw so many, 1,000 where not given)
-    invert        of pictures: see ``images.read_images``
+    num           number of inputs to keep, from the first one (of noise: to draw, by default 1,000)
+    invert        for pictures, see ``images.read_images``
     """
     if num is not None and num < 1:
         raise UserError(f"num={num}: give the number of inputs to keep, 1 or more")
@@ -223,7 +225,7 @@ def load_inputs(
 
 
 def _located(name_or_path: str | Path, also: Sequence[str] = ()) -> Path | None:
-    """The path of an existing file or folder, or None for a named set."""
+    """Return the path of an existing file or folder, or None for a named data set."""
     if (text := str(name_or_path)) in DATASETS:
         return None
     path = resolve(name_or_path)

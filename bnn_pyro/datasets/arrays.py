@@ -1,4 +1,4 @@
-"""Arrays in memory and of NPZ and NPY files, whose rows are counted from 0."""
+"""Read arrays, in memory or in NPZ and NPY files; rows are counted from 0."""
 
 import math
 import mmap
@@ -19,15 +19,16 @@ from bnn_pyro.datasets.rows import CHUNK, OnDisk, for_torch, is_large
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import existing, read_archive
 
-#: Of files of one picture each, see ``images``.
+#: Suffixes of picture files; see ``images``.
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
 def load_archive(path: str | Path, *, target: str | None = None, task: str | None, drop_missing: bool = False) -> Raw:
     """Read an NPZ file: x (N, F), (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), and y (N,) or (N, T).
 
-    Of times y is (N, 2), the time and the event (see ``dataset``). With an array ``classes`` of K names, y must be
-    labels 0 … K−1. An NPY file is a table with the target among its columns x1, …, or x.npy (NAME_x.npy) beside y.npy.
+    For task "survival" y is (N, 2), the time and the event (see ``dataset``). With an array ``classes`` of K names, y
+    must be labels 0 … K−1. An NPY file is a table with the target in one of its columns x1, …, or the file x.npy
+    (NAME_x.npy) with y.npy (NAME_y.npy) in the same folder.
     """
     if (path := existing(path)).suffix.lower() == ".npy":
         return _load_array(path, target, task, drop_missing)
@@ -63,7 +64,7 @@ def _load_array(path: Path, target: str | None, task: str | None, drop_missing: 
 
 
 def on_disk(where: str | Path, x: Any) -> Any:
-    """A large array that is a file's as the rows of that file; anything else as it is."""
+    """Convert a large memory-mapped array to :class:`OnDisk`; return anything else unchanged."""
     if not (isinstance(x, np.memmap) and isinstance(x.base, mmap.mmap) and is_large(x.shape)):
         return x
     if not x.flags.c_contiguous:
@@ -73,7 +74,7 @@ def on_disk(where: str | Path, x: Any) -> Any:
 
 
 def read_array(path: Path) -> np.memmap:
-    """A mapped NPY file of numbers; nothing in it is executed."""
+    """Memory-map an NPY file of numbers, without executing code from it."""
     damaged = f"{path}: is no NPY file of plain numbers, or damaged; save it with numpy.save"
     with refusing(damaged, ValueError, OSError, EOFError):
         return np.load(path, mmap_mode="r", allow_pickle=False)
@@ -83,9 +84,10 @@ def raw_arrays(
     path: str | Path, x: np.ndarray | OnDisk, y: pd.DataFrame, drop_missing: bool = False,
     columns: np.ndarray | None = None, **of_target: Any,
 ) -> Raw:  # fmt: skip
-    """Arrays as in :func:`load_archive`, y as of ``as_target``; of_target as of ``target_fields``; errors name path.
+    """Make a ``Raw`` of arrays as in :func:`load_archive`; path is named in errors.
 
-    columns: numbers of those that are asked what is doubtful; where not given, all of a table.
+    y: the result of ``as_target``.   of_target: see ``target_fields``.
+    columns: numbers of the columns in which doubts are looked for; None: all columns of a table.
     """
     if 0 in (x.shape or [0]) or len(y) != len(x):
         raise UserError(f"{path}: x has shape {x.shape}, and y {len(y)} rows; x needs rows, and y one for each")
@@ -95,7 +97,7 @@ def raw_arrays(
                         "(--missing drop), or set BNN_PYRO_MEMORY to more GiB")  # fmt: skip
     if drop_missing:
         _refuse(path, x, allow_nan=True)
-        keep = ~((x != x).reshape(len(x), -1).any(1) | gaps_in(y).any(axis=1))  # nan alone differs from itself
+        keep = ~((x != x).reshape(len(x), -1).any(1) | gaps_in(y).any(axis=1))  # x != x is True for NaN only
         if not keep.any():
             raise UserError(f"{path}: every row has a missing value (nan)")
         if not keep.all():
@@ -109,9 +111,8 @@ def raw_arrays(
         fields = target_fields(path, y, **of_target)
     from bnn_pyro.doubts import of_table
 
-    looked_at = isinstance(x, Tensor) and x.ndim == 2
-    most = 5_000_000 // max(1, x.shape[1])  # rows: so many numbers
-    table = named(x[:most].numpy()) if looked_at else pd.DataFrame()
+    most = 5_000_000 // max(1, x.shape[1])  # rows in which doubts are looked for
+    table = named(x[:most].numpy()) if isinstance(x, Tensor) and x.ndim == 2 else pd.DataFrame()
     doubts = tuple(of_table(table if columns is None else table.iloc[:, columns], None, y.iloc[:, :0]))
     features = () if len(x.shape) == 4 else tuple(f"x{i + 1}" for i in range(x.shape[1]))
     about = dict(name=str(path), source=str(path), features=features, doubts=doubts)
@@ -119,7 +120,7 @@ def raw_arrays(
 
 
 def read_inputs(path: Path) -> np.ndarray:
-    """The array of inputs in an NPZ or NPY file; targets are not needed."""
+    """Read the array of inputs in an NPZ or NPY file; targets are not needed."""
     arrays = {"x": np.array(read_array(path))} if path.suffix.lower() == ".npy" else read_archive(path)
     key = "x" if "x" in arrays else "arr_0"
     if key not in arrays:
@@ -128,9 +129,9 @@ def read_inputs(path: Path) -> np.ndarray:
 
 
 def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> Tensor | OnDisk:
-    """x as (N, F) or images (N, channels, H, W), uint8 or float32 in [0, 1]; NaN and inf are refused.
+    """Convert x to (N, F), or to images (N, channels, H, W), uint8 or float32 in [0, 1]. NaN and inf are errors.
 
-    Tables keep a type that torch has: float64 takes more. Files are read in chunks.   first: number of the first row.
+    Tables keep their type if torch has it, to save memory. Files are read in chunks.   first: number of the first row.
     """
     if isinstance(x, OnDisk):
         step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
@@ -146,15 +147,14 @@ def image_arrays(path: str | Path, x: np.ndarray | OnDisk, first: int = 0) -> Te
     _refuse(path, x, first=first)
     if x.ndim > 2 and x.dtype != np.uint8 and (x.min() < 0 or x.max() > 1):
         raise UserError(f"{path}: pixels from {x.min()} to {x.max()}; store images as uint8, or as numbers in [0, 1]; "
-                        "what is no image, such as series, is the input of a network of your own: "
-                        "bp.dataset((X,), y)")  # fmt: skip
+                        "other inputs, such as series, are for a network of your own: bp.dataset((X,), y)")  # fmt: skip
     if x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] not in (1, 3):
         raise UserError(f"{path}: x has shape {x.shape}; images have 1 or 3 channels, on axis 1 or last")
     return for_torch(np.ascontiguousarray(x))
 
 
 def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int = 0) -> None:
-    """The first value of an array of floats that is infinite, or nan, is an error with its place."""
+    """Raise UserError with the place of the first value that is infinite, or NaN unless allowed, in floats."""
     if not np.issubdtype(x.dtype, np.floating):
         return
     if (wrong := np.isinf(x) if allow_nan else ~np.isfinite(x)).any():
@@ -165,12 +165,12 @@ def _refuse(path: str | Path, x: np.ndarray, allow_nan: bool = False, first: int
 
 
 def parts_of(x: Any, axes: int = 2) -> dict[str, Any]:
-    """{name: array} of a mapping, or a tuple by "0", "1", …, with a part of so many axes or more; else {}."""
+    """Return {name: array} for a mapping, or for a tuple with names "0", "1", …; {} if no part has ``axes`` axes."""
     parts = x if isinstance(x, Mapping) else dict(enumerate(x)) if isinstance(x, tuple) else {}
     parts = {str(k): v for k, v in parts.items()}
     for name, part in parts.items():
         of_objects = getattr(getattr(part, "dtype", None), "kind", "") == "O" and np.ndim(part) == 1
-        parts[name] = list(part) if of_objects and _axes(next(iter(part), 0)) else part  # an array of arrays as a list
+        parts[name] = list(part) if of_objects and _axes(next(iter(part), 0)) else part  # an array of arrays
     return parts if any(_axes(part) >= axes for part in parts.values()) else {}
 
 
@@ -184,9 +184,9 @@ def _axes(part: Any) -> int:
 def pack(
     what: str, parts: Mapping[str, Any], known: Schema | None = None
 ) -> tuple[np.ndarray, list[InputPart], list[str]]:
-    """(float32 (N, F), what is where, the features' names), of arrays (N, …) by their names.
+    """Pack named arrays (N, …) into one: (float32 (N, F), its parts, names of the features).
 
-    known: of a model, whose parts they are; columns of a frame are matched by name, if it was a frame in training.
+    known: the schema of a trained model with the same parts; columns of a part that was a frame are matched by name.
     """
     like, features = ((), ()) if known is None else (known.input_parts, known.features)
     tables = {name: as_table(f"{what}['{name}']", part) for name, part in parts.items() if hasattr(part, "columns")}

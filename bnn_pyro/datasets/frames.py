@@ -1,4 +1,4 @@
-"""Frames, arrays, tensors and lists as frames of cells or arrays of numbers, and what becomes of a table's columns."""
+"""Convert frames, arrays, tensors and lists to tables of cells or to arrays, and encode the columns of a table."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,19 @@ from bnn_pyro.cells import DECIMAL_COMMA, as_known, max_categories, numbers, par
 from bnn_pyro.datasets.dataset import Column
 from bnn_pyro.errors import UserError, check_known, refusing
 
-#: Kinds of an array's type that may hold text.
+#: Kinds of numpy types that may hold text.
 TEXT = ("O", "U", "S")
-#: The category of a missing text.
+#: The category of missing values in a column of categories.
 MISSING_CATEGORY = "(missing)"
-#: How pandas calls dates, and other values that are times.
+#: Types of dates, and of other times, as ``pandas.api.types.infer_dtype`` names them.
 DATES, TIMES = ("datetime64", "datetime", "date", "period"), ("timedelta64", "timedelta", "time")
 
 
 def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFrame | None:
-    """A frame of any library, or an array or list with text in it, as one of pandas; None for numbers.
+    """Convert a frame of any library, or an array or list with text, to a pandas frame; return None for numbers.
 
-    A row may be a dict of values, or a Series that has the names.
-    names: of the columns, where an array has as many.
+    A single row may be a dict of values, or a Series indexed by the names.
+    names: column names of an array that has as many columns.
     """
     if isinstance(x, Mapping):
         x = pd.DataFrame(dict(x) if not x or any(map(pd.api.types.is_list_like, x.values())) else [dict(x)])
@@ -44,7 +44,7 @@ def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFr
                 return None
             x = named(array, names if names and len(names) == array.shape[1] else None).infer_objects()
         else:
-            for way in ("toarray", "collect"):  # sparse matrices, and frames that are still to be computed
+            for way in ("toarray", "collect"):  # sparse matrices, and lazy frames
                 if hasattr(x, way):
                     raise UserError(f"{what} is a {type(x).__name__}, not rows in memory; give {what}.{way}()")
             return None
@@ -56,13 +56,13 @@ def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFr
 
 
 def named(x: Any, names: Sequence[str] | None = None) -> pd.DataFrame:
-    """An array (N, F) as a frame, of columns x1, x2, … where there are no names."""
+    """Convert an array (N, F) to a frame; without names its columns are x1, x2, …"""
     frame = pd.DataFrame(x)
     return frame.set_axis(names or [f"x{k + 1}" for k in range(frame.shape[1])], axis=1)
 
 
 def names_in(table: pd.DataFrame | None, what: str, value: str | Sequence[str]) -> list[str]:
-    """The columns that an argument names. Raises UserError where the frame has none of this name, or there is none."""
+    """Return the columns that an argument names. Raises UserError for unknown columns, or if X is not a frame."""
     names = [value] if isinstance(value, str) else list(value)
     if names and table is None:
         raise UserError(f"{what}='{names[0]}' names a column, and X is no frame: give pandas.DataFrame(X)")
@@ -72,7 +72,7 @@ def names_in(table: pd.DataFrame | None, what: str, value: str | Sequence[str]) 
 
 
 def check_order(what: str, value: Any, x: Any) -> None:
-    """Raise UserError where both have pandas' row labels, the same ones in another order: rows go by their place."""
+    """Raise UserError if both have the same pandas row labels in a different order: rows are matched by position."""
     mine, theirs = getattr(value, "index", None), getattr(x, "index", None)
     apart = isinstance(mine, pd.Index) and isinstance(theirs, pd.Index) and not mine.equals(theirs)
     if apart and len(mine) == len(theirs) and mine.is_unique and theirs.is_unique and mine.isin(theirs).all():
@@ -81,7 +81,7 @@ def check_order(what: str, value: Any, x: Any) -> None:
 
 
 def as_array(what: str, x: Any, text: bool = False, way: str = "give all rows the same number of values") -> np.ndarray:
-    """Numbers (N, …), or with ``text`` cells of any type; what is masked is missing."""
+    """Convert to an array of numbers (N, …), or with ``text`` of any values; masked values become missing ones."""
     if np.ma.is_masked(x):
         x = np.where(np.ma.getmaskarray(x), math.nan if x.dtype.kind in "biuf" else None, x.data)
     with refusing(f"{what}: rows of unequal length; {way}", TypeError, ValueError):
@@ -91,16 +91,16 @@ def as_array(what: str, x: Any, text: bool = False, way: str = "give all rows th
     if array.ndim < 2 and not text:
         way = f"; one column is {what}.reshape(-1, 1), one row {what}.reshape(1, -1)" if array.ndim else ""
         raise UserError(f"{what} has shape {array.shape}; give (N, features){way}")
-    return array if array.flags.writeable else array.copy()  # torch shares memory, and warns where it is read-only
+    return array if array.flags.writeable else array.copy()  # torch warns of read-only arrays
 
 
 def as_cells(frame: pd.DataFrame, where: str = "X (rows from 0)", dates: bool = False) -> pd.DataFrame:
-    """Each column as float64 (nan where missing), text ("" where missing), or categories of text; dates as text."""
+    """Convert columns to float64 (missing: NaN), text (missing: ""), or categories of text; dates become text."""
     return pd.DataFrame({name: _column(where, frame[name], dates) for name in frame.columns})
 
 
 def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
-    """Raises UserError for dates, unless they may be there, and for values of several types."""
+    """Convert one column. Raises UserError for dates, unless ``dates`` allows them, and for values of mixed types."""
     kind, gaps = pd.api.types.infer_dtype(cells, skipna=True), cells.isna()
     if kind in ("integer", "floating", "mixed-integer-float", "decimal"):
         return pd.Series(pd.to_numeric(cells).to_numpy(np.float64, na_value=math.nan), cells.index, name=cells.name)
@@ -126,7 +126,7 @@ def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
 
 
 def as_target(what: str, y: Any) -> pd.DataFrame:
-    """The targets as columns of cells, by their names; where they have none "y", or of several "y1", "y2", …"""
+    """Convert targets to columns of cells; without names they are called "y", or "y1", "y2", … if there are several."""
     if hasattr(y, "to_list") and not hasattr(y, "columns"):  # a series of pandas or polars
         y = y if isinstance(y, pd.Series) else pd.Series(y.to_list(), name=getattr(y, "name", None))
         frame = y.to_frame("y" if y.name is None else str(y.name))
@@ -145,9 +145,9 @@ def target_fields(
     where: str | Path, cells: pd.DataFrame, task: str | None, order: Sequence[str] | None = None,
     event: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """What a ``Raw`` says of its targets, by its fields' names. See ``cells.read_targets``.
+    """Return the fields of ``Raw`` that describe the targets; see ``cells.read_targets``.
 
-    event: as of a ``Schema``, whose column is then the second one of two; of task "survival" () is 1 there.
+    event: see ``Schema``; its column is the second of two. For task "survival" () means that 1 is the event's value.
     """
     if event and task not in (None, "survival"):
         raise UserError(f"{where}: event= (--event) is for task='survival', and the task is {task}; leave one out")
@@ -160,7 +160,7 @@ def target_fields(
 
 
 def event_column(what: str, event: str, names: Sequence[str]) -> tuple[str, ...]:
-    """(column,), or of a text COLUMN=VALUE both; see :class:`Schema`. Raises UserError for an unknown column."""
+    """Split a text to (column,), or for COLUMN=VALUE to (column, value). Raises UserError for an unknown column."""
     name, _, value = (event, "", "") if event in names else event.partition("=")
     check_known(f"column of {what} (event, or --event)", names, name)
     return (name, value) if value else (name,)
@@ -177,12 +177,12 @@ def refuse_gaps(where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, way:
 
 
 def takes_no_gaps(column: Column) -> bool:
-    """Whether a missing value of it is an error."""
+    """Return whether a missing value in this column is an error."""
     return column.fill is None and MISSING_CATEGORY not in (column.categories or ())
 
 
 def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
-    """Numeric if every cell is a number; categorical if most are text; mostly numbers with some text is an error."""
+    """Return a numeric column if every cell is a number, a categorical one if most are text; a mixture is an error."""
     name, present = str(cells.name), cells[~gaps]
     if present.empty:
         raise UserError(f"{where}: column '{name}' has no value in any row; leave it out")
@@ -194,7 +194,7 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
     categories = tuple(sorted({*present} - {MISSING_CATEGORY} if gaps.any() else {*present}))
     is_code, may_be = present.dtype == "category", 2 * len(categories) <= len(present)
     if len(categories) > max_categories(len(present)) and not (is_code and may_be):
-        from bnn_pyro.doubts import as_meant  # as most tables have none
+        from bnn_pyro.doubts import as_meant  # rarely needed
 
         meant, way = None if is_code else as_meant(present), may_be * "; or keep it: --categorical (categorical=)"
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
@@ -206,9 +206,9 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
 def encode(
     where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame, columns: Sequence[Column], unseen: str = "refuse"
 ) -> np.ndarray:
-    """The features of columns, (N, F) float64."""
+    """Encode columns as features (N, F) float64."""
     width, end = sum(len(column.features) for column in columns), 0
-    x = np.empty((width, len(frame))).T  # columns are faster written so
+    x = np.empty((width, len(frame))).T  # columns of this layout are written faster
     for column in columns:
         block = x[:, end : (end := end + len(column.features))]
         cells, missing = frame[column.name], gaps[column.name].to_numpy()

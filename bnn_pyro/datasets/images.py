@@ -1,4 +1,4 @@
-"""Pictures: files as inputs of a model, and folders of classes as a data set."""
+"""Pictures: read files as inputs of a model, folders of classes as a data set, and the image sets of torchvision."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,23 +14,23 @@ from bnn_pyro.datasets.dataset import Raw, Schema
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import data_root, existing, read_archive
 
-#: Image sets that torchvision downloads -> its class, which names their folder under the data root.
+#: {image set: the torchvision class that downloads it, which is also the name of its folder under the data root}.
 IMAGE_SETS = {"mnist": "MNIST", "fashion-mnist": "FashionMNIST", "kmnist": "KMNIST"}
-#: Longer side of a folder's pictures, in pixels: larger ones are scaled down to it.
+#: Pictures of a folder are scaled down if their longer side has more pixels than this.
 MAX_SIDE = 32
-#: Names of the parts that a folder may be divided into.
+#: Names of folders with training (and validation) pictures and with test pictures.
 TRAINING, TEST = ("train", "training", "val", "valid", "validation"), ("test", "testing")
 
 
 def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged: bool = False) -> Raw:
-    """A folder of pictures with one folder for each class, as torchvision's ``ImageFolder`` reads it.
+    """Read a folder of pictures with one subfolder per class, like torchvision's ``ImageFolder``.
 
-    FOLDER/CLASS/*.png; or FOLDER/train/CLASS/*.png and FOLDER/test/CLASS/*.png, where the latter are the test part. The
-    pictures of FOLDER/val train too: validation rows are drawn from both. Rows are in the order of the files' names.
+    They are FOLDER/CLASS/*.png; or FOLDER/train/CLASS/*.png and, for the test part, FOLDER/test/CLASS/*.png. Pictures
+    in FOLDER/val join the training pictures, from which validation rows are drawn. Rows are ordered by file name.
 
-    shape: (channels, height, width) of all, to which others are stretched. Where not given: the most frequent size,
-    scaled down to a longer side of ``MAX_SIDE``; grey where all are.   drop_damaged: leave out what cannot be read.
-    Raises UserError for fewer than two classes, a class without pictures, and a damaged file.
+    shape: (channels, height, width) to which all pictures are resized; by default the most frequent size, scaled down
+        to a longer side of ``MAX_SIDE``, and grey if all pictures are.   drop_damaged: leave out unreadable files.
+    Raises UserError for fewer than two classes, a class without pictures, or a damaged file.
     """
     parts = {place.name.lower(): place for place in _folders(path)}
     divided = not {"train", "training"}.isdisjoint(parts) and set(parts) <= {*TRAINING, *TEST}
@@ -40,7 +40,7 @@ def load_folder(path: Path, shape: Sequence[int] | None = None, *, drop_damaged:
     roots = roots or [path]
     if len(classes := tuple(sorted({place.name for root in roots for place in _folders(root)}))) < 2:
         raise UserError(f"{path}: {len(classes)} folders of classes; put the pictures of each of two or more classes "
-                        f"into a folder of its name, as {path}/CLASS/1.png")  # fmt: skip
+                        f"into a folder with its name, as {path}/CLASS/1.png")  # fmt: skip
     train, test = _class_files(roots, classes), _class_files(tests, classes)
     if empty := sorted(set(range(len(classes))) - {label for _, label in train}):
         raise UserError(f"{path}: no picture of class '{classes[empty[0]]}'; add some, or remove its folder")
@@ -63,18 +63,17 @@ def _class_files(roots: Sequence[Path], classes: Sequence[str]) -> list[tuple[Pa
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The pictures in a folder and its own folders."""
+    """Return the pictures in a folder and its subfolders, sorted."""
     return sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.name[0] not in "._")
 
 
 def _shape(files: Iterable[Path]) -> tuple[int, int, int]:
-    """(channels, height, width): the most frequent size, of at most ``MAX_SIDE``; 3 channels where any is coloured."""
+    """Return (channels, height, width): the most frequent size, at most ``MAX_SIDE``; 3 channels if any has colours."""
     from PIL import Image
 
     sizes: Counter[tuple[int, int]] = Counter()
     coloured = False
-    for file in files:
-        # Of a damaged one, decoding tells.
+    for file in files:  # errors of damaged files are raised when they are decoded
         with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError), Image.open(file) as picture:
             sizes[picture.size] += 1
             coloured |= picture.mode[:2] not in ("1", "L", "LA", "I", "I;", "F")
@@ -84,7 +83,7 @@ def _shape(files: Iterable[Path]) -> tuple[int, int, int]:
 
 
 def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int], drop: bool) -> tuple[Tensor, Tensor]:
-    """(x (N, *shape) uint8, labels (N,)) of the pictures that can be read."""
+    """Return (x (N, *shape) uint8, labels (N,)) of the readable pictures."""
     x, y = torch.empty(len(files), *shape, dtype=torch.uint8), []
     for file, label in files:
         try:
@@ -98,14 +97,14 @@ def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int], dro
 
 
 def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
-    """A picture (channels, height, width) as uint8, grey or RGB; transparency becomes white. Raises UserError."""
+    """Read a picture as (channels, height, width) uint8, grey or RGB; transparency becomes white. Raises UserError."""
     from PIL import Image, ImageOps
 
     channels, height, width = shape
     what = f"{path}: is no image that can be read; give a whole PNG or JPG file"
     with refusing(what, OSError, ValueError, SyntaxError, Image.DecompressionBombError), Image.open(path) as opened:
         picture = ImageOps.exif_transpose(opened)
-        if picture.mode[0] in "IF":  # whole numbers of 16 bits; or floats, of 0 to 1 or 0 to 255
+        if picture.mode[0] in "IF":  # 16-bit integers, or floats from 0 to 1 or from 0 to 255
             values = np.asarray(picture, dtype=np.float64)
             low, high = values.min(), values.max()
             scale = 1 / 256 if picture.mode[0] == "I" else 255 if high <= 1 else 1
@@ -121,9 +120,10 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
 
 
 def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
-    """A picture, or a folder of them, as standardised inputs (N, channels, height, width).
+    """Read a picture, or a folder of them, as standardised inputs (N, channels, height, width).
 
-    Of the schema's size, grey or RGB as the model; transparency becomes white. ``invert``: to white on dark, as MNIST.
+    Pictures are resized to the model's size and converted to grey or RGB; transparency becomes white.
+    invert: dark becomes bright, for models of white digits on a dark background, like MNIST.
     """
     files = pictures_in(path) if path.is_dir() else [existing(path)]
     if not files:
@@ -133,10 +133,10 @@ def read_images(path: Path, schema: Schema, invert: bool = False) -> Tensor:
 
 
 def image_part(name: str, train: bool) -> tuple[Tensor, Tensor]:
-    """Training or test part of an image set: (N, 1, 28, 28) uint8 and labels (N,) int64.
+    """Load the training or test part of an image set: (N, 1, 28, 28) uint8 and labels (N,) int64.
 
-    Read under the data root: the official pair of NPZ files (``KMNIST/kmnist-test-imgs.npz``) where it is there, else
-    as torchvision has it (``MNIST/raw/…-ubyte``), which downloads it.
+    It is read under the data root: the official pair of NPZ files (``KMNIST/kmnist-test-imgs.npz``) if it exists, else
+    torchvision's files (``MNIST/raw/…-ubyte``), which are downloaded if necessary.
     """
     from torchvision import datasets
 

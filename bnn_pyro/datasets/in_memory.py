@@ -1,6 +1,6 @@
-"""Data in memory: arrays, tensors, lists and frames of any library, as what files become.
+"""Data sets from arrays, tensors, lists and data frames in memory, encoded like the rows of a file.
 
-Rows are counted from 0. Nothing here is named in the schema: rows of a file may follow those of a frame.
+Rows are counted from 0. A model that was trained on a frame can predict rows of a file, and vice versa.
 """
 
 import math
@@ -34,49 +34,51 @@ def dataset(
     validation: int | float | None = None, limit: int | None = None, seed: int = 0, name: str = "data",
     target_scale: str = "identity", dates: str = "refuse", scale: str = "auto",
 ) -> Dataset:  # fmt: skip
-    """Data in memory, divided once and standardised by its training part, as ``load_data`` does with a file.
+    """Make a data set of data in memory: split the rows once and standardise them by the training rows.
 
-    x       (N, F) or images (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), uint8 or in [0, 1]: an array, tensor
-            or list; or a frame of pandas, polars or any library with ``__dataframe__``, whose columns of text,
-            categories and booleans become one 0/1 feature a category
+    x       array, tensor or list (N, F), or of images (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), uint8 or in
+            [0, 1]; or a data frame of pandas, polars or any library with ``__dataframe__``, whose columns of text,
+            categories and booleans become one 0/1 feature per category
             A torch ``Dataset`` of (input, target), such as an ``ImageFolder``, or a ``DataLoader`` is read once; y is
-            then left out. For a module of several inputs a tuple of arrays (N, …), which it takes by position, or
-            {name: array}, by name; whole numbers, but for uint8, stay as they are, for an ``nn.Embedding``. More inputs
-            than ``BNN_PYRO_MEMORY`` GiB (1) stay on disk, also those of a mapped array (see ``rows``)
-    y       (N,): numbers, or labels of any type; or the name of a column of the frame. (N, T), or a list of names:
-            several targets a row, numbers or 0 and 1. Of task "survival" a positive time, with ``event``, or (N, 2)
-    train, test  instead of x and of x_test: torch data sets or loaders
-    rows    how many rows these give, where they have no length: of train, or (of train, of test)
-    x_test, y_test  the test part, where it is given
-    exclude, categorical  columns of the frame to leave out, and those whose numbers are codes of categories
-    task    regression, classification, counts, ordinal, targets (several numbers) or labels (several 0 and 1); where
-            not given see ``cells.infer_task``, and for several targets labels where all are 0 or 1
-    classes names of the labels 0 … K−1, where y are these; or all that y has, in their order (of ordinal the lowest
-            first, where y is text that is no ordered category)
-    split   share of the rows that test (0.15), stratified for classification; or a mask (N,) of test rows, their
+            then left out. For a module with several inputs: a tuple of arrays (N, …), passed by position, or {name:
+            array}, passed by name; whole numbers other than uint8 are not standardised, for an ``nn.Embedding``.
+            Inputs of more than ``BNN_PYRO_MEMORY`` GiB (by default 1) stay on disk, mapped arrays too
+    y       numbers or labels of any type (N,), or the name of a column of the frame. Several targets (numbers, or 0
+            and 1): (N, T), or a list of names. For task "survival" a positive time with ``event``, or both (N, 2)
+    train, test  torch data sets or loaders, instead of x and x_test
+    rows    their numbers of rows, if they have no length: of train, or (of train, of test)
+    x_test, y_test  a given test part
+    exclude, categorical  columns of the frame to leave out; columns whose numbers are codes of categories
+    task    regression, classification, counts, ordinal, survival, targets (several numbers) or labels (several 0 or
+            1). None: see ``cells.infer_task``; several targets are labels if all of them are 0 or 1
+    classes names of the labels 0 … K−1, if y has these labels; or the values of y in the order of the labels (for
+            ordinal the lowest first; needed if y is text and not an ordered category)
+    split   share of test rows (by default 0.15), stratified for classification; or a mask (N,) of test rows, their
             numbers, or a tuple of row numbers (train, test) or (train, validation, test)
-    groups  (N,), or a column's name: rows of one group come into one part
-    time    (N,), or a column's name: the last rows test, those before them validate
-    exposure (N,), or a column's name: of counts, what a row's count is proportional to, such as hours or persons
-    event   (N,), or a column's name: of times, 1 where it happened then and 0 where it had not (censored); or the text
-            "COLUMN=VALUE", where it happened at this value of a column alone
-    missing a value: "refuse" it, "drop" its row, or have an "indicator": the training rows' median and a second
-            feature that says where; of text, one more category. Rows without y, or exposure, are dropped then
-    unseen  a category that only new rows have: "refuse" it, or "ignore" it, so that it is none of the categories
-    validation  number or share of the rows to hold out for validation (0.15)
-    limit   keep so many training rows, the first after shuffling, for quick runs
+    groups  (N,), or a column's name: all rows of a group are put into the same part
+    time    (N,), or a column's name: the last rows are test rows, the ones before them validation rows
+    exposure  (N,), or a column's name: the quantity that a count is proportional to, such as hours or persons
+    event   (N,), or a column's name: 1 if the event happened at that time, 0 if the time is censored; or the text
+            "COLUMN=VALUE": the event happened in the rows with this value
+    missing what to do with missing values: "refuse" them, "drop" their rows, or replace them and add an "indicator":
+            numbers become the training rows' median, with a second feature that marks them; a missing text is one more
+            category. Rows without y or exposure are then dropped
+    unseen  categories that only new rows have: "refuse" them, or "ignore" them (all features of the column are 0)
+    validation  number or share of validation rows (by default 0.15)
+    limit   number of training rows to keep, the first ones after shuffling, for quick runs
     seed    of the split
     name    of the data, in reports
-    target_scale  "log" of positive numbers: their logarithm is modelled, and everything predicted is of y itself
-    dates   columns of dates: "refuse" them, take "parts" (the year, the day of the year as sine and cosine, the hour so
-            where there are times), or days "elapsed" since the earliest. Texts too, as 2024-12-31, 31.12.2024, …
-    scale   of inputs: "standard", mean 0 and standard deviation 1 of the training rows; "auto", the same, and networks
-            of the package take the asinh of columns with long tails beside them (``schema.x_tails``, of rows in
-            memory); or "robust", median 0 and interquartile range 1.349, as of a standard Normal
-    Raises UserError, one line with the place and the way out, for whatever is wrong with the input.
+    target_scale  "log" for positive numbers: their logarithm is modelled, and all predictions are of y itself
+    dates   columns of dates: "refuse" them; convert them to "parts" (the year, sine and cosine of the day of the year
+            and of the hour, if there are times); or to days "elapsed" since the earliest. Texts such as 2024-12-31 or
+            31.12.2024 are dates too
+    scale   of inputs: "standard": mean 0 and standard deviation 1 of the training rows; "auto": the same, and networks
+            of the package also take the asinh of columns with long tails (``schema.x_tails``, for rows in memory);
+            "robust": median 0 and interquartile range 1.349, that of a standard Normal
+    Raises UserError, one line with the place and what to do, for anything that is wrong with the input.
     """
     check_options(task=task, missing=missing, unseen=unseen, target_scale=target_scale, dates=dates, scale=scale)
-    y = str(y) if isinstance(y, int | np.integer) else y  # as ``as_table`` has names
+    y = str(y) if isinstance(y, int | np.integer) else y  # ``as_table`` converts names to text
     if train is not None or isinstance(x, torch_data.Dataset | torch_data.DataLoader):
         if y is not None or (train is not None and x is not None):
             raise UserError("X is a torch data set, which has the targets; leave y out, and give X or train=")
@@ -96,7 +98,7 @@ def dataset(
         raise UserError("X is a tuple or dict, inputs of a module, which take no exposure= and no missing='indicator'; "
                         "leave it out, or fill gaps in and give a mask as another input")  # fmt: skip
     table = as_table("X", x)
-    own_name = event.name if isinstance(event, pd.Series) else None  # that of a comparison of the times is theirs
+    own_name = event.name if isinstance(event, pd.Series) else None  # (times < 9).name is the name of the times
     own_name = "event" if own_name in (None, "", y.name if isinstance(y, pd.Series) else y) else own_name
     of_event: tuple[str, ...] = () if event is None else (str(own_name),)
     if isinstance(event, str):
@@ -122,7 +124,7 @@ def dataset(
         if exposure in table:
             raise UserError(f"X has a column '{exposure}', as exposure= is called: leave it out, or rename it")
         table = table.assign(**{exposure: as_array("exposure", values, text=True)})
-    # Series and masks are no columns of a table.
+    # Doubts are looked for in parts that are columns of a table, not in series and masks.
     looked_at = [len(p.shape) < 2 and not p.is_bool for p in parts for _ in range(math.prod(p.shape))]
     how = dict(task=task, order=classes, exposure=exposure, event=of_event)
     raw = _raw(x, table, columns["y"], missing, dates, np.flatnonzero(looked_at) if parts else None, **how)
@@ -141,10 +143,10 @@ def dataset(
 
 
 def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
-    """Inputs in memory (N, *input_shape), standardised as the model's own; columns of a frame are matched by name.
+    """Standardise inputs in memory (N, *input_shape) as the model's own; columns of a frame are matched by name.
 
-    Of a torch data set or loader, of inputs or of (input, target), the inputs in the data set's order.
-    Raises UserError for a missing column, a missing value or a category that training did not have (see ``dataset``).
+    A torch data set or loader, of inputs or of (input, target), gives its inputs in the data set's order.
+    Raises UserError for a missing column, a missing value or an unknown category (see ``dataset``).
     """
     x = read_items(what, x, alone=True)[0] if isinstance(x, torch_data.Dataset | torch_data.DataLoader) else x
     return standardised(_encoded(what, x, schema), schema)
@@ -193,7 +195,7 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
-    """The features of rows, or pixels, as of a ``Raw``."""
+    """Return features or pixels as in ``Raw.x``."""
     if like.input_parts and not isinstance(x, Tensor):
         x = pack(what, parts_of(x, 0), like)[0]
     table = as_table(what, x, like.table_columns)
@@ -222,7 +224,7 @@ def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
 
 
 def _division(raw: Raw, split: Any, by: dict[str, Any], validation: float | None) -> dict[str, Any]:
-    """Arguments of ``divide``, of {"groups" or "time": (N,)}, a share or rows of ``split``."""
+    """Return the arguments of ``divide``.   by: {"groups" or "time": (N,)}.   split: a share or rows."""
     num, is_share = len(raw.y), np.isscalar(split) and not isinstance(split, bool | str)
     if is_share and not 0 <= split < 1:
         raise UserError(f"split={split}: give the share of test rows, 0 to below 1; or a mask, or row numbers")

@@ -1,6 +1,6 @@
-"""From rows as they were read to a Dataset: divide them once, standardise all parts with the training part.
+"""Make a Dataset of raw rows: split them once, and standardise all parts by the training part.
 
-What is computed in float64 is a chunk of rows at a time, of bounded size whatever that of the data set.
+Statistics in float64 are computed for one chunk of rows at a time, so that memory is bounded for every data set.
 """
 
 import math
@@ -20,26 +20,26 @@ from bnn_pyro.datasets.splits import divide
 from bnn_pyro.errors import UserError, check_known
 from bnn_pyro.progress import announce
 
-#: Range of a column over its largest value, below which its values differ by rounding alone.
+#: The values of a column are equal up to rounding if their range divided by the largest value is below this.
 ROUNDING = {torch.float32: 5e-7, torch.float64: 1e-12}
 
-#: The words that options take; missing, unseen: what is done with a missing value, a category that only new rows have.
+#: {option of ``dataset``: its valid values}.
 CHOICES = {"task": TASKS, "missing": ("refuse", "drop", "indicator"), "unseen": ("refuse", "ignore"),
            "target_scale": ("identity", "log"), "dates": ("refuse", "parts", "elapsed"),
            "scale": ("auto", "standard", "robust")}  # fmt: skip
-#: Doubts that are said at once; rows up to which nothing is said of a target.
+#: How many doubts are printed; and with how few rows a target is not examined.
 MAX_SAID, FEW = 3, 10
 
 
 def check_options(**options: str | None) -> None:
-    """Raise UserError for a word that is none of ``CHOICES``; None is not given."""
+    """Raise UserError for an option that is not one of ``CHOICES``; None means that it is not given."""
     for name, value in options.items():
         if value is not None:
             check_known(name.replace("_", " "), CHOICES[name], value)
 
 
 def check_choice(features: Sequence[str], names: Sequence[str], where: str) -> None:
-    """Raise UserError unless the features are some of these names, each chosen once."""
+    """Raise UserError unless the features are among the names, each chosen once."""
     if not features:
         raise UserError(f"{where}: features=[] chooses no column; leave it out to take all")
     check_known(f"feature of {where}", names, *features)
@@ -48,7 +48,7 @@ def check_choice(features: Sequence[str], names: Sequence[str], where: str) -> N
 
 
 def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclude: Sequence[str] = ()) -> Raw:
-    """``raw`` with the chosen columns of numbers alone, in the order asked for."""
+    """Return ``raw`` with the chosen numeric columns only, in the given order."""
     if exclude:
         check_choice(exclude, raw.features, where)
         features = [name for name in features or raw.features if name not in exclude]
@@ -61,7 +61,7 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
 
 
 def prepare(raw: Raw, *, limit: int | None = None, scale: str = "auto", **how: Any) -> Dataset:
-    """``divide(raw, **how)``, all parts standardised by the training part.   limit, scale: as of ``dataset``."""
+    """Split with ``divide(raw, **how)`` and standardise by the training part.   limit, scale: see ``dataset``."""
     train, val, test, record = divide(raw, **how)
     if limit is not None:
         if limit < 1:
@@ -89,7 +89,7 @@ def prepare(raw: Raw, *, limit: int | None = None, scale: str = "auto", **how: A
 
 
 def check_positive(like: Schema, y: Tensor, index: Any, where: str = "") -> None:
-    """Raise UserError, with its number in ``index``, for the first target (N,) that has no logarithm."""
+    """Raise UserError for the first target (N,) that has no logarithm.   index: the row numbers in messages."""
     if like.task != "regression":
         raise UserError(f"target_scale={like.target_scale} is for the task regression, not {like.task}; leave it out")
     if bad := (y <= 0).nonzero()[:, 0].tolist():
@@ -100,11 +100,11 @@ def check_positive(like: Schema, y: Tensor, index: Any, where: str = "") -> None
 
 
 def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over the first axis of rows that come in parts, float64.
+    """Return mean and standard deviation over the first axis of rows that come in parts, in float64.
 
-    The scale is 1 where all values are equal (rounding would leave 1e-17, not 0), and their size where they differ by
-    rounding alone, as sums of shares do. Parts are put together as in Chan, Golub & LeVeque 1983, "Algorithms for
-    computing the sample variance".
+    The standard deviation is replaced by 1 if all values are equal, and by their size if they differ only by rounding
+    (as sums of shares do). Parts are combined as in Chan, Golub & LeVeque 1983, "Algorithms for computing the sample
+    variance".
     """
     rounding, figures = 0.0, []
     for part in parts:
@@ -116,14 +116,14 @@ def mean_and_scale(parts: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def _pooled(a: tuple, b: tuple) -> tuple:
-    """(number, mean, standard deviation, smallest, largest) of two parts -> of both."""
+    """Combine (number, mean, standard deviation, smallest, largest) of two parts."""
     share, apart = b[0] / (a[0] + b[0]), b[1] - a[1]
     variance = (1 - share) * a[2].square() + share * b[2].square() + share * (1 - share) * apart.square()
     return a[0] + b[0], a[1] + share * apart, variance.sqrt(), a[3].minimum(b[3]), a[4].maximum(b[4])
 
 
 def _filled(raw: Raw, rows: Tensor) -> Raw:
-    """With the training rows' median for the missing numbers of each column that may have them."""
+    """Replace missing numbers by the training rows' median, in columns where they are allowed."""
     parts, columns = [raw.x, *([] if raw.test is None else raw.test[:1])], []
     for column, place in raw.column_places:
         if column.fill is not None:
@@ -137,7 +137,7 @@ def _filled(raw: Raw, rows: Tensor) -> Raw:
 
 
 def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
-    """What the training rows, and no others, tell."""
+    """Compute the schema from the training rows."""
     y, robust = raw.y[rows], of_inputs == "robust"
     if robust and (raw.is_image or isinstance(raw.x, OnDisk)):
         raise UserError(f"{raw.name}: scale=robust is for columns of numbers in memory; leave it out (--scale)")
@@ -151,7 +151,7 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
         y = y.abs()
     if not raw.has_classes and raw.task != "labels":
         mean, deviation = mean_and_scale([y])
-        for name, values in zip(raw.target_names, y.double().reshape(len(y), -1).T.numpy(), strict=False):  # no event
+        for name, values in zip(raw.target_names, y.double().reshape(len(y), -1).T.numpy(), strict=False):
             if why := unfit(values):
                 raise UserError(f"{raw.name}: the target '{name}' {why}")
         if raw.target_scale == "log" or raw.task == "survival":
@@ -165,7 +165,10 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
 
 
 def _moments(x: Tensor | OnDisk, rows: Tensor, robust: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean of each feature, shift and scale: mean and standard deviation, or robust where the range is not 0."""
+    """Return mean, shift and scale of each feature.
+
+    Shift and scale are mean and standard deviation; with ``robust`` median and, unless it is 0, interquartile range.
+    """
     mean, scale = mean_and_scale(taken(x, rows))
     shift = mean.clone()
     if robust:
@@ -175,7 +178,7 @@ def _moments(x: Tensor | OnDisk, rows: Tensor, robust: bool) -> tuple[Tensor, Te
 
 
 def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """:func:`_moments` of each feature, of a series each column, of an image each channel; of an exposure 0, mean."""
+    """Return shift and scale of each feature, column of a series or channel of an image; of an exposure 0 and mean."""
     mean, shift, scale = _moments(raw.x, rows, robust)
     as_they_are, end = ~quantities(raw.columns, len(shift)), 0
     for part in raw.input_parts:
@@ -195,19 +198,19 @@ def _column_statistics(raw: Raw, rows: Tensor, robust: bool) -> tuple[tuple[floa
 
 
 def quantities(columns: Sequence[Column], num: int) -> Tensor:
-    """Which of the ``num`` features are quantities, (F,) bool; others are 0 or 1."""
+    """Return which of the ``num`` features are quantities, (F,) bool; all others are 0 or 1."""
     numeric = [not place and column.categories is None for column in columns for place, _ in enumerate(column.features)]
     return torch.tensor(numeric or [True] * num)
 
 
 def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
-    """Those of the inputs, and of labels, or a target that is a number; ``numbers`` are of its rows."""
+    """Return the doubts about the inputs and about the targets.   numbers: the row numbers."""
     if raw.task == "labels" and raw.inferred and (raw.y.sum(1) == 1).all():
         return ["the targets: each row has exactly one 1; if they are classes, give the class of each row in one "
                 "column, such as y.argmax(1)", *raw.doubts]  # fmt: skip
     if raw.task != "regression" or len(raw.y) <= FEW:
         return [*raw.doubts]
-    from bnn_pyro.doubts import of_numbers, of_values  # data that come with the package need none
+    from bnn_pyro.doubts import of_numbers, of_values  # not needed for the named data sets
 
     y = (raw.y.log() if raw.target_scale == "log" else raw.y).double().numpy()
     sentences = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
@@ -218,7 +221,7 @@ def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
 
 
 def say_doubts(data: Dataset) -> Dataset:
-    """The first few of what is doubtful in the data, on standard error; the same data."""
+    """Print the first doubts about the data on standard error; return the data."""
     doubts = data.split.get("doubts", [])
     for line in doubts[:MAX_SAID]:
         announce(f"{data.name}: {line}")
@@ -227,7 +230,7 @@ def say_doubts(data: Dataset) -> Dataset:
 
 
 def inputs_of(schema: Schema) -> list[tuple[str, list[Column], slice]]:
-    """(name, columns, features) of each column of the user's table: the parts of a date are one."""
+    """Return (name, columns, features) for each column of the user's table; the parts of a date belong together."""
     dates, inputs = {part: date.name for date in schema.dates if not date.start for part in date.parts}, {}
     for column, place in schema.column_places:
         columns, places = inputs.setdefault(dates.get(column.name, column.name), ([], []))
@@ -237,11 +240,11 @@ def inputs_of(schema: Schema) -> list[tuple[str, list[Column], slice]]:
 
 
 def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
-    """``most`` of the standardised inputs (N, F), as in the user's table, the furthest from the mean first."""
+    """Describe each row of standardised inputs (N, F) by its ``most`` unusual values, in the user's units."""
     numeric, parts, dates = quantities(schema.columns, x.shape[1]), [], {date.parts[0]: date for date in schema.dates}
     raw, scale = schema.unstandardise(x.double()), x.new_tensor(schema.x_scale, dtype=torch.float64)
-    unit = 10 ** (1e-7 * scale).log10().ceil()  # to which 32 bits are exact
-    raw = torch.where(raw.abs() < 1e-6 * scale, 0.0, (raw / unit).round() * unit)  # and what they leave of a 0
+    unit = 10 ** (1e-7 * scale).log10().ceil()  # the precision of float32
+    raw = torch.where(raw.abs() < 1e-6 * scale, 0.0, (raw / unit).round() * unit)
     for name, (column, *_), place in inputs_of(schema):
         values, far = raw[:, place].numpy(), (x[:, place] * numeric[place]).abs().amax(1).tolist()
         if column.categories is not None:
@@ -258,7 +261,7 @@ def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
 
 
 def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The median pixel, often the background, and one scale for all: inputs of 0 add no noise of their weights."""
+    """Return the median pixel, often the background, as shift, and one scale: weights of 0 inputs add no noise."""
     if raw.x.dtype != torch.uint8:
         pixels = (chunk.double().flatten() for chunk in taken(raw.x, rows))
         return (_lower_median(raw.x, rows),), (mean_and_scale(pixels)[1].item(),)
@@ -271,7 +274,10 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
 
 
 def _lower_median(x: Tensor | OnDisk, rows: Tensor) -> float:
-    """Of all values (float32, from 0 on) of these rows: by their bits, which have the same order, upper half first."""
+    """Return the lower median of all values (float32, not negative) of these rows, without sorting them.
+
+    Such values have the order of their bits: the upper 16 bits of the median are found first, then the lower ones.
+    """
     upper = rank = 0
     for shift in (16, 0):
         counts = np.zeros(2**16, np.int64)

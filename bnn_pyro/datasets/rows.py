@@ -1,7 +1,7 @@
-"""Rows a few at a time: standardised, and left in their file where they are large, see :func:`is_large`.
+"""Large inputs that stay in a file: rows are read and standardised when they are needed; see :func:`is_large`.
 
-An :class:`OnDisk` array is what a tensor of raw inputs is to ``prepare``, and :class:`Rows` of it what a tensor of
-standardised inputs is to whatever takes mini-batches: an index reads and standardises those rows, to the same bits.
+:class:`OnDisk` replaces a tensor of raw inputs in ``prepare``, and :class:`Rows` a tensor of standardised inputs where
+mini-batches are taken: indexing reads and standardises the chosen rows, bit for bit as in memory.
 """
 
 import math
@@ -23,26 +23,26 @@ from bnn_pyro.errors import UserError, first_line, refusing
 from bnn_pyro.files import cache_root, telling
 from bnn_pyro.isolation import isolated
 
-#: Values of a chunk: 8 MB in float64.
+#: Number of values of a chunk: 8 MB in float64.
 CHUNK = 2**20
-#: Types of numbers that torch has too.
+#: Numpy types that torch has too.
 TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
 CPU = torch.device("cpu")
-#: Standard deviations from the mean; a column of three values or more, one of them further out, has long tails.
+#: A column of at least three different values has long tails if one is more standard deviations from the mean.
 LONG = 6.0
-#: Interquartile range of a standard Normal, and the least one of standardised numbers that are not mostly equal.
+#: Interquartile range of a standard Normal; and the smallest range of standardised columns, else half is one value.
 NORMAL_RANGE, MIN_RANGE = 1.3489795, 1e-5
 
 
 def is_large(shape: Sequence[int]) -> bool:
-    """Whether inputs (N, …) would take more GiB in 32 bits than ``BNN_PYRO_MEMORY`` says, or than 1."""
+    """Return whether float32 inputs of shape (N, …) would take more than ``BNN_PYRO_MEMORY`` GiB (by default 1)."""
     text = os.environ.get("BNN_PYRO_MEMORY") or "1"
     with refusing(f"BNN_PYRO_MEMORY is a number of GiB, got '{text}'", ValueError, OverflowError):
         return 4 * math.prod(shape) > int(float(text) * 2**30)
 
 
 def for_torch(x: np.ndarray) -> Tensor:
-    """A table (N, F) in its own type where torch has it, or images (N, channels, H, W) in uint8 or float32."""
+    """Convert a table (N, F), in its own type if torch has it, or images, to (N, channels, H, W) uint8 or float32."""
     if x.ndim < 3:
         return torch.from_numpy(x if x.dtype in TORCH_TYPES else x.astype(np.float64))
     x = x[:, None] if x.ndim == 3 else x
@@ -51,17 +51,17 @@ def for_torch(x: np.ndarray) -> Tensor:
 
 
 class OnDisk:
-    """The rows (N, …) of a file of numbers, read when they are indexed along their first axis.
+    """An array (N, …) in a file, whose rows are read when it is indexed along the first axis.
 
-    path, dtype, shape, offset: as of ``numpy.memmap``; images (N, H, W) and (N, H, W, channels) get a channel axis
-        before the others.   columns: of a table, those to read, in this order; None: all.
-    owner: an open file that is removed when it is closed.
+    path, dtype, shape, offset: as in ``numpy.memmap``; images (N, H, W) and (N, H, W, channels) are read as (N,
+        channels, H, W).   columns: columns of a table to read, in this order; None: all.
+    owner: an open temporary file that is removed when it is closed.
     """
 
     def __init__(self, path: str | Path, dtype: Any, shape: Sequence[int], offset: int = 0, columns: Any = None,
                  owner: Any = None) -> None:  # fmt: skip
         self.where, self.owner = (str(path), np.dtype(dtype), tuple(shape), offset, columns), owner
-        # Not by a map: one row that is touched brings up to a MiB around it into this process's memory.
+        # Not a memory map: reading one row of it would load up to a MiB around the row.
         self.file = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self.file)
         row = self[:1]
@@ -72,7 +72,7 @@ class OnDisk:
 
     def __getitem__(self, rows: Tensor | slice | tuple[slice, Sequence[int]]) -> Tensor | Self:
         path, dtype, shape, offset, columns = self.where
-        if isinstance(rows, tuple):  # all rows with some columns alone
+        if isinstance(rows, tuple):  # all rows, some of the columns
             some = np.arange(self.shape[1])[rows[1]] if columns is None else columns[rows[1]]
             return OnDisk(path, dtype, shape, offset, some, self.owner)
         size = dtype.itemsize * math.prod(shape[1:])
@@ -89,7 +89,7 @@ class OnDisk:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Standardised inputs (N, *input_shape) in a file: ``x[rows]`` is a float32 tensor.   numbers: (N,) of the rows."""
+    """Standardised inputs (N, *input_shape) in a file; ``x[rows]`` is float32.   numbers: row numbers (N,)."""
 
     source: OnDisk
     schema: Schema
@@ -109,35 +109,35 @@ class Rows:
         return x.reshape(*numbers.shape, *self.shape[1:]).to(self.device)
 
     def index_select(self, dim: int, rows: Tensor) -> Tensor:
-        """As of a tensor, along its first axis."""
+        """Select rows like ``Tensor.index_select`` along the first axis."""
         return self[rows]
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """So many rows at a time; one part at least."""
+        """Read ``size`` rows at a time; yields at least one part."""
         return (self[start : start + size] for start in range(0, max(1, len(self)), size))
 
     def tensor_split(self, parts: int) -> list[Self]:
-        """As of a tensor, with nothing read."""
+        """Split like ``Tensor.tensor_split``, without reading."""
         return [replace(self, numbers=numbers) for numbers in self.numbers.tensor_split(parts)]
 
     def to(self, device: torch.device | str) -> Self:
-        """The same rows, which come to that device when they are read."""
+        """Return the same rows, which are moved to the device when they are read."""
         return replace(self, device=torch.device(device))
 
 
 def part_of(x: Tensor | Rows, rows: Tensor) -> Tensor | Rows:
-    """``x[rows]``, left in its file where it is in one."""
+    """Return ``x[rows]``; rows of a file stay in the file."""
     return replace(x, numbers=x.numbers[rows.cpu()]) if isinstance(x, Rows) else x[rows]
 
 
 def taken(x: Tensor | OnDisk, rows: Tensor) -> Iterator[Tensor]:
-    """``x[rows]`` in chunks of up to ``CHUNK`` values (or of one row)."""
+    """Yield ``x[rows]`` in chunks of up to ``CHUNK`` values (at least one row)."""
     step = max(1, CHUNK // max(1, math.prod(x.shape[1:])))
     return (x[rows[start : start + step]] for start in range(0, len(rows), step))
 
 
 def standardised(x: Tensor | OnDisk, schema: Schema, rows: Tensor | None = None) -> Tensor:
-    """``schema.standardise`` of rows of x (N, F), or of pixels as of a ``Raw``: float32."""
+    """Apply ``schema.standardise`` to rows of x (N, F), or to pixels as in ``Raw.x``; returns float32."""
     rows, done = torch.arange(len(x)) if rows is None else rows, 0
     result = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32)
     for chunk in taken(x, rows):
@@ -148,12 +148,12 @@ def standardised(x: Tensor | OnDisk, schema: Schema, rows: Tensor | None = None)
 
 
 def long_tails(x: Tensor, features: Iterable[int]) -> tuple[tuple[int, float, float, float, float], ...]:
-    """(feature, a, b, c, d) of those with long tails, among these features of standardised training rows (N, F).
+    """Return (feature, a, b, c, d) for every feature with long tails of standardised training rows (N, F).
 
-    A network takes (asinh((x − a)/b) − c)/d beside x: linear near the median a, a logarithm far out, so that a few
-    values do not make the others look equal (Burbidge, Magee & Robb 1988, doi:10.1080/01621459.1988.10478575). b is the
-    interquartile range over that of a standard Normal; where half of the values are the same, the median distance of
-    the others. c and d are the asinh's mean and standard deviation.
+    A network takes (asinh((x − a)/b) − c)/d in addition to x: linear near the median a and logarithmic far out, so that
+    a few large values do not make the others look equal (Burbidge, Magee & Robb 1988,
+    doi:10.1080/01621459.1988.10478575). b is the interquartile range divided by that of a standard Normal, or the
+    median distance of the others if half of the values are equal; c and d: mean and standard deviation of the asinh.
     """
     found = []
     for feature, column in ((f, x[:, f].double().numpy()) for f in features):
@@ -169,16 +169,17 @@ def long_tails(x: Tensor, features: Iterable[int]) -> tuple[tuple[int, float, fl
 
 
 def rows_file() -> Any:
-    """A new file in ``cache_root()``, which is gone when it is closed. Raises UserError where there can be none."""
+    """Create a file in ``cache_root()`` that is removed when it is closed. Raises UserError if it cannot be created."""
     with telling(place := cache_root()):
         place.mkdir(parents=True, exist_ok=True)
         return tempfile.NamedTemporaryFile(prefix="rows-", dir=place)
 
 
 def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
-    """(x (N, …), y (N, …)) of N = ``num`` rows, one after the other: in memory or, where they are large, x in a file.
+    """Collect N = ``num`` rows to (x (N, …), y (N, …)); a large x goes to a file in ``cache_root()``.
 
-    In ``cache_root()``, gone with this process. UserError: a row unlike the first, more or fewer than N, a full disk.
+    The file is removed when this process ends. Raises UserError for a row of another shape or type than the first, for
+    more or fewer rows than N, and for a full disk.
     """
     array, file, like, targets = np.empty(0), None, [], []
     for number, (x, y) in enumerate(rows):
@@ -207,7 +208,7 @@ def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -
 
 
 def row_digests(x: Tensor, y: Tensor) -> Tensor:
-    """A 64-bit hash of each row's inputs and target, (N,) int64: sums of 32-bit words times odd numbers."""
+    """Return a 64-bit hash of each row's inputs and target, (N,) int64: a sum of 32-bit words times odd numbers."""
     width, sums = sum(math.prod(part.shape[1:]) for part in (x, y)), []
     odd = np.random.default_rng(0).integers(2**64, size=width, dtype=np.uint64) | np.uint64(1)
     for some in zip(*(part.split(max(1, 2**20 // width)) for part in (x, y)), strict=True):
@@ -219,12 +220,12 @@ def row_digests(x: Tensor, y: Tensor) -> Tensor:
 def read_items(
     what: str, items: Any, rows: int | None = None, alone: bool = False
 ) -> tuple[np.ndarray | OnDisk, np.ndarray, Any]:
-    """(x (N, …), y (N, …), names of the classes or None) of a torch data set or loader.
+    """Read a torch data set or loader: (x (N, …), y (N, …), names of the classes or None).
 
-    Of a loader that takes each row of a map-style data set once, in whatever order, the data set is read in its own
-    order, so that rows keep their numbers; of any other, what its one pass gives.
-    rows: N, needed where there is no length.   alone: items that are no pair are inputs, with targets 0.
-    Raises UserError for other items that are no pair, another number of rows, other shapes, or what reading raises.
+    If a loader takes each row of a map-style data set once, the data set is read in its own order, so that rows keep
+    their numbers; other loaders are iterated over once.
+    rows: N, needed if there is no length.   alone: items may be inputs without targets, whose targets are then 0.
+    Raises UserError for other items that are not pairs, another number of rows, differing shapes, or errors in reading.
     """
     names = getattr(getattr(items, "dataset", items), "classes", None)
     if batches := isinstance(items, DataLoader):
@@ -232,7 +233,7 @@ def read_items(
         each = isinstance(order, RandomSampler) and not order.replacement and len(order) == len(items.dataset)
         batches = not (each or isinstance(order, SequentialSampler)) or items.collate_fn is not default_collate
         items = items if batches else items.dataset
-    source = items.sampler if batches else items  # what has the number of rows
+    source = items.sampler if batches else items  # its length is the number of rows
     is_stream = isinstance(items.dataset if batches else items, IterableDataset) or not hasattr(source, "__len__")
     num = rows if is_stream else len(source)
     if num is None:
@@ -242,11 +243,11 @@ def read_items(
     if not num:
         raise UserError(f"{what} is a torch data set without items")
     try:
-        with isolated(0):  # a loader's order, and what a transform draws
+        with isolated(0):  # seeds the order of a loader and random transforms
             return *stored(what, _pairs(what, items, batches, alone), num), names
     except UserError:
         raise
-    except Exception as error:  # the user's own code, or a process of the loader that ended
+    except Exception as error:  # of the user's own code, or of a worker process that died
         said = str(error).strip().splitlines()[-1:] if "Original Traceback" in str(error) else [first_line(error)]
         raise UserError(f"{what} could not be read to its end ({said[0]:.200}); correct that, or leave such rows "
                         "out") from error  # fmt: skip

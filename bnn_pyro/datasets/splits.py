@@ -1,4 +1,4 @@
-"""Which rows train, validate and test: at random, by a given list, by groups, in time, or by an own test part."""
+"""Split rows into training, validation and test rows: at random, by a list, by groups, in time, or by a test part."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,9 +17,9 @@ from bnn_pyro.dates import find_dates
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import read_archive
 
-#: Training, validation and test share of a set that brings no test part of its own.
+#: Shares of training, validation and test rows of a data set without its own test part.
 FRACTIONS = (0.70, 0.15, 0.15)
-#: Row indices of the training (shuffled), validation and test part, and the JSON-able record of how.
+#: Row indices of the training (shuffled), validation and test part, and a JSON-able record of the split.
 Division = tuple[Tensor, Tensor, Tensor, dict[str, Any]]
 
 
@@ -28,14 +28,15 @@ def divide(
     by: Mapping[str, Any] = MappingProxyType({}), fractions: Sequence[float] | None = None,
     validation: int | None = None,
 ) -> Division:  # fmt: skip
-    """The rows of each part; without rows, file, by and an own test part at random, stratified for classification.
+    """Split the rows; by default at random, stratified for classification, unless ``raw`` has its own test part.
 
     rows        a mask (N,) of test rows, their numbers, or a tuple of row numbers: (train, test) or (train, validation,
-                test). Rows that a tuple does not name are left out
-    file        an NPZ file of test rows test_0, test_1, …, and which of them; their numbers are those in the table
+                test). Rows that a tuple does not contain are left out
+    file        (an NPZ file of test rows test_0, test_1, …, the number of one); rows are numbered as in the table
     by          {"groups" or "time": (N,) values}: see :func:`_by_values`
     fractions   shares of the parts
-    validation  rows to hold out; None: by the fractions, as ``raw`` has it with an own test part, 0 of given test rows
+    validation  number of validation rows. None: by the fractions; ``raw.validation`` if there is a test part; 0 if the
+                test rows are given
     """
     if not isinstance(seed, int | np.integer):
         raise UserError(f"seed must be a whole number, got {seed!r:.40}")
@@ -80,7 +81,7 @@ def divide(
 
 
 def _sizes(raw: Raw, fractions: Sequence[float], validation: int | None) -> tuple[int, int]:
-    """Numbers of validation and of test rows."""
+    """Return the numbers of validation and test rows."""
     shares, num = _shares(fractions), len(raw.y)
     test = round(num * shares[2])
     val = round(num * shares[1]) if validation is None else validation
@@ -102,7 +103,7 @@ def _shares(fractions: Sequence[float]) -> tuple[float, ...]:
 
 
 def _cut(raw: Raw, rows: np.ndarray, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffle ``rows`` and cut ``num`` off their end, with the classes in proportion: (rest, cut)."""
+    """Shuffle ``rows`` and split ``num`` of them off, stratified by class: (rest, the others)."""
     if num == 0:
         return np.random.default_rng(seed % 2**32).permutation(rows), rows[:0]
     from sklearn.model_selection import train_test_split
@@ -131,7 +132,7 @@ def _lists(rows: Any, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _rows_of_file(path: Path, split: int, raw: Raw) -> np.ndarray:
-    """Test rows ``test_{split}`` of a file that counts the table's rows from 0, as indices of those that were kept."""
+    """Read the test rows ``test_{split}`` (numbered from 0) of a file, as indices of the rows that were not dropped."""
     arrays, name = read_archive(path), f"test_{split}"
     if name not in arrays:
         have = sorted((name for name in arrays if name.startswith("test_")), key=lambda name: (len(name), name))
@@ -149,7 +150,7 @@ def _rows_of_file(path: Path, split: int, raw: Raw) -> np.ndarray:
 
 
 def _numbers(where: str, rows: Any, num: int) -> np.ndarray:
-    """Row numbers, of a mask or of a list of them."""
+    """Convert a mask or a list of row numbers to row numbers."""
     rows = np.asarray(rows)
     rows = rows.astype(int) if rows.shape == (0,) and rows.dtype.kind == "f" else rows  # an empty list
     if rows.dtype == bool and rows.shape == (num,):
@@ -163,7 +164,7 @@ def _numbers(where: str, rows: Any, num: int) -> np.ndarray:
 
 
 def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], seed: int) -> Division:
-    """Rows of equal values (N,) to one part, near to the shares; of "time" the last test, those before validate."""
+    """Split so that rows of equal values (N,) are in one part; for "time" the last are test, then validation rows."""
     codes, generator, shares = _codes(values, len(raw.y), kind), np.random.default_rng(seed % 2**32), _shares(fractions)
     if kind == "groups":
         codes = generator.permutation(codes.max() + 1).argsort()[codes]
@@ -172,7 +173,7 @@ def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], see
     borders[2] = max(borders[2], borders[1] + 1) if wanted[1] else borders[1]
     borders[2] = borders[2] if wanted[2] else len(ends)
     train, val, test = parts = [np.flatnonzero((codes >= a) & (codes < b)) for a, b in pairwise(borders)]
-    if kind == "groups":  # either half of these is then of whole groups at random, but for one group
+    if kind == "groups":  # sorted, so that each half of the validation rows consists of whole groups, except for one
         val = val[codes[val].argsort(kind="stable")]
     if any(len(part) == 0 for part, due in zip(parts, wanted, strict=True) if due):
         raise UserError(f"{kind}: {len(ends)} different values, of which one has up to {np.bincount(codes).max():,} of "
@@ -182,7 +183,7 @@ def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], see
 
 
 def _codes(values: Any, num: int, what: str) -> np.ndarray:
-    """(N,) int64: the rank of each row's value among the different ones, in their order."""
+    """Return the rank of each row's value among the different values, (N,) int64."""
     series = pd.Series(values).reset_index(drop=True)
     if series.dtype == "category" and not series.cat.ordered:
         series = series.astype(series.cat.categories.dtype)

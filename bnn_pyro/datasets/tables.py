@@ -1,6 +1,6 @@
-"""A user's table (CSV or TSV), for training and for prediction, with every doubt told by file, column and row.
+"""Read a user's table (CSV, TSV or Parquet) for training and for prediction; errors name the file, column and row.
 
-Rows are numbered as an editor numbers them: the header is row 1.
+Rows of text files are numbered as in an editor: the header is row 1.
 """
 
 import csv
@@ -30,9 +30,9 @@ def load_table(
     categorical: Sequence[str], task: str | None, missing: str, aside: Sequence[str], classes: Sequence[str] | None,
     exposure: str | None, event: str | None, dates: str,
 ) -> tuple[Raw, dict[str, np.ndarray]]:  # fmt: skip
-    """Read a CSV, TSV or Parquet file: numeric columns as they are, text columns one-hot, one column as the target.
+    """Read a CSV, TSV or Parquet file; numeric columns stay as they are, columns of text are one-hot encoded.
 
-    Options are as of ``load_data``.   aside: columns that are no inputs, whose values (N,) are returned by their names.
+    The options are those of ``load_data``.   aside: columns that are not inputs; {name: values (N,)} is returned.
     """
     whole = bool(categorical or aside or exposure or event or classes) or missing != "refuse"
     if path.suffix.lower() == ".parquet" and not whole and (raw := _large_parquet(path, target or "y", task)):
@@ -71,12 +71,12 @@ def load_table(
 
 
 def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.DataFrame:
-    """The cells of a table's file: of CSV and TSV see :func:`read_cells`; of Parquet, whose rows count from 0, by type.
+    """Read the cells of a file: CSV or TSV with :func:`read_cells`, Parquet by type, with rows numbered from 0.
 
-    codes: columns of Parquet whose numbers are names of categories.
+    codes: columns of a Parquet file whose numbers are codes of categories.
     """
     if path.suffix.lower() != ".parquet":
-        from bnn_pyro.csv_files import read_cells  # data that come with the package need none
+        from bnn_pyro.csv_files import read_cells  # not needed for the named data sets
 
         return read_cells(path, text)
     needs = f'{path}: Parquet files need pyarrow; install it: pip install "bnn_pyro[parquet]"'
@@ -89,12 +89,12 @@ def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.D
 
 
 def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) -> Raw | None:
-    """A Parquet file of numbers that is too large for memory, copied to a file of rows; None for any other file."""
+    """Copy a Parquet file of numbers that is too large for memory to a file of rows; return None for other files."""
     try:
         from pyarrow import parquet, types
 
-        file = parquet.ParquetFile(path, pre_buffer=False)  # which would keep all that was read
-    except Exception:  # to read it whole says what is wrong
+        file = parquet.ParquetFile(path, pre_buffer=False)  # a buffer would keep all that was read
+    except Exception:  # the caller then reads the whole file, which raises a UserError
         return None
     columns, num = file.schema_arrow, file.metadata.num_rows
     numeric = all(types.is_floating(kind) or types.is_integer(kind) for kind in columns.types)
@@ -108,7 +108,7 @@ def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) ->
         for batch in file.iter_batches(2**14, use_threads=False):
             frame = batch.to_pandas()
             rows.write(frame[names].to_numpy(kind).tobytes())
-            y.append(frame[target].to_numpy(copy=True))  # not a view, which keeps the whole batch
+            y.append(frame[target].to_numpy(copy=True))  # a view would keep the whole batch in memory
         rows.flush()
     x = OnDisk(rows.name, kind, (num, len(names)), owner=rows)
     cells = frames.as_target("y", pd.Series(np.concatenate(y), name=target))
@@ -119,10 +119,10 @@ def raw_table(
     where: str | Path, frame: pd.DataFrame, target: Sequence[str], *, missing: str, dates: str,
     words: Sequence[str] = ("",), exposure: str | None = None, **of_target: Any,
 ) -> Raw:  # fmt: skip
-    """Columns of numbers or of text to features and the target, or several.
+    """Encode columns of numbers or text as features, and one or several columns as targets.
 
-    missing, dates  as of ``dataset``   words  texts that stand for a missing value
-    exposure  the name of the last column of inputs, where that is one   of_target  as of ``frames.target_fields``
+    missing, dates  see ``dataset``   words  texts that stand for a missing value
+    exposure  the name of the last column of inputs, if it is an exposure   of_target  see ``frames.target_fields``
     """
     from bnn_pyro.doubts import may_be_class, of_table
 
@@ -134,7 +134,7 @@ def raw_table(
         for date in (read := tuple(filter(None, found))):
             frame = date.replaced(where, frame, gaps)
         gaps = gaps_in(frame, words)
-    of_rows, whole = [*target, *([] if exposure is None else [exposure])], frame  # what nothing can fill in
+    of_rows, whole = [*target, *([] if exposure is None else [exposure])], frame  # columns that cannot be filled in
     if missing != "refuse":
         whole = frame[~(gaps if missing == "drop" else gaps[of_rows]).any(axis=1)]
     if whole.empty:
@@ -162,18 +162,19 @@ def raw_table(
 
 
 def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
-    """Rows of a table for a model that is already trained: its schema decides how every column is read.
+    """Read rows of a table for a trained model, whose schema determines how every column is read.
 
-    Returns x (N, features), standardised by the schema, and y (N,), or None where the table has no target (or an
-    empty one). Columns that the model doesn't know are left aside.
-    Raises UserError for a missing column or value, text for a number, a category or label that training did not have.
+    Returns x (N, features), standardised by the schema, and y (N,), or None if the table has no target column (or an
+    empty one). Columns that the model does not know are ignored.
+    Raises UserError for a missing column or value, text instead of a number, or a category or label unknown to the
+    model.
     """
     x, y = encode_rows(path, read_table(path, schema), schema, MISSING)
     return schema.standardise(x), y
 
 
 def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
-    """The cells of a table that has the columns of a model that is already trained; see :func:`read_rows`."""
+    """Read the cells of a table for a trained model; see :func:`read_rows`."""
     path = existing(path)
     if not schema.columns:
         wanted = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
@@ -183,13 +184,13 @@ def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
 
 
 def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSING) -> pd.Series:
-    """What is wrong with the inputs of each row, (N,); "" where :func:`encode_rows` takes them."""
+    """Say what is wrong with the inputs of each row, (N,); "" for rows that :func:`encode_rows` accepts."""
     gaps, problems = gaps_in(frame, words, _texts_of(like)), pd.Series("", frame.index)
     dates = {date.parts[0]: date for date in like.dates}
     for column in like.columns:
         date = dates.get(column.name)
         name = column.name if date is None else date.name
-        if name not in frame:  # of a date, whose first part has been looked at
+        if name not in frame:  # another part of a date; the first part represents it
             continue
         cells, missing = frame[name], gaps[name]
         if date is not None:
@@ -211,7 +212,7 @@ def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSI
 def encode_rows(
     where: str | Path, frame: pd.DataFrame, like: Schema, words: Sequence[str] = ("",)
 ) -> tuple[Tensor, Tensor | None]:
-    """x (N, features), not standardised, and y (N,) or None, read as ``like`` was. Raises as :func:`read_rows`."""
+    """Encode rows as for ``like``: x (N, features), not standardised, and y (N,) or None. See :func:`read_rows`."""
     gaps = gaps_in(_with_columns(where, frame, like), words, _texts_of(like))
     dates = {part: date.name for date in like.dates for part in date.parts}
     strict = [*dict.fromkeys(dates.get(c.name, c.name) for c in like.columns if frames.takes_no_gaps(c))]
@@ -227,7 +228,7 @@ def encode_rows(
 
 
 def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema, words: Sequence[str] = ("",)) -> Tensor:
-    """Targets (N,) or (N, T) float32, or labels by the names of the classes; of the columns of the targets."""
+    """Convert the columns of the targets to (N,) or (N, T) float32, or to labels by the names of the classes."""
     frames.refuse_gaps(where, frame, gaps_in(frame, words, _texts_of(like)), ", or leave such rows out")
     if like.targets or like.event:
         return frames.target_fields(where, frame, like.task, event=like.event)["y"].to(torch.float32)
@@ -242,7 +243,7 @@ def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema, words: S
 
 
 def _texts_of(like: Schema) -> dict[str, Sequence[str]]:
-    """{column: its categories, or the classes of a target}; () for numbers."""
+    """Return {column: its categories, or the classes of a target}; () for numbers."""
     return {c.name: c.categories or () for c in like.columns} | dict.fromkeys(like.target_names, like.classes or ())
 
 

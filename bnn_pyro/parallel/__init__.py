@@ -1,1 +1,1 @@
-"""Many independent tasks at once, each on one thread, so that its result is the same wherever it runs, bit for bit."""
+"""Run independent tasks in parallel, each on one thread, so that results are bit for bit the same wherever they run."""

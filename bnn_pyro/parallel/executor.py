@@ -1,4 +1,4 @@
-"""Where tasks run: in this process, in processes of this machine, or on a Dask cluster; said once, for a whole block.
+"""Choose where the tasks of a block run: in this process, in processes of this machine, or on a Dask cluster.
 
     with executor("dask://10.0.0.1:8786"):
         fit("mean-field", data, NUTS(chains=64))
@@ -19,25 +19,25 @@ from bnn_pyro.errors import UserError, refusing
 
 #: Seconds in which a scheduler must answer.
 ANSWER = 10.0
-#: What must be the same on workers, for results to be the same bit for bit.
+#: Packages whose versions must agree on all workers for results that are bit for bit the same.
 PACKAGES = ("bnn-pyro", "torch", "pyro-ppl", "numpy")
 
-#: Of the innermost block: how many processes (1: this one, 0: as many as there are cores), or a ``distributed.Client``.
+#: A number of processes (1: this process, 0: as many as there are cores), or a ``distributed.Client``.
 _CURRENT: ContextVar[Any] = ContextVar("executor", default=None)
 
 
 def current_executor() -> Any:
-    """That of the innermost ``with executor(…)``: a number of processes, or a client of Dask; None outside."""
+    """Return the executor of the innermost ``with executor(…)``: a number of processes or a Dask client, else None."""
     return _CURRENT.get()
 
 
 def on_cluster() -> bool:
-    """Whether tasks go to a Dask cluster, where files of this machine may be out of reach."""
+    """Return whether tasks run on a Dask cluster, where files of this machine may not exist."""
     return not isinstance(current_executor(), int | None)
 
 
 def parse_executor(text: str) -> int | str:
-    """The number of processes, or the address of a scheduler; nothing is started. Raises UserError for another text."""
+    """Parse an executor to a number of processes or the address of a scheduler. Raises UserError for other texts."""
     if text == "here":
         return 1
     if re.fullmatch(r"processes(:[1-9]\d*)?", text):
@@ -50,12 +50,12 @@ def parse_executor(text: str) -> int | str:
 
 @contextlib.contextmanager
 def executor(where: Any) -> Iterator[None]:
-    """Chains, members, replications and fits of the block run there; their results are the same everywhere.
+    """Run chains, members, replications and fits of a block on an executor; results are the same on every executor.
 
-    where: ``"here"``: one after the other in this process. ``"processes"`` or ``"processes:4"``: on this machine, by
-        loky. ``"dask://host:port"``: a Dask scheduler that is running, with its workers (``dask worker host:port
-        --nthreads 1``). A ``distributed.Client``, or a cluster, ``LocalCluster`` or dask-jobqueue's. None: as it was.
-    Raises UserError for others, where ``distributed`` is missing, no scheduler answers, or a worker has no bnn_pyro.
+    where: ``"here"``: one after the other in this process. ``"processes"`` or ``"processes:4"``: on this machine, with
+        loky. ``"dask://host:port"``: on the workers (``dask worker host:port --nthreads 1``) of a running Dask
+        scheduler. A ``distributed.Client``, or a cluster such as ``LocalCluster`` or dask-jobqueue's. None: no change.
+    Raises UserError for other values, if ``distributed`` is missing, no scheduler answers or a worker lacks bnn_pyro.
     """
     with contextlib.ExitStack() as stack:
         if where is not None:
@@ -67,7 +67,7 @@ def executor(where: Any) -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: 1 in a task, and in a process that is itself one of several."""
+    """Return the number of cores that this process may use: 1 in a task, and in any child process."""
     if multiprocessing.parent_process() is not None:
         return 1
     if not on_cluster() and current_executor():
@@ -78,13 +78,13 @@ def usable_cores() -> int:
 
 
 def connect(client: Any, stack: contextlib.ExitStack) -> Any:
-    """A ``distributed.Client`` of an address or a cluster. Raises UserError where it, or bnn_pyro there, is absent."""
+    """Connect to an address or a cluster. Raises UserError if nothing answers or bnn_pyro is missing there."""
     with refusing('this executor needs the package distributed: pip install "bnn-pyro[cluster]"', ImportError):
         import distributed
     if isinstance(client, str) or hasattr(client, "scheduler_address"):
         logger = logging.getLogger("distributed.client")
         stack.callback(logger.setLevel, logger.level)
-        logger.setLevel(logging.CRITICAL)  # what it logs of a scheduler that is away, we raise
+        logger.setLevel(logging.CRITICAL)  # an absent scheduler is reported by the error below
         try:
             client = stack.enter_context(distributed.Client(client, timeout=ANSWER, set_as_default=False))
         except (OSError, TimeoutError, ValueError) as error:
@@ -98,7 +98,7 @@ def connect(client: Any, stack: contextlib.ExitStack) -> Any:
 
 
 def check_workers(client: Any) -> None:
-    """Raises UserError where a worker cannot import this package; warns of other versions, and of no workers."""
+    """Raise UserError if a worker cannot import this package; warn if versions differ or there are no workers."""
     client.get_versions(check=True, packages=PACKAGES)
     for worker, there in client.run(usable_cores, on_error="return").items():
         if isinstance(there, Exception):

@@ -18,14 +18,14 @@ from bnn_pyro.progress import Channel, Figures, Report
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
-#: Deaths of its process after which a task is tried once more, alone, after the others.
+#: A task whose process died so many times is tried once more, alone, after all other tasks.
 SUSPECT = 2
 DIED = ("its process died each time, the last time with no other task beside it (killed, or out of memory?); run it in "
         "this process (cores=1, or the executor 'here') to see why, or where there is more memory")  # fmt: skip
 
 
 class WorkerDied(UserError):
-    """The process of a task ended each time, the last time with no other task beside it."""
+    """The process of a task died in every attempt, in the last one without another task beside it."""
 
 
 def map_tasks(
@@ -34,21 +34,23 @@ def map_tasks(
     progress: Callable[[int, float, Figures], None] | None = None, done: Callable[[int, Result], None] | None = None,
     failed: Callable[[Task, UserError], Result] | None = None, watch: Callable[[], None] | None = None,
 ) -> list[Result]:  # fmt: skip
-    """``[function(task) for task in tasks]``, several at once; results in the order of the tasks.
+    """Return ``[function(task) for task in tasks]``, in the order of the tasks, several of which run at once.
 
-    function: travels to other processes, as tasks and results do, by value where it is not importable, once a process.
-        It must not depend on the caller's random generators: a task brings a seed.
-    cores: processes; 1: one task after the other in this one; 0: as many as cores. An executor in force decides.
-    names: what errors call the tasks.   all_threads: a task in this process computes on as many threads as there are.
-    report: called as report(tasks done, of how many, figures); of tasks that report their progress also the shares.
-    progress, done: called as progress(index, share, figures) with what a task reports; done(index, result) at its end.
-    failed: what stands for a task that raised UserError, or whose process died each time that it was run again, the
-        last time alone (``WorkerDied``); without it that error is raised.
+    function: pickled, like tasks and results, and by value if it cannot be imported; sent once to each process. It must
+        not depend on the caller's random generators: each task contains its seed.
+    cores: number of processes. 1 runs one task after the other in this process; 0 takes one process per core. Inside
+        ``executor(…)`` the executor decides instead.
+    names: names of the tasks in errors.   all_threads: let a task in this process use all threads.
+    report: called as report(number of tasks done, number of tasks, figures); the shares that tasks report are included.
+    progress, done: called as progress(index, share, figures) when a task reports, as done(index, result) at its end.
+    failed: called as failed(task, error); returns the result of a task that raised UserError or whose process died in
+        every attempt, the last time alone (``WorkerDied``). Without it the error is raised.
     watch: called in this process several times a second; it may raise.
-    Raises what a task raised, with the task named in it: the message of a UserError, a note of any other. That, what
-    ``watch`` and the other callbacks raise, and Ctrl-C stop the run: no task is begun, those at work can see it by
-    ``should_stop``, and it is raised once they have ended, or after ``grace`` seconds (on a cluster: at once). A second
-    Ctrl-C ends the waiting. Where a task fails after Ctrl-C, as its last file cannot be written, its error is raised.
+    Raises what a task raised, with the task's name in the message of a UserError, or in a note of any other error. Such
+    an error, an error of a callback, and Ctrl-C stop the run: no further task is started, running ones can see it with
+    ``should_stop``, and the error is raised when they have ended, or after ``grace`` seconds (on a cluster: at once). A
+    second Ctrl-C ends the waiting. An error of a task after Ctrl-C (for example its last file cannot be written) is
+    raised instead of KeyboardInterrupt.
     """
     if cores < 0:
         raise UserError(f"cores must be a number of processes, or 0 for all there are, got {cores}")
@@ -74,7 +76,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 @dataclass
 class _Run:
-    """One call of ``map_tasks``: its results, what its caller hears, and why it is to stop (``reason``)."""
+    """One call of ``map_tasks``: its arguments, its results, and the error that stops it (``reason``)."""
 
     tasks: Sequence
     names: Sequence[str]
@@ -131,7 +133,7 @@ class _Run:
                 raise self.reason
 
     def within(self, pool: Any, grace: float) -> None:
-        """In a pool's workers; a task whose process died runs again, after the second time alone, after the others."""
+        """Run the tasks in a pool's workers. A task whose process died runs again; see ``SUSPECT``."""
         waiting, deaths, at_work, given_up = deque(range(len(self.tasks))), Counter(), {}, []
         ended: queue.SimpleQueue = queue.SimpleQueue()
         deadline: float | None = None
@@ -145,7 +147,7 @@ class _Run:
                     at_work[future] = waiting.popleft()
                     future.add_done_callback(ended.put)
                 with contextlib.suppress(queue.Empty):
-                    number = at_work.pop(future := ended.get(timeout=0.1))  # seconds between two looks
+                    number = at_work.pop(future := ended.get(timeout=0.1))
                     if not self._take(pool, number, future):
                         deaths[number] += 1
                         (waiting if deaths[number] <= SUSPECT else given_up).append(number)
@@ -167,11 +169,11 @@ class _Run:
                     break
         if self.reason is not None:
             raise self.reason
-        for number in given_up:  # the caller may end with the first of them
+        for number in given_up:  # the first one raises, unless the caller has given ``failed``
             self.finish(number, False, WorkerDied(f"{self.names[number]}: {DIED}"))
 
     def _take(self, pool: Any, number: int, future: Any) -> bool:
-        """What came of a task; False where its process died."""
+        """Take the result or error of a task; return False if its process died."""
         try:
             good, result, warned = pickle.loads(future.result())
         except pool.died:
@@ -180,6 +182,6 @@ class _Run:
             good, result, warned = False, named(error, self.names[number]), ()
         for message in warned:
             warnings.warn(message, stacklevel=5)
-        if self.reason is None or not isinstance(result, KeyboardInterrupt):  # by which tasks end that were asked to
+        if self.reason is None or not isinstance(result, KeyboardInterrupt):  # which tasks that are stopped raise
             self.finish(number, good, result)
         return True

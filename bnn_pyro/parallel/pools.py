@@ -1,6 +1,6 @@
-"""The workers of one call of ``map_tasks``: processes of this machine, by loky, or those of a Dask cluster.
+"""The worker processes of ``map_tasks``: on this machine, with loky, or on a Dask cluster.
 
-A task goes there as a future, and reports from there through a channel.
+A task is submitted as a future, and reports its progress through a channel.
 """
 
 import itertools
@@ -33,23 +33,23 @@ from bnn_pyro.parallel.executor import executor
 from bnn_pyro.progress import Channel, Figures, should_stop
 
 PACKAGE = str(Path(__file__).parents[1])
-#: Seconds that a worker waits for another task: those of a parent that was killed end by themselves.
+#: Seconds after which a worker without a task ends, so that no worker outlives a killed parent for long.
 IDLE = 60.0
-#: The file that is there as long as the results of a call's tasks are waited for.
+#: Name of the file that exists while the results of a call's tasks are wanted.
 WANTED = "wanted"
-#: Seconds between two reports of a task, by its file and by an event.
+#: Seconds between two reports of a task, in its file and as a Dask event.
 EVERY, EVENT = 0.05, 1.0
-#: Workers without a task, each an executor of one process, and since when: the next call need not start them again.
+#: (time when it became idle, worker) of idle workers, each an executor with one process, which the next call reuses.
 _SPARE: list[tuple[float, ProcessPoolExecutor]] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_SPARE.clear)
 
 
 class ProcessPool:
-    """One loky executor a worker, so that a process that dies takes one task with it.
+    """Workers that are loky executors with one process each, so that the death of a process affects one task only.
 
-    size: tasks at once.   waits: whether tasks have time to end by themselves once they were asked to.
-    died: what the future of a task raises whose process ended.
+    size: number of tasks at once.   waits: whether stopped tasks get time to end by themselves.
+    died: the error (or errors) of a future whose process died.
     """
 
     waits, died = True, BrokenProcessPool
@@ -63,7 +63,7 @@ class ProcessPool:
         stack.callback(self._end)
 
     def start(self, number: int, task: Any, name: str) -> Future:
-        """Give a task to a worker: its future."""
+        """Give a task to a worker and return its future."""
         connect = partial(_file_channel, self.folder, number, os.getpid())
         what = self.folder.name, self.function, cloudpickle.dumps(task), name, connect
         while True:
@@ -80,24 +80,24 @@ class ProcessPool:
             _SPARE.append((time.monotonic(), worker))
 
     def progress(self, numbers: Iterable[int]) -> Iterator[tuple[int, float, Figures]]:
-        """(number, share, figures) of these tasks, as they last reported; of a task that is writing, nothing."""
+        """Yield the last reports (number, share, figures) of these tasks; a task that is just writing is left out."""
         for number in numbers:
             with suppress(ValueError, OSError):
                 yield number, *json.loads((self.folder / str(number)).read_bytes())
 
     def stop(self) -> None:
-        """Ask the tasks at work to end: by a file that goes, which a full disk does not prevent."""
+        """Ask running tasks to end, by removing a file, which works on a full disk too."""
         (self.folder / WANTED).unlink(missing_ok=True)
 
     def _end(self) -> None:
-        """Kill the processes whose results nobody waits for."""
+        """Kill the processes that still run."""
         for worker in list(self.workers.values()):
             worker.shutdown(wait=True, kill_workers=True)
 
 
 def _worker() -> ProcessPoolExecutor:
-    """A process that computes on one thread and leaves Ctrl-C to its parent from before it has imported anything."""
-    while _SPARE:  # one whose process is still there: loky may not notice the death of one that it has to start again
+    """Return a worker that computes on one thread and ignores Ctrl-C from its start: the parent handles it."""
+    while _SPARE:  # reuse only a worker whose process still runs: loky may not notice the death of a restarted one
         since, worker = _SPARE.pop()
         if time.monotonic() - since < IDLE / 2:
             return worker
@@ -108,7 +108,7 @@ def _worker() -> ProcessPoolExecutor:
 
 @cache
 def _end_with(parent: int) -> None:
-    """End this process once its parent was killed, be it in the midst of a step: a resumed run may be at its task."""
+    """End this process when its parent is killed, even within a step: a resumed run may repeat its task."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -119,13 +119,13 @@ def _end_with(parent: int) -> None:
 
 
 def _file_channel(folder: Path, number: int, parent: int) -> Channel:
-    """To the parent on the same machine, by a file for each task; all of them are to end once ``WANTED`` is gone."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # signals are the parent's to answer
+    """Connect a task to the parent on the same machine by a file; the task should end if ``WANTED`` is removed."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the parent handles signals
     _end_with(parent)
     file, wanted = folder / str(number), folder / WANTED
 
     def send(share: float, figures: Figures) -> None:
-        with suppress(OSError):  # a disk that is full is no fault of the task's
+        with suppress(OSError):  # a full disk is not an error of the task
             file.write_text(json.dumps([share, dict(figures)], default=float))
 
     send(0.0, {})
@@ -133,7 +133,7 @@ def _file_channel(folder: Path, number: int, parent: int) -> Channel:
 
 
 class DaskPool:
-    """All tasks as futures, which Dask keeps in a queue until a worker is free; see ``ProcessPool``."""
+    """Workers of a Dask cluster; all tasks are submitted at once and wait in Dask's queue. See ``ProcessPool``."""
 
     size, waits = math.inf, False
 
@@ -141,23 +141,22 @@ class DaskPool:
         import dask
         from distributed import KilledWorker
 
-        self.died = KilledWorker, CancelledError, OSError  # the last two: the worker with the result in it went away
+        self.died = KilledWorker, CancelledError, OSError  # the last two: the worker that had the result is gone
         self.client, self.at_work, self.reports = client, set(), deque()
-        # Dask takes tasks of one name to last alike, and leaves short ones in the queue where their data are.
+        # Every task has its own name: Dask expects tasks of one name to take equally long, and may not move short ones.
         self.topic, self.keys = f"task{uuid.uuid4().hex}", itertools.count()
-        stack.callback(random.setstate, random.getstate())  # by which Dask measures a sample of what it sends
-        # Dask would warn of data in a task.
+        stack.callback(random.setstate, random.getstate())  # Dask draws random numbers to estimate sizes of data
         stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 PiB"}))
-        # Once a worker: also on one that starts later, or again.
+        # The function is sent once to each worker, also to workers that start later.
         self.function = self.client.submit(bytes, cloudpickle.dumps(function), key=f"data{self.topic}", pure=False)
-        with suppress(ValueError):  # there is no worker, or none any more
-            self.client.replicate(self.function)  # as no worker is then preferred to another for having them
+        with suppress(ValueError):  # there are no workers
+            self.client.replicate(self.function)  # so that no worker is preferred because it has the function
         self.client.subscribe_topic(self.topic, lambda event: self.reports.append(event[1]))
         stack.callback(self._end)
 
     def start(self, number: int, task: Any, name: str) -> Any:
         """See ``ProcessPool``."""
-        if self.function.status == "error":  # the worker died that was to hold these bytes
+        if self.function.status == "error":  # the worker that held the function died
             self.function.retry()
         what = self.topic, self.function, cloudpickle.dumps(task), name, partial(_event_channel, self.topic, number)
         future = self.client.submit(run_task, *what, key=f"{self.topic}-{next(self.keys)}", pure=False)
@@ -166,16 +165,16 @@ class DaskPool:
         return future
 
     def progress(self, numbers: Iterable[int]) -> Iterator[tuple[int, float, Figures]]:
-        """See ``ProcessPool``. Raises UserError where the scheduler is gone."""
+        """See ``ProcessPool``. Raises UserError if the scheduler is gone."""
         if self.client.status != "running":
-            raise UserError(f"the Dask scheduler at {self.client.scheduler.address} is gone; what was finished is kept "
-                            "where a folder was given")  # fmt: skip
+            raise UserError(f"the Dask scheduler at {self.client.scheduler.address} is gone; finished results are kept "
+                            "if a folder was given")  # fmt: skip
         while self.reports:
             yield self.reports.popleft()
 
     def stop(self) -> None:
-        """See ``ProcessPool``: tasks that wait are taken back; those at work see it, if they ask."""
-        with suppress(Exception):  # the scheduler may be away
+        """See ``ProcessPool``; waiting tasks are cancelled, running ones can see it with ``should_stop``."""
+        with suppress(Exception):  # the scheduler may be gone
             self.client.cancel(list(self.at_work), force=True)
 
     def _end(self) -> None:
@@ -185,7 +184,7 @@ class DaskPool:
 
 
 def _event_channel(topic: str, number: int) -> Channel:
-    """To the client of a Dask cluster, by events of its scheduler; a task that is cancelled is to end."""
+    """Connect a task to the client of a Dask cluster by events of the scheduler; it should end if it is cancelled."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -198,14 +197,14 @@ def _event_channel(topic: str, number: int) -> Channel:
     return Channel(lambda share, figures: worker.log_event(topic, [number, share, dict(figures)]), unwanted, EVENT)
 
 
-#: Held by the task that this process is at: parameter store, random generators and threads are a process's own.
+#: One task at a time runs in a process, because all share its parameter store, random generators and threads.
 _ALONE = threading.Lock()
-#: {call: the function of its tasks}, of one call: large ones, with data in them, travel once a process.
+#: {call: the function of its tasks} of the last call, so that a function with much data is unpickled once per process.
 _FUNCTIONS: dict[str, Callable[[Any], Any]] = {}
 
 
 def one_thread() -> AbstractContextManager[None]:
-    """``isolation.one_thread``, but that torch is not loaded for it in a worker: those of our own start with one."""
+    """Return ``isolation.one_thread()``, or nothing in a worker without torch, which starts with one thread."""
     if "torch" not in sys.modules and os.environ.get("OMP_NUM_THREADS") == "1":
         return nullcontext()
     from bnn_pyro import isolation
@@ -214,9 +213,9 @@ def one_thread() -> AbstractContextManager[None]:
 
 
 def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect: Callable[[], Channel]) -> bytes:
-    """In another process: (whether there is a result, it or else the error, what the package warned of), pickled.
+    """Run a task in a worker; return pickled (whether it succeeded, its result or error, warnings of the package).
 
-    call: of ``map_tasks``, one name for all its tasks.   function: pickled, or the file that it is in.
+    call: a name for the call of ``map_tasks``.   function: pickled, or the file that has the pickled function.
     """
     with _ALONE, executor("here"), one_thread(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -235,9 +234,9 @@ def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect:
 
 
 def _failure(error: BaseException, name: str) -> bytes:
-    """What a task raised, named; where that cannot travel, a RuntimeError."""
+    """Pickle the error of a task, with the task's name; an error that cannot be pickled becomes a RuntimeError."""
     where = "".join(traceback.format_exception(error))
-    if isinstance(error, SystemExit):  # which would end the caller without a word
+    if isinstance(error, SystemExit):  # it would end the caller without a message
         error = RuntimeError(f"{type(error).__name__}: {error}")
     error = named(error, name)
     if not isinstance(error, UserError):
@@ -252,7 +251,7 @@ def _failure(error: BaseException, name: str) -> bytes:
 
 
 def named(error: BaseException, name: str) -> BaseException:
-    """The error with the name of its task: in the message of a UserError, in a note of any other."""
+    """Add the name of a task to its error: to the message of a UserError, as a note to any other."""
     if isinstance(error, UserError):
         return type(error)(f"{name}: {error}")
     error.add_note(f"in {name}")

@@ -1,7 +1,7 @@
-"""The folders that commands write, and that nothing which is not one of them is ever touched.
+"""Folders that commands write; a folder or file that no command has written is never changed.
 
-The files of a run are listed in docs/command-line.md. A check has check.json, check.html and figures; a sweep: see
-``runs.sweep``. Every file is written whole or not at all.
+The files of a run are listed in docs/command-line.md, those of a sweep in ``runs.sweep``. A check has check.json,
+check.html and figures. Every file is written atomically.
 """
 
 import json
@@ -33,7 +33,7 @@ NUMBER, VERDICT = int | float | None, {"level": str, "about": str, "sentence": s
 COVERAGE = {"level": NUMBER, "method": str, "data": str, "calibration_rows": int, "note": str,
             "table": [{"rows": str, "prediction": str, "covered": NUMBER, "covered_low": NUMBER,
                        "covered_high": NUMBER, "size": NUMBER, "nll": NUMBER}]}  # fmt: skip
-#: Of these files, what is read (the kind of every value by its key, "*" for all keys) and the command that writes it.
+#: {file that is read: (its shape, see ``files.has_shape``; the command that writes it again, or "")}.
 SHAPES: dict[str, tuple[dict[str, Any], str]] = {
     "metrics.json": ({"*": NUMBER, "failed": str, "worse": str, "targets": {"*": {"*": NUMBER}},
                       "class_rows": {"*": int}, "class_predictions": {"*": int}, "errors_by": {"*": NUMBER},
@@ -54,8 +54,8 @@ SHAPES: dict[str, tuple[dict[str, Any], str]] = {
 class OutputFolder:
     """A folder that a command writes.
 
-    kind    what it is called       main  the file that shows that it is one
-    page    the HTML that it has    begun_again  how one goes on where there is one already
+    kind  its name in messages            main  the file that identifies such a folder
+    page  the name of its HTML page       begun_again  advice if there is such a folder already
     """
 
     path: Path
@@ -66,15 +66,15 @@ class OutputFolder:
 
     @classmethod
     def claim(cls, path: str | Path, *, resume: bool = False, overwrite: bool = False) -> Self:
-        """A folder that may be written to; nothing is written or removed yet.
+        """Return a folder that may be written to, without writing or removing anything.
 
-        Raises UserError where something else is there, or one of this kind and neither ``resume`` nor ``overwrite``.
+        Raises UserError if the path is something else, or such a folder without ``resume`` or ``overwrite``.
         """
         folder = cls(Path(path))
         if resume and overwrite:
             raise UserError("--resume goes on with a run and --overwrite replaces it; give one of them")
         if resume and not folder.is_begun:
-            raise UserError(f"nothing to resume: {path} is no {cls.kind}; leave out --resume to start one")
+            raise UserError(f"nothing to resume: {path} is not a {cls.kind}; leave out --resume to start one")
         if folder.path.exists() and not folder.path.is_dir():
             raise UserError(f"--out {path} is a file; choose a folder that does not exist yet")
         if not folder.is_begun and is_occupied(folder.path):
@@ -85,17 +85,17 @@ class OutputFolder:
 
     @staticmethod
     def default_path(name: str, *, resume: bool) -> Path:
-        """runs/NAME; with ``-2``, ``-3``, … where that is taken, or the last of them to resume."""
+        """Return runs/NAME, or if it exists runs/NAME-2, -3, …; with ``resume`` the last one that exists."""
         last, free, number = Path("runs") / name, Path("runs") / name, 2
         while free.exists():
             last, free, number = free, Path("runs") / f"{name}-{number}", number + 1
         return last if resume else free
 
-    #: Whether there is one of this kind, finished or not.
+    #: Whether there is such a folder, finished or not.
     is_begun = property(lambda self: (self.path / self.main).is_file())
 
     def read(self, name: str) -> dict[str, Any]:
-        """A JSON file; {} where it is not there yet. Raises UserError where it is damaged."""
+        """Read a JSON file; {} if it does not exist. Raises UserError if it is damaged."""
         if not (path := self.path / name).is_file():
             return {}
         with suppress(ValueError, RecursionError):
@@ -105,13 +105,13 @@ class OutputFolder:
         raise self.damaged(name)
 
     def damaged(self, name: str) -> UserError:
-        """The error for a JSON file that does not hold what it should, with the command that writes it again."""
+        """Return the error for a JSON file with wrong content; it names the command that writes the file again."""
         command = SHAPES[name][1]
         again = f"write it again: {command} {self.path}" if command else "the report does without it"
         return UserError(f"{self.path / name} is damaged; remove it, and {again}")
 
     def write(self, name: str, content: str | bytes | Mapping[str, Any]) -> Path:
-        """Write one file as a whole: text, bytes, or JSON."""
+        """Write one file atomically: text, bytes, or a mapping as JSON."""
         path = self.path / name
         if isinstance(content, Mapping):
             content = json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n"
@@ -119,7 +119,7 @@ class OutputFolder:
         return path
 
     def write_figures(self, pictures: Iterable["Picture"], former: Iterable[str] = ()) -> None:
-        """figures/NAME.png of each; others whose names are among ``former``, as of ``glob``, are removed."""
+        """Write figures/NAME.png for each picture, and remove other figures that match a pattern in ``former``."""
         names = {f"{picture.name}.png": picture.png for picture in pictures}
         for old in (path for name in former for path in (self.path / "figures").glob(f"{name}.png")):
             if old.name not in names:
@@ -143,12 +143,12 @@ class RunFolder(OutputFolder):
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """A finished run. Raises UserError where there is none."""
+        """Return the folder of a finished run. Raises UserError if there is none."""
         folder = cls(Path(path))
         if not folder.path.is_dir():
             raise UserError(f"no run folder {path}" + (": it is a file" if folder.path.is_file() else ""))
         if not folder.is_begun:
-            of = "; what posterior.save() wrote is for bp.load(…), and `train` makes runs"
+            of = "; it was written by posterior.save() and is for bp.load(…), while `train` makes runs"
             raise UserError(f"{path} is not a run: it has no config.json of one"
                             f"{of if (folder.path / 'posterior.json').exists() else ''}")  # fmt: skip
         if not folder.is_trained:
@@ -165,18 +165,18 @@ class RunFolder(OutputFolder):
     #: Whether the posterior is there.
     is_trained = property(lambda self: all((self.path / name).is_file() for name in ARCHIVE))
 
-    #: The run of the deterministic network beside it.
+    #: The folder of the deterministic network that the run is compared with.
     baseline = property(lambda self: RunFolder(self.path / "baseline"))
 
     @property
     def recipe(self) -> Recipe:
-        """What was run. Raises UserError where the file is damaged."""
+        """The recipe of the run. Raises UserError if the file is damaged."""
         path = self.path / "config.json"
         config = read_config(path)
         try:
             if "name" not in config.get("data", {}) or "inference" not in config:
                 raise UserError("it names no data, or no inference method")
-            if self.is_trained:  # they decide nothing after the fit
+            if self.is_trained:  # former settings do not matter after the fit
                 former, settings = self.former_settings, config.get("inference_settings", {})
                 config["inference_settings"] = {k: v for k, v in settings.items() if k not in former}
             return Recipe.from_dict(config)
@@ -185,7 +185,7 @@ class RunFolder(OutputFolder):
 
     @property
     def former_settings(self) -> dict[str, Any]:
-        """Settings of its method that only earlier versions had, or with values that only these took."""
+        """Settings of the run's method that only earlier versions had, or with values that only they accepted."""
         config = read_config(self.path / "config.json")
         method = METHODS.get(config.get("inference"))
         names, values = getattr(method, "former", {}), getattr(method, "former_values", {})
@@ -194,10 +194,10 @@ class RunFolder(OutputFolder):
 
     @contextmanager
     def begun(self, recipe: Recipe, *, keep: bool = False, new: bool = False) -> Iterator[None]:
-        """The folder with its recipe in it, rank 0's alone to write to while the block of all ranks lasts.
+        """Write the recipe into the folder, and lock the folder on rank 0 during the block, which all ranks run.
 
-        Without ``keep`` a former run's own files are removed first. Raises UserError where another process is at it,
-        or, with ``new``, has begun a run here since the folder was claimed.
+        Without ``keep`` the files of a former run are removed first. Raises UserError if another process writes to the
+        folder, or if, with ``new``, another run was begun here since the folder was claimed.
         """
         with ExitStack() as stack:
             with here().agreed():
@@ -215,7 +215,7 @@ class RunFolder(OutputFolder):
             yield
 
     def _clear(self) -> None:
-        """Remove the files that a run writes, by their names; whatever else lies in the folder stays."""
+        """Remove the files that a run writes, by their names; other files in the folder stay."""
         files = (self.path / name for name in (*ARCHIVE, *FILES, "checkpoint/training.pt"))
         for file in (*files, *(self.path / "figures").glob("*.png"), *self.path.glob("metrics-*.json")):
             file.unlink(missing_ok=True)
@@ -227,12 +227,12 @@ class RunFolder(OutputFolder):
                 (self.path / inside).rmdir()
 
     def facts(self, name: str | None = None) -> RunFacts:
-        """What the files of a finished run say; ``name`` is what its column is headed with."""
+        """Read the facts of a finished run from its files.   name: the heading of its column in tables."""
         recipe, meta = self.recipe.to_dict(), read_archive(self.path)[1]
         recipe["inference_settings"] = meta["provenance"].get("method_settings", recipe["inference_settings"])
         label, baseline = name or f"{recipe['variant']} ({recipe['inference']})", self.baseline
         names = ["metrics", "environment", "convergence", "rows", "sites", "boosting"]
-        names += ["guarantees"] * (self.path / "calibration.json").is_file()  # without it they are of none
+        names += ["guarantees"] * (self.path / "calibration.json").is_file()  # they belong to that calibration
         return RunFacts(
             label, str(self.path), meta["schema"]["task"], recipe, provenance=meta["provenance"],
             baseline=baseline.facts() if baseline.is_trained else None,
@@ -240,7 +240,7 @@ class RunFolder(OutputFolder):
         )  # fmt: skip
 
     def check_data(self, posterior: Posterior, data: Dataset) -> None:
-        """Raises UserError unless the training rows are those that the posterior was fitted to."""
+        """Raise UserError unless the posterior was fitted to these training rows."""
         if (trained := posterior.provenance.get("fingerprint")) != data.fingerprint:
             raise UserError(f"the training rows of {data.name} are not those that {self.path} was trained on "
                             f"(fingerprint {data.fingerprint}, then {trained}): the file or the loader has changed; "

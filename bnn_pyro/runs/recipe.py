@@ -1,6 +1,6 @@
-"""A recipe is everything needed to run something again: what ``config.json`` holds and ``train`` starts from.
+"""Recipes: everything that is needed to run a fit again, as it is saved in ``config.json``.
 
-It is resolved from layers, later ones over earlier ones: defaults, a config file, flags.
+A recipe is resolved from the defaults, then a config file, then the flags of the command line; later ones win.
 """
 
 import csv
@@ -21,25 +21,25 @@ from bnn_pyro.settings import Settings, setting
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import AUTO, Setup, make_setup, set_up
 
-#: How data can be loaded: the keys of a recipe's ``data``, arguments of ``load_data``, and what a config file may say.
+#: {argument of ``load_data``: its type}: the keys of a recipe's ``data``, and of "data" in a config file.
 DATA_KEYS = {"name": str, "target": str, "features": list[str], "exclude": list[str], "categorical": list[str],
              "task": str, "classes": list[str], "target_scale": str, "dates": str, "scale": str, "missing": str,
              "drop_missing": bool, "unseen": str, "groups": str, "time": str, "exposure": str, "event": str,
              "fractions": list[float], "splits": str, "split": int, "validation": int, "limit": int,
              "seed": int}  # fmt: skip
-#: What `train` takes without data: few training rows, where networks differ most, and enough to tell them apart by.
+#: The default data of `train`: few training rows, so that networks differ, and many test rows, to measure it.
 EXAMPLE = {"name": "digits", "fractions": [0.15, 0.05, 0.8]}
-#: A data option as of earlier runs, and now: it makes a difference where ``Schema.x_tails`` has any.
+#: (data option, its value in runs of earlier versions, in new runs): equivalent if ``Schema.x_tails`` is empty.
 EARLIER = ("scale", "standard", "auto")
-#: The other keys of a config file.
+#: {key of a config file: its type}.
 KEYS = {"variant": str, "variant_settings": dict, "inference": str, "inference_settings": dict, "data": dict,
         "seed": int, "num_draws": int, "device": str, "baseline": bool, "boosting": bool, "auto": dict,
         "conformal": float}  # fmt: skip
-#: Those that become objects of a recipe.
+#: Keys that are represented by the objects ``entry`` and ``method`` of a recipe.
 NAMES = ("variant", "variant_settings", "inference", "inference_settings")
-#: The variant where a file names a method alone.
+#: The default variant if only a method is named.
 VARIANT = "mean-field"
-#: The baseline of variants that name none, and how all are fitted: one point estimate.
+#: The variant of the baseline, unless a variant names another one; and the method (a point estimate) of all baselines.
 BASELINE = ("mlp", "map")
 
 
@@ -48,9 +48,9 @@ class Recipe(Setup, Settings):
     """A variant, a method and data, each with its settings.
 
     data       ``name`` (a name in ``DATASETS``, or an absolute path) and arguments of ``load_data``
-    num_draws  S of every prediction
-    baseline   whether the deterministic network is trained beside it
-    boosting   whether gradient boosting is, where the data are a table
+    num_draws  number of draws S of every prediction
+    baseline   whether a deterministic network is trained for comparison
+    boosting   whether gradient boosting is trained for comparison, if the data are a table
     conformal  level of conformal intervals or sets, for which half of the validation rows are set aside; 0: none
     """
 
@@ -64,17 +64,17 @@ class Recipe(Setup, Settings):
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> Self:
-        """Of what config.json holds, ``KEYS``. Raises UserError for names, settings or values that there are not."""
+        """Make a recipe of the ``KEYS`` of a config.json. Raises UserError for unknown names, settings or values."""
         setup = make_setup(config.get("variant", VARIANT), config.get("inference"))
         setup = setup.changed(*(config.get(name, {}) for name in ("variant_settings", "inference_settings")))
         return cls(setup.entry, setup.method, **{k: v for k, v in config.items() if k not in NAMES})
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json holds, all of ``KEYS``."""
+        """Return the content of config.json, all of ``KEYS``."""
         return {key: getattr(self, key) for key in KEYS}
 
     def load(self) -> Dataset:
-        """The data, for ``conformal`` with half of the validation rows set aside."""
+        """Load the data; for ``conformal`` half of the validation rows are set aside."""
         data = _load(self.data)
         if not self.conformal:
             return data
@@ -87,29 +87,29 @@ class Recipe(Setup, Settings):
 
     @property
     def data_name(self) -> str:
-        """The name of the data set, or a file's stem."""
+        """The name of the data set, or the stem of the file."""
         name = self.data["name"]
         return name if name in DATASETS else Path(name).stem
 
     def difference(self, other: Self) -> tuple[str, Any, Any] | None:
-        """(name, value, the other's) of the first thing that would make another posterior; None where there is none."""
+        """Return (name, value, the other's value) of the first difference that changes the posterior, or None."""
         for name in ("variant", "inference", "seed", "conformal"):
             if getattr(self, name) != getattr(other, name):
                 return name, getattr(self, name), getattr(other, name)
         for name in ("variant_settings", "inference_settings", "data"):
-            now, then = (located(getattr(recipe, name)) for recipe in (self, other))  # earlier versions' may not be
+            now, then = (located(getattr(recipe, name)) for recipe in (self, other))  # for recipes of earlier versions
             for key in {**then, **now}:
                 if now.get(key) != then.get(key) and (key, then.get(key), now.get(key)) != EARLIER:
                     return key.replace("_", " "), now.get(key), then.get(key)
         return None
 
-    #: The variant and the method that the variant is compared with.
+    #: The variant and method of the baseline.
     own_baseline = property(lambda self: (getattr(self.entry, "baseline", BASELINE[0]), BASELINE[1]))
 
     def for_baseline(self, schema: Schema) -> Self | None:
-        """What to compare with: a deterministic network on the same data, or None.
+        """Return the recipe of a deterministic network on the same data to compare with, or None.
 
-        It is the backbone of a last layer; else one of the same architecture, with its epochs, batches and patience.
+        It is the backbone of a last layer; else a network of the same architecture, epochs, batch size and patience.
         """
         if (backbone := self.backbone_variant(schema)) is not None:
             setup = make_setup(backbone)
@@ -118,7 +118,7 @@ class Recipe(Setup, Settings):
         else:
             shared, decay = self.variant_settings, {}
             prior = shared.pop("prior", None)
-            # No baseline: a point mass in a scale mixture's narrow peak, at gamma's or ard's mode 0, or without decay.
+            # With these priors the point estimate is in the narrow peak of the mixture, or at the mode 0 of the scales.
             if prior is not None and not str(prior).startswith(("scale-mixture", "gamma", "ard", "by-target")):
                 decay = {"prior": prior}
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}
@@ -127,7 +127,7 @@ class Recipe(Setup, Settings):
 
 
 def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
-    """(the text of a "TOML" or "JSON" file, its content). Raises UserError where it is absent or is no such table."""
+    """Return (text, content) of a "TOML" or "JSON" file. Raises UserError if it is absent or not a valid table."""
     if not path.is_file():
         raise UserError(f"no {what} {path}")
     with refusing(f"{path} is not valid {form}: {{error}}", ValueError, RecursionError):
@@ -139,20 +139,23 @@ def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The keys of a JSON or TOML config file. Raises UserError where it is absent, unreadable, or has unknown keys."""
+    """Read a JSON or TOML config file. Raises UserError if it is absent, unreadable, or has unknown keys."""
     path = Path(path)
     _, config = read_file(path, "config file", "TOML" if path.suffix == ".toml" else "JSON")
     check_keys(path, "key", config, KEYS)
     if config.get("data") is not None:
         check_keys(path, "key of 'data'", config["data"], DATA_KEYS)
         config["data"] = {k: v for k, v in config["data"].items() if v is not None}
-        if path.name == "config.json":  # a run's: earlier versions had no other scale, and did not write it
+        if path.name == "config.json":  # runs of earlier versions did not write the only scale that they had
             config["data"].setdefault("scale", "standard")
     return {k: v for k, v in config.items() if v is not None}
 
 
 def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
-    """Refuse unknown keys, and values not of ``kinds`` (type or list[type]; None: not given); place: file and table."""
+    """Raise UserError for unknown keys, and for values (other than None) that are not of their type or list[type].
+
+    place: the file and table, for messages.
+    """
     for key, value in values.items():
         check_known(f"{what} in {place}", kinds, key)
         items, kind = ([value], kinds[key]) if not get_args(kinds[key]) else (value, *get_args(kinds[key]))
@@ -166,9 +169,9 @@ def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: M
 
 
 def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Recipe:
-    """Defaults < config < flags. Raises UserError for unknown names, or values of the wrong kind.
+    """Make a recipe from the flags, else the config, else defaults. Raises UserError for unknown names or wrong types.
 
-    settings: of the variant or the method, by their names; None takes those of the flags.
+    settings: {name: value} of settings of the variant or the method; None takes those of the flags.
     """
     flags = {k: v for k, v in vars(args).items() if v is not None}
     named = flags.get("inference") or config.get("inference")
@@ -180,7 +183,7 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     elif variant != AUTO and "minutes" in flags:
         raise UserError(f"--minutes is for auto; leave it out, or take train {AUTO} instead of {variant}")
     data = {"scale": "auto"} | _data_options(flags, config.get("data") or {})
-    stored = config if variant == of_config else {}  # settings are those of a variant
+    stored = config if variant == of_config else {}  # settings of another variant do not apply
     method = flags.get("inference") or stored.get("inference")
     same_method = method == (stored.get("inference") or method)
     of_variant = located(stored.get("variant_settings") or {})
@@ -200,12 +203,12 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
 
 
 def _load(data: Mapping[str, Any]) -> Dataset:
-    with quiet():  # each command reads the data again; `train` says what is doubtful in them
+    with quiet():  # each command reads the data again, but only `train` prints the doubts about them
         return load_data(data["name"], **{k: v for k, v in data.items() if k != "name"})
 
 
 def flag_settings(args: Namespace) -> dict[str, Any]:
-    """Settings of variant or method among the flags, --set last; texts as they were typed."""
+    """Return the settings of variant and method among the flags, --set last; texts are not converted."""
     names = "hidden activation prior noise likelihood bias module epochs batch_size lr"
     settings = {name: getattr(args, name) for name in names.split() if getattr(args, name, None) is not None}
     for text in getattr(args, "set", None) or ():
@@ -217,7 +220,7 @@ def flag_settings(args: Namespace) -> dict[str, Any]:
 
 
 def located(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a variant, or data options, with the files and folders that there are by their absolute paths."""
+    """Return settings of a variant, or data options, with absolute paths for files and folders that exist."""
     absolute = dict(options)
     for key in ("name", "splits", "backbone"):
         text = options.get(key)
@@ -228,7 +231,7 @@ def located(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data_options(flags: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data options of flags over those of a config; those of another data set are left out."""
+    """Return the data options of the flags, and those of the config if they are for the same data set."""
     name = located({"name": flags["data"]})["name"] if "data" in flags else None
     data = {"name": "digits", **located(data)}
     data = data if name in (None, data["name"]) else {"name": name}

@@ -1,6 +1,7 @@
-"""A sweep from its file to its results: the fits that are missing are made, and all that are finished are averaged.
+"""Run a sweep: make the missing fits and average all finished ones.
 
-Its folder has a run folder a fit, which alone tells what is finished, sweep.json, results.csv, sweep.html and figures.
+The folder of a sweep has one run folder per fit, which alone determines whether the fit is finished, and sweep.json,
+results.csv, sweep.html and figures.
 """
 
 import functools
@@ -32,16 +33,16 @@ from bnn_pyro.settings import plain
 
 
 class SweepFolder(OutputFolder):
-    """Where the fits of a sweep lie; one may always go on with it."""
+    """The folder of a sweep, which can always be continued."""
 
     kind, main, page, begun_again = "sweep", "sweep.json", "sweep.html", ""
 
     def run(self, task: RunTask) -> RunFolder:
-        """The folder of a fit."""
+        """Return the folder of a fit."""
         return RunFolder(self.path / task.name)
 
     def status(self, task: RunTask) -> tuple[str, str]:
-        """(where a fit stands by what is in its folder, the reason where that is a fit of other settings)."""
+        """Return (state of a fit by the files in its folder, the reason if the folder has other settings)."""
         if not (run := self.run(task)).is_begun:
             return (CHANGED, "is no run") if run.path.is_file() or is_occupied(run.path) else (MISSING, "")
         try:
@@ -56,19 +57,19 @@ class SweepFolder(OutputFolder):
             changed = "scale", "auto", "standard"
         if changed is not None:
             what, now, then = changed
-            # One that was cut off has no result that could be lost, or taken for that of these settings.
+            # An interrupted fit with other settings has no result that could be lost: it is made again.
             state = CHANGED if run.is_trained else MISSING
             return state, f"was fitted with {what} {setting_text(then)}, not {setting_text(now)}"
         scored = run.is_trained and all((run.path / name).is_file() for name in ("metrics.json", REPLICATES))
         names, num = ("baseline", "boosting"), task.recipe.num_draws
         same = former.num_draws == num and all(getattr(former, k) >= getattr(task.recipe, k) for k in names)
-        if scored and same:  # `evaluate --num-draws` may have scored it otherwise
+        if scored and same:  # `evaluate --num-draws` may have scored it with another number of draws
             facts = run.facts()
             same = facts.metrics.get("num_draws", num) == min(num, facts.provenance.get("stored_draws", num))
         return FINISHED if scored and same else BEGUN, ""
 
     def outcome(self, task: RunTask, error: str = "") -> dict[str, Any]:
-        """What sweep.json says of a fit: who it is, and its metrics, seconds and rows where it is finished."""
+        """Return the entry of a fit in sweep.json: its identity and, if it is finished, metrics, seconds and rows."""
         run, recipe = self.run(task), task.recipe
         outcome = {name: getattr(task, name) for name in ("name", "data", "seed", "split")}
         outcome |= {name: getattr(recipe, name) for name in ("variant", "inference")}
@@ -93,7 +94,7 @@ class SweepFolder(OutputFolder):
         }
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Replace sweep.json, and results.csv: a row a fit with its settings, and every number of its metrics.json."""
+        """Write sweep.json, and results.csv: one row per fit with its settings and the numbers of its metrics.json."""
         self.write(self.main, results)
         rows = [
             {"failure" if k == "error" else k: v for k, v in fit.items() if not isinstance(v, Mapping)}
@@ -108,12 +109,13 @@ class SweepFolder(OutputFolder):
 def run_sweep(
     config: SweepConfig, folder: SweepFolder, facts: dict[str, Any], *, cores: int = 0, overwrite: bool = False
 ) -> tuple[dict[str, Any], list[DatasetSummary]]:
-    """Make the fits that are missing; (what sweep.json holds of all that there are, its summaries).
+    """Make the missing fits; return (the content of sweep.json, the summaries of the data sets).
 
-    facts: of the command and the machine, kept with the results; the fits are made on the "executor" that they name.
+    facts: about the command and the machine, saved with the results; the fits run on their "executor".
     cores: see ``parallel.map.map_tasks``.
-    overwrite: fits of other settings, or other data, in the way of those of the sweep are replaced.
-    Raises UserError for what can be known before a fit is made, and KeyboardInterrupt after a signal: the rest is kept.
+    overwrite: replace fits that have other settings or other data.
+    Raises UserError for errors that can be found before a fit is made, and KeyboardInterrupt after a signal; finished
+    fits are kept.
     """
     start, tasks = time.perf_counter(), config.tasks
     missing = _missing(config, folder, overwrite)
@@ -140,8 +142,8 @@ def run_sweep(
                 )
             for task in missing:
                 if folder.status(task)[0] != FINISHED:
-                    error = f"it was made where {where} is another folder: workers on other machines need --out on a "
-                    failures.setdefault(task.name, error + "file system that they share with this one")
+                    error = f"it was made on a machine where {where} is another folder: workers need --out on a file "
+                    failures.setdefault(task.name, error + "system that they share with this machine")
     finally:
         facts["seconds"] = f"{time.perf_counter() - start:,.0f}, for {len(missing):,} of {len(tasks):,} fits"
         facts["finished"] = datetime.now(UTC).isoformat(timespec="seconds")
@@ -154,7 +156,7 @@ def run_sweep(
 
 
 def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[RunTask]:
-    """The fits to make. Raises UserError where settings or rows have changed, without ``overwrite``."""
+    """Return the fits to make. Raises UserError if settings or rows have changed, unless ``overwrite``."""
     statuses = {task: folder.status(task) for task in config.tasks}
     others = [task for task, (state, _) in statuses.items() if state == FINISHED and _other_layers(folder, task)]
     statuses |= dict.fromkeys(others, (CHANGED, "was fitted with other layers than those of its module now"))
@@ -168,22 +170,21 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
     rows = {task: fingerprints.get((task.data, task.split)) for task in finished}
     stale = {t.data for t, now in rows.items() if now and folder.outcome(t).get("fingerprint", now) != now}
     if stale and not overwrite:
-        raise UserError(f"the rows of data '{min(stale)}' are not those that finished fits in {folder.path} were "
-                        "trained on: the file has changed; choose another --out, or "
-                        "add --overwrite to make them anew")  # fmt: skip
+        raise UserError(f"the rows of data '{min(stale)}' are not those that fits in {folder.path} were trained on: the "
+                        "file has changed; choose another --out, or add --overwrite")  # fmt: skip
     return [task for task, (state, _) in statuses.items() if state != FINISHED or task.data in stale]
 
 
 @functools.cache
 def _has_tails(options: str) -> bool:
-    """Whether the data of these options, JSON, have columns with long tails; not where they are gone."""
+    """Return whether data have columns with long tails; False if they cannot be loaded.   options: of data, as JSON."""
     with suppress(UserError):
         return bool(Recipe.from_dict({"data": json.loads(options)}).load().schema.x_tails)
     return False
 
 
 def _other_layers(folder: SweepFolder, task: RunTask) -> bool:
-    """Whether a finished fit's module, where it is still there, is another one by now."""
+    """Return whether the module of a finished fit has changed since; False if it cannot be imported any more."""
     if (known_by := getattr(task.recipe.entry, "known_by", None)) is None:
         return False
     with suppress(UserError):
@@ -194,10 +195,10 @@ def _other_layers(folder: SweepFolder, task: RunTask) -> bool:
 
 
 def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[str, int], str]:
-    """Load a split of each data set, and build on it every recipe that is to be fitted there; and one of finished fits.
+    """Load one split of each data set, and build every recipe that is to be fitted on it; one of finished fits too.
 
-    Returns {(data set, split): fingerprint of its training rows} of the splits that were loaded.
-    Raises UserError where data with a fit to make cannot be loaded, or a recipe does not suit them.
+    Returns {(data set, split): fingerprint of its training rows} for the splits that were loaded.
+    Raises UserError if data with fits to make cannot be loaded, or a recipe does not suit them.
     """
     fingerprints = {}
     by_data: dict[tuple[bool, str], dict[str, RunTask]] = {}
@@ -215,20 +216,20 @@ def check_tasks(config: SweepConfig, finished: Sequence[RunTask]) -> dict[tuple[
                 if not done:
                     prepare_run(task.recipe, data)
         except UserError as error:
-            if not done:  # what is finished may outlive its data
+            if not done:  # data of finished fits may have been removed
                 raise UserError(f"{place}: {error}") from None
     return fingerprints
 
 
 @quiet()
 def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool = False) -> str:
-    """Train and score in the fit's folder: "", or what went wrong; a cut-off one goes on without ``overwrite``."""
+    """Make and score a fit in its folder; return "" or the error. An interrupted fit resumes unless ``overwrite``."""
     report_progress(0.0, 1.0)
     folder = RunFolder(sweep / task.name)
     try:
-        with lock_folder(folder.path, wait=600.0):  # seconds: a worker of a stopped sweep may still be at it
+        with lock_folder(folder.path, wait=600.0):  # seconds: a worker of a stopped sweep may still write to it
             begun = SweepFolder(sweep).status(task)[0] == BEGUN
-            (folder.path / "metrics.json").unlink(missing_ok=True)  # scores of other draws, or none
+            (folder.path / "metrics.json").unlink(missing_ok=True)
             recipe, keep, data = task.recipe, begun and not overwrite, task.recipe.load()
             ready, beside = prepare_run(recipe, data)
             with folder.begun(recipe, keep=keep):

@@ -1,7 +1,7 @@
-"""The TOML file of a sweep, read and checked: every recipe on every split of every data set with every seed.
+"""Read and check the TOML file of a sweep: every recipe on every split of every data set with every seed.
 
-docs/sweeps.md has one. A table of data has keys as under `data` in a config file (its name by default the table's), and
-``splits_to_run`` instead of the splits of all; a table of a recipe has the other keys but seed, and a grid of settings.
+docs/sweeps.md has an example. A table [data.NAME] has the keys of `data` in a config file (``name`` is NAME by default)
+and may have its own ``splits_to_run``; a table [recipes.NAME] has the other keys, except seed, and a grid of settings.
 """
 
 import itertools
@@ -18,15 +18,15 @@ from bnn_pyro.runs.recipe import DATA_KEYS, KEYS, Recipe, check_keys, located, r
 from bnn_pyro.zoo import ZOO
 
 ALL = "all"
-#: The keys of the file, and of a recipe in it.
+#: {key: its type} of the file, and of a recipe in it.
 SWEEP_KEYS = {"seeds": list[int], "splits": list[int], "data": dict, "recipes": dict}
 RECIPE_KEYS = {key: kind for key, kind in KEYS.items() if key not in ("data", "seed")} | {"grid": dict}
-#: How long a folder's name may be, in bytes.
+#: The longest name of a folder, in bytes.
 MAX_NAME = 255
-#: A fit's own seed is that of the sweep + SEED_STEP · split. Fits of one seed would begin with the same weights on
-#: every split, and what these do to the result (on a small set as much as the split) would be in no error over splits.
+#: The seed of a fit is the sweep's seed + SEED_STEP · split. With one seed for all splits their fits would share the
+#: initial weights, whose effect (on small data as large as the split's) the error over splits would not include.
 SEED_STEP = 1000
-#: A fit has its scores; was cut off; was never begun; is one of other settings; ended in an error.
+#: States of a fit: it has scores; it was interrupted; it was not begun; it has other settings; it ended in an error.
 FINISHED, BEGUN, MISSING, CHANGED, FAILED = "finished", "begun", "missing", "changed", "failed"
 
 
@@ -34,10 +34,10 @@ FINISHED, BEGUN, MISSING, CHANGED, FAILED = "finished", "begun", "missing", "cha
 class RunTask:
     """One fit of a sweep.
 
-    recipe_name  that of its table and what the grid sets: "mlp prior=fan-in:1"
-    table, data  names of its tables
-    grid         the settings that the grid gives it
-    seed         the sweep's; the recipe's own, of initial weights, order of rows and noise, follows from it
+    recipe_name  the name of its table and its settings of the grid: "mlp prior=fan-in:1"
+    table, data  the names of its tables
+    grid         its settings of the grid
+    seed         the seed of the sweep, from which the recipe's own seed follows (see ``SEED_STEP``)
     split        the number of a given split, or the seed of a random one
     """
 
@@ -51,12 +51,13 @@ class RunTask:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
-        return f"{_folder_name(self.recipe_name)}-{_folder_name(self.data)}-seed{self.seed}-split{self.split}"
+        """The name of its folder; characters other than letters, digits and . , + = - _ become a hyphen."""
+        names = (re.sub(r"[^\w.,+=-]+", "-", name).strip("-.") or "x" for name in (self.recipe_name, self.data))
+        return "-".join([*names, f"seed{self.seed}", f"split{self.split}"])
 
 
 class SweepConfig(NamedTuple):
-    """Every recipe on every split of every data set with every seed.   text: of the file."""
+    """A sweep: its file, the text of the file, and its fits."""
 
     path: Path
     text: str
@@ -64,9 +65,9 @@ class SweepConfig(NamedTuple):
 
 
 def read_sweep_config(path: str | Path) -> SweepConfig:
-    """The sweep that a file asks for; one that is stopped early has all recipes on the first splits.
+    """Read the file of a sweep. Its fits are ordered so that all recipes are fitted on the first splits first.
 
-    Raises UserError, one line that names the file, the table, the key and the way out, for whatever is wrong in it.
+    Raises UserError, one line with the file, the table, the key and what to do, for anything that is wrong in it.
     """
     path = Path(path)
     text, content = read_file(path, "sweep file", "TOML")
@@ -92,19 +93,14 @@ def read_sweep_config(path: str | Path) -> SweepConfig:
 
 
 def setting_text(value: Any) -> str:
-    """A setting's value in a recipe's name."""
+    """Return the text of a setting's value, for the name of a recipe."""
     if isinstance(value, list | tuple):
         return ",".join(map(setting_text, value)) or "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _folder_name(name: str) -> str:
-    """Other characters than letters, digits and . , + = - _ become a hyphen."""
-    return re.sub(r"[^\w.,+=-]+", "-", name).strip("-.") or "x"
-
-
 def _tables(path: Path, content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(name, table) of every [kind.NAME]; at least one."""
+    """Yield (name, table) for every table [kind.NAME]. Raises UserError if there is none."""
     tables = content.get(kind) or {}
     check_keys(f"{path} [{kind}]", "table", tables, dict.fromkeys(tables, dict))
     if not tables:
@@ -113,7 +109,7 @@ def _tables(path: Path, content: Mapping[str, Any], kind: str) -> Iterator[tuple
 
 
 def _numbers(place: str | Path, key: str, table: Mapping[str, Any], kinds: Mapping[str, Any]) -> list[int] | str | None:
-    """Whole numbers, each once, of one key of a table, all of whose keys are checked; ``ALL``, or None without it."""
+    """Return different whole numbers, ``ALL``, or None, from one key of a table; all keys of the table are checked."""
     is_all = [k for k in ("splits", "splits_to_run") if table.get(k) == ALL]
     check_keys(place, "key", {k: v for k, v in table.items() if k not in is_all}, kinds)
     numbers = table.get(key)
@@ -125,21 +121,21 @@ def _numbers(place: str | Path, key: str, table: Mapping[str, Any], kinds: Mappi
 def _dataset(
     path: Path, name: str, table: dict[str, Any], splits: list[int] | str | None
 ) -> list[tuple[str, int, dict[str, Any]]]:
-    """(name, split, keys of a recipe's ``data``) of every split that is run."""
+    """Return (name, split, keys of a recipe's ``data``) for every split to run."""
     place = f"{path} [data.{name}]"
     own_splits = _numbers(place, "splits_to_run", table, {**DATA_KEYS, "splits_to_run": list[int]})
     options = located({"name": name, **table})
     options.pop("splits_to_run", None)
-    key = "split" if "splits" in options else "seed"  # what a split's number is called in a recipe
+    key = "split" if "splits" in options else "seed"  # the key of a split's number in a recipe
     number = options.pop(key, None)
     chosen = splits if own_splits is None else own_splits
     if chosen is None:
         chosen = [number or 0]
     elif number is not None:
-        raise UserError(f"{place}: '{key}' is which split to take, and a list of splits is given too; leave it out, "
-                        f"or take that one alone by splits_to_run = [{number}] here")  # fmt: skip
+        raise UserError(f"{place}: '{key}' chooses a split, and a list of splits is given too; leave it out, or choose "
+                        f"only that split by splits_to_run = [{number}] here")  # fmt: skip
     elif chosen == ALL and key == "seed":
-        raise UserError(f'{place}: "{ALL}" splits are those of a file of given ones, and this has none; give '
+        raise UserError(f'{place}: "{ALL}" splits are those of a file of given splits, and there is none; give '
                         "splits_to_run = [0, 1, 2] here (seeds of random splits), or splits = FILE.npz")  # fmt: skip
     elif key == "split":
         try:
@@ -154,7 +150,7 @@ def _dataset(
 
 
 def _recipes(path: Path, name: str, table: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
-    """(name, the table's name, settings of the grid, keys of a config file) for each combination of a grid's values."""
+    """Yield (name, the table's name, settings of the grid, keys of a config file) for each combination of the grid."""
     place = f"{path} [recipes.{name}]"
     check_keys(place, "key", table, RECIPE_KEYS)
     if "variant" not in table and name not in ZOO:

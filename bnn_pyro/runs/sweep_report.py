@@ -1,4 +1,4 @@
-"""The report of a sweep, as text and as an HTML page with figures: the recipes' mean scores, and who is worse."""
+"""The report of a sweep, as text and as an HTML page: the mean scores of the recipes, and which recipes are worse."""
 
 import math
 import textwrap
@@ -20,7 +20,7 @@ from bnn_pyro.runs.sweep_statistics import ALPHA, CLEAR, OPEN, WORSE, DatasetSum
 
 
 def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary], form: str = "text") -> str:
-    """A table a data set with what its errors are over, and which fits have a problem.   form: see ``as_text``."""
+    """Return a table per data set with what its errors are over, and fits with a problem.   form: see ``as_text``."""
     tables = [(data, as_text(_table(data, data.headline), form)) for data in summaries]
     parts = [f"\n{data.name}\n{table}\n{textwrap.fill(data.error_sources, WIDTH)}" for data, table in tables]
     doubtful = [f"Problem (but counted): {f['name']}: {f['problem']}" for f in results["fits"] if f.get("problem")]
@@ -29,7 +29,7 @@ def sweep_text(results: Mapping[str, Any], summaries: Sequence[DatasetSummary], 
 
 
 def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Sequence[DatasetSummary]) -> None:
-    """sweep.html and its figures; results: what sweep.json holds."""
+    """Write sweep.html and its figures.   results: the content of sweep.json."""
     figures = []
     for metric, label in read_texts("figures")["scores"].items():
         by_data = {data.name: data.metrics[metric] for data in summaries if metric in data.metrics}
@@ -61,7 +61,7 @@ def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Se
 
 
 def summary_sentences(data: DatasetSummary) -> dict[str, str]:
-    """{headline metric: who is best on a data set, who is worse, and of whom that is not clear}."""
+    """Return {headline metric: a sentence on which recipe is best, and which are worse or not clearly worse}."""
     varied = [word for word, num in (("seeds", data.seeds), ("splits", data.splits)) if num > 1]
     sources = f"variation over {' and '.join(varied)} and the finite number of test rows" if varied else "one fit each"
     sentences = {}
@@ -76,7 +76,7 @@ def summary_sentences(data: DatasetSummary) -> dict[str, str]:
 
 
 def _overviews(summaries: Sequence[DatasetSummary]) -> Iterator[Section]:
-    """A table for each headline metric: recipes by data sets, and on how many a recipe is worse than the best."""
+    """Yield a table per headline metric: recipes by data sets, and on how many of them a recipe is worse."""
     for metric in dict.fromkeys(metric for data in summaries for metric in data.headline):
         by_data = {data.name: data.headline[metric] for data in summaries if metric in data.headline}
         table = pd.DataFrame({name: _cells(summary, metric) for name, summary in by_data.items()})
@@ -97,7 +97,7 @@ def _cells(summary: MetricSummary, metric: str) -> dict[str, str]:
 
 
 def _number(mean: Mean, metric: str, sign: str = "") -> str:
-    """ "0.532 ± 0.021", to the two digits of its error, without one where there is none; shares in per cent."""
+    """Return "0.532 ± 0.021", with two digits of the error, which may be missing; shares are in per cent."""
     unit, word = (100.0, " pp" if sign else " %") if metric in SHARES else (1.0, "")
     value, error = unit * mean.value, unit * mean.error
     if not (math.isfinite(error) and error > 0 and math.isfinite(value)):
@@ -107,7 +107,7 @@ def _number(mean: Mean, metric: str, sign: str = "") -> str:
 
 
 def _fits(states: Counter[str]) -> str:
-    """ "6 fits", or where some are missing "4 of 6 fits · 2 failed"."""
+    """Return "6 fits", or if some are missing "4 of 6 fits · 2 failed"."""
     failed = f" · {states[FAILED]:,} failed" if states[FAILED] else ""
     finished = f"{states[FINISHED]:,} of " if states[FINISHED] < states.total() else ""
     return f"{finished}{states.total():,} fit{'s' if states.total() > 1 else ''}{failed}"

@@ -1,10 +1,10 @@
-"""Means over splits and seeds with their standard errors, and which recipe predicts better than which, in pairs.
+"""Means over splits and seeds with their standard errors, and paired comparisons of recipes.
 
-Means are over splits, after a mean over the seeds of each, which share its rows; on one split, over its seeds. Where
-splits have test rows of their own, they vary by these too; where all fits have the same, the variance over test rows,
-from bootstrap replicates, is added. Splits made at random of the same rows overlap: with n_test and n_train rows the
-variance of a mean over J of them is var · (1/J + n_test/n_train) (Nadeau & Bengio 2003, Inference for the
-generalization error, Machine Learning 52:239-281, section 3).
+The fits with different seeds on one split are averaged first; the mean is over splits, or over seeds if there is one
+split. If all splits have the same test rows, the variance over test rows, estimated by bootstrap, is added. Random
+splits of the same rows overlap: with n_test and n_train rows, the variance of the mean over J splits is
+var · (1/J + n_test/n_train) (Nadeau & Bengio 2003, Inference for the generalization error, Machine Learning 52:239-281,
+section 3).
 """
 
 import math
@@ -22,23 +22,23 @@ from bnn_pyro.metrics import METRICS
 from bnn_pyro.reports.tables import HEADLINE, NOT_CLEAR
 from bnn_pyro.runs.sweep_config import FAILED, FINISHED
 
-#: {a fit's name: {metric: (R,), its value on R resamples of the test rows}}.
+#: {name of a fit: {metric: (R,) values on R bootstrap resamples of the test rows}}.
 Replicates = Mapping[str, Mapping[str, np.ndarray]]
-#: The chance that the recipe that is best in truth is called worse than the one with the best mean.
+#: The largest probability that the truly best recipe is called worse than the one with the best mean.
 ALPHA = 0.05
-#: A difference is clear from so many of its standard errors on.
+#: A clear difference has at least this many standard errors.
 CLEAR = 2.0
-#: How a recipe compares with the best.
+#: Verdicts on a recipe, compared with the best mean.
 BEST, OPEN, WORSE = "best", NOT_CLEAR, "worse"
-#: Splits whose test rows, or groups, are drawn at random from all, so that they overlap.
+#: Kinds of splits whose test rows, or groups, are drawn at random, so that splits overlap.
 RESAMPLED = ("random", "given", "groups")
 
 
 class Mean(NamedTuple):
-    """A mean, and its standard error, NaN where there is one unit alone.
+    """A mean and its standard error, which is NaN for a single unit.
 
-    units  how many splits, or seeds on one split, the error is over      fits  how many values, or pairs, there were
-    p      of paired differences: P(T ≥ |value| / error) of Student's t, one-sided, see :func:`paired`
+    units  number of splits (or of seeds, on one split)    fits  number of values or pairs
+    p      for paired differences: one-sided P(T ≥ |value| / error) of Student's t; see :func:`paired`
     """
 
     value: float
@@ -52,9 +52,9 @@ class Mean(NamedTuple):
 class MetricSummary:
     """One metric on one data set.
 
-    values       a row a (split, seed), a column a recipe      means     {recipe: its mean}
-    differences  {recipe: its paired difference to the best}   verdicts  {recipe: BEST, WORSE or OPEN}, if compared
-    best         the recipe with the best mean; "" where the metric has no better and worse
+    values       one row per (split, seed), one column per recipe    means     {recipe: its mean}
+    differences  {recipe: its paired difference to the best one}     verdicts  {recipe: BEST, WORSE or OPEN}
+    best         the recipe with the best mean; "" if neither higher nor lower values of the metric are better
     """
 
     values: pd.DataFrame
@@ -68,12 +68,12 @@ class MetricSummary:
 class DatasetSummary:
     """All fits on one data set.
 
-    states    {recipe: how many of its fits have which status}
-    task      "" where no fit is finished        rows   (training, test) rows of a split, mean over the fits
-    splits, seeds  how many the finished fits have
-    kind      how its splits are made, as ``divide`` names it
-    share     n_test/n_train where splits overlap, else 0: see :func:`mean_of`
-    seconds   {recipe: of training, a fit}       metrics  {metric: its summary}, of those that any fit has
+    states    {recipe: number of its fits in each state}
+    task      "" if no fit is finished           rows   mean numbers of (training, test) rows of the fits
+    splits, seeds  numbers of splits and seeds of the finished fits
+    kind      how splits are made, as in the record of ``divide``
+    share     n_test/n_train if splits overlap, else 0; see :func:`mean_of`
+    seconds   {recipe: mean training time}       metrics  {metric: its summary}, for metrics that any fit has
     """
 
     name: str
@@ -87,12 +87,12 @@ class DatasetSummary:
     seconds: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, MetricSummary] = field(default_factory=dict)
 
-    #: Those of the metrics that a summary speaks of.
+    #: The metrics that sentences of a summary name.
     headline = property(lambda self: {n: self.metrics[n] for n in HEADLINE.get(self.task, ()) if n in self.metrics})
 
     @property
     def error_sources(self) -> str:
-        """What the ± is over, as a sentence."""
+        """A sentence that explains the ±."""
         if not self.task:
             return "No fit is finished."
         if self.splits == self.seeds == 1:
@@ -111,7 +111,7 @@ class DatasetSummary:
         return f"± is the standard error of the mean over {over}. {rows}"
 
     def to_dict(self) -> dict[str, Any]:
-        """For sweep.json; what is not a number is None."""
+        """Return the entry for sweep.json, with None instead of NaN."""
         recipes = {
             name: {"finished": states[FINISHED], "failed": states[FAILED], "asked": states.total(),
                    "seconds": {"value": self.seconds.get(name)},
@@ -130,10 +130,10 @@ class DatasetSummary:
 
 
 def mean_of(values: pd.Series, share: float = 0.0, rows: float = 0.0) -> Mean:
-    """The mean over splits (or, on one split, over seeds) of values with the index (split, seed).
+    """Return the mean over splits (or, on one split, over seeds) of values with the index (split, seed).
 
-    share: n_test/n_train of random splits of the same rows; 0 where the test rows are the same in all.
-    rows: the variance of the mean over other test rows where they are the same in all, else 0; NaN where it is unknown.
+    share: n_test/n_train for random splits of the same rows; 0 if all have the same test rows.
+    rows: the variance of the mean over test rows if all splits have the same (NaN if unknown), else 0.
     """
     units = values.groupby(level=0).mean()
     if len(units) < 2:
@@ -143,10 +143,10 @@ def mean_of(values: pd.Series, share: float = 0.0, rows: float = 0.0) -> Mean:
 
 
 def paired(mine: pd.Series, other: pd.Series, share: float = 0.0, rows: float = 0.0) -> Mean:
-    """mine − other where both have a value: what the rows of a split do to both of them cancels.
+    """Return the mean of mine − other over the fits that both have: effects of the rows on both of them cancel.
 
-    share, rows: as for :func:`mean_of`. The variance over test rows is taken as known, so that the sum has
-    (units − 1) / r² degrees of freedom, r the other part's share of it (Welch & Satterthwaite).
+    share, rows: see :func:`mean_of`. The variance over test rows is taken as known, so that the total variance has
+    (units − 1) / r² degrees of freedom, where r is the share of the other variance (Welch & Satterthwaite).
     """
     if not (mean := mean_of((mine - other).dropna(), share, rows)).error > 0:
         return mean
@@ -156,11 +156,12 @@ def paired(mine: pd.Series, other: pd.Series, share: float = 0.0, rows: float = 
 
 
 def worse_than_best(differences: Mapping[str, Mean], *, lower: bool) -> set[str]:
-    """Who is worse, of the differences to the one with the best mean.
+    """Return the recipes that are worse, by their differences to the one with the best mean.
 
-    Of R recipes, one is worse where the one-sided p is below ALPHA / (R − 1) and, as in `compare`, the difference is no
-    less than CLEAR standard errors. The best in truth is then called worse with a chance of at most ALPHA: choosing
-    whom to compare with needs no other correction (Hsu 1984, Annals of Statistics 12:1136-1144, by Bonferroni's bound).
+    Of R recipes, one is worse if its one-sided p is below ALPHA / (R − 1) and, as in `compare`, its difference is at
+    least CLEAR standard errors. The truly best recipe is then called worse with probability at most ALPHA; that the
+    best mean is chosen from the data needs no further correction (Hsu 1984, Annals of Statistics 12:1136-1144, by
+    Bonferroni's bound).
     """
     bound = ALPHA / max(len(differences), 1)
     return {name for name, d in differences.items()
@@ -168,9 +169,10 @@ def worse_than_best(differences: Mapping[str, Mean], *, lower: bool) -> set[str]
 
 
 def summarise(fits: Sequence[Mapping[str, Any]], replicates: Replicates) -> list[DatasetSummary]:
-    """fits: what sweep.json says of each, see ``SweepFolder.outcome``; data sets and recipes in their order there.
+    """Summarise the fits of each data set; data sets and recipes keep the order of the fits.
 
-    replicates: for the error over test rows that all fits share; unknown where one of them has none.
+    fits: entries of sweep.json, see ``SweepFolder.outcome``.
+    replicates: for the error over test rows that all fits share, which is unknown if one of them has none.
     """
     names = dict.fromkeys(fit["data"] for fit in fits)
     return [_summarise(name, [fit for fit in fits if fit["data"] == name], replicates) for name in names]
@@ -189,7 +191,7 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
     scores, names = pd.DataFrame(list(done["metrics"]), done.index), done["name"].unstack()
 
     def over_rows(metric: str, values: pd.DataFrame) -> float:
-        """The variance over test rows of a recipe's mean, or of a paired difference; 0 where each split has its own."""
+        """Return the variance over test rows of a mean or of a paired difference; 0 if each split has its own rows."""
         units = values.dropna().index
         if kind in RESAMPLED and units.get_level_values(0).nunique() > 1:
             return 0.0
@@ -208,7 +210,7 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
         better = METRICS[task][metric].better
         if better == "nominal" or metric.startswith("width"):  # narrower is better only where coverage is right
             continue
-        # The best is one of those with the most fits: one that failed on the hard splits would look better than it is.
+        # The best recipe is among those with the most fits: one that failed on hard splits looks better than it is.
         most = max(mean.fits for mean in means.values())
         whole = {recipe: mean.value for recipe, mean in means.items() if mean.fits == most}
         best = (min if better == "lower" else max)(whole, key=whole.__getitem__)

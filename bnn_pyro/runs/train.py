@@ -1,4 +1,4 @@
-"""A run fitted into its folder: its data, the variant, and the deterministic network beside it; how it was made."""
+"""Fit a run into its folder: the variant and the deterministic network to compare it with; record the environment."""
 
 import os
 import platform
@@ -25,14 +25,14 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-#: Whose versions are kept.
+#: Packages whose versions are recorded.
 PACKAGES = ("bnn-pyro", "pyro-ppl", "torch", "torchvision", "numpy", "pandas", "scikit-learn", "matplotlib")
 
 
 def prepare_run(recipe: Recipe, data: Dataset, max_minutes: float | None = None) -> tuple[Recipe, Recipe | None]:
-    """(the recipe with what its variant needs, that of its baseline or backbone), each built once on the data.
+    """Complete a recipe for the data: (the recipe, that of its baseline or backbone, or None); each is built once.
 
-    Raises UserError where settings or method do not suit the data: before any file is written.
+    Raises UserError if settings or method do not suit the data, before any file is written.
     """
     baseline = recipe.for_baseline(data.schema)
     pair = check_setup(recipe, data, max_minutes), None if baseline is None else check_setup(baseline, data)
@@ -46,22 +46,22 @@ def fit_run(
     folder: RunFolder, recipe: Recipe, data: Dataset, baseline: Recipe | None, *, resume: bool = False,
     max_minutes: float | None = None,
 ) -> tuple[Posterior, Posterior | None]:  # fmt: skip
-    """(posterior, that of the baseline or None), in a folder that was begun; recipe, baseline: see :func:`prepare_run`.
+    """Fit into a folder that was begun: (posterior, that of the baseline or None); recipes: see :func:`prepare_run`.
 
-    resume: go on from checkpoints, to the same result; what is finished is loaded.   max_minutes: of the posterior.
-    Where the fit has several processes, all of them call this, and rank 0 writes.   Raises what ``fit`` raises.
+    resume: continue from checkpoints, to the same result; finished fits are loaded.   max_minutes: for the posterior.
+    If the fit has several processes, all of them call this, and rank 0 writes.   Raises what ``fit`` raises.
     """
 
     def fit_into(folder: RunFolder, recipe: Recipe, **limit: float | None) -> Posterior:
         with isolated(0):
             weights = sum(value.numel() for value in recipe.entry.model(data.schema).initial.values())
         rows = min(getattr(recipe.method, "batch_size", 0) or len(data.x_train), len(data.x_train))
-        # In a small step threads would only wait for one another (on a busy machine it takes 25 times as long).
+        # With several threads small steps are slower, on a busy machine 25 times.
         with one_thread() if weights * rows < 20_000_000 else nullcontext():
             place = dict(out=folder.path, resume=resume, device=recipe.device)
             posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
             if here().first:
-                # One line per recorded epoch, in nats of the whole training set.
+                # One line per recorded epoch; log densities are in nats of the whole training set.
                 folder.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
                 facts = environment(posterior.provenance["device"])
                 folder.write("environment.json", facts | {"training_seconds": posterior.provenance["seconds"]})
@@ -80,16 +80,16 @@ def fit_run(
 
 
 def calibrate_set_aside(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior) -> None:
-    """By the rows that ``conformal`` has set aside, where it is asked for."""
+    """Calibrate with the rows that were set aside, if the recipe asks for it by ``conformal``."""
     if recipe.conformal:
         from bnn_pyro.runs.predict import calibrate_run
 
-        with suppress(FitFailed):  # the scores say so
+        with suppress(FitFailed):  # reported with the scores
             calibrate_run(folder, recipe, data, posterior, level=recipe.conformal)
 
 
 def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
-    """``load()`` for all processes, one a machine first, which downloads. Raises on all the UserError of any."""
+    """Call ``load()`` in all processes, first in one per machine, which downloads. All raise the UserError of any."""
     with ranks.agreed():
         data = load() if ranks.local == 0 else None
     with ranks.agreed():
@@ -97,7 +97,7 @@ def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """The command, the machine, versions and time; JSON-able."""
+    """Return the command, the machine, versions and time; JSON-able."""
     return {
         "command": typed_command(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -111,13 +111,13 @@ def environment(device: str) -> dict[str, Any]:
 
 
 def typed_command() -> str:
-    """The command line, as one would type it."""
+    """Return the command line as it could be typed."""
     program = "python -m bnn_pyro.run" if Path(sys.argv[0]).name == "run.py" else Path(sys.argv[0]).name
     return " ".join([program, *map(shlex.quote, sys.argv[1:])])
 
 
 def _commit() -> str | None:
-    """The commit of the package's own checkout, marked where files differ from it; None outside of one."""
+    """Return the commit of the package's git checkout, marked if files differ from it; None outside a checkout."""
     package = Path(__file__).parents[1]
     ask = ["git", "-C", str(package), "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
