@@ -1,8 +1,9 @@
-"""What a run is compared with: its own mean weights, gradient boosting, and a file, as paired differences.
+"""Comparisons of a run, as paired differences: with its own mean weights, gradient boosting, or a file of predictions.
 
-And where its errors are larger than elsewhere. Boosting is scikit-learn's HistGradientBoosting at its defaults, but for
-leaves as small as 5 % of a small table, and as many iterations as five folds predict best with (of more rows than
-``MAX_STAGED``, its own early stopping); a number has a Normal by the folds' RMSE, a count a negative binomial.
+Boosting is scikit-learn's HistGradientBoosting with its defaults, except that leaves may have as few rows as 5 % of a
+small table, and that the number of iterations is chosen by five-fold cross-validation (with more rows than
+``MAX_STAGED`` by its own early stopping). A number is predicted by a Normal whose scale is the RMSE of the folds, a
+count by a negative binomial. The module also examines whether the size of a run's errors depends on a column.
 """
 
 import time
@@ -28,18 +29,21 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import FLOOR, Prediction, of_classes, of_numbers, predict
 from bnn_pyro.pruning import signal_to_noise
 
-#: Fewer rows leave nothing to grow trees by; more are not taken.
+#: Boosting needs ``MIN_ROWS`` rows, and takes at most ``MAX_ROWS``; up to ``MAX_STAGED`` are cross-validated.
 MIN_ROWS, MAX_ROWS, MAX_STAGED = 20, 100_000, 10_000
-#: How far probabilities of a file may be off 1 together, as they are rounded.
+#: Tolerance of the sum of (rounded) probabilities in a file.
 SUM = 1e-3
-#: Test rows from which on, and columns up to which, it is asked what errors depend on.
+#: The dependence of errors is examined with at least ``MIN_ERRORS`` test rows, for at most ``MAX_COLUMNS`` columns.
 MIN_ERRORS, MAX_COLUMNS = 30, 200
 
 
 def paired_differences(
     prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "", names: Collection[str] = ()
 ) -> dict[str, float]:
-    """{metric, _low, _high}: prediction − first on the same rows, of metrics that both have; names: () for all."""
+    """Return {metric, metric_low, metric_high}: prediction − first on the same rows.
+
+    names: the metrics, of which undefined ones are left out; () for all.   suffix: of the metrics' names in the result.
+    """
     differences = {}
     for name in names or metrics.METRICS[prediction.task]:
         with suppress(metrics.Undefined):
@@ -48,17 +52,18 @@ def paired_differences(
 
 
 def uneven_errors(prediction: Prediction, data: Dataset) -> dict[str, dict[str, float]]:
-    """{errors_by: {name: ratio}} where errors in predicted sd clearly depend on the prediction or a column.
+    """Return {errors_by: {name: ratio}} if standardised errors clearly depend on the prediction or a column, else {}.
 
-    By the largest of Spearman's correlations, where it is beyond chance at a level of 0.001 divided by their number;
-    the ratio is of mean absolute errors in the outer thirds of the rows.   prediction: of the test rows, of numbers.
+    The name has the largest Spearman correlation of absolute values, if it is significant at the level 0.001 divided by
+    their number; the ratio is that of the mean absolute errors in the outer thirds of the rows.
+    prediction: of numbers, for the test rows.
     """
     plain, inverse = prediction.untransformed, prediction.transform.inv
     mean, sd = plain.mean.double(), plain.total.double().sqrt()
     errors = (inverse(data.y_test.double()) - mean).abs().numpy()
     sizes, by = errors / sd.numpy(), {f"the predicted {data.schema.target}": mean.numpy()}
     columns = [(c.name, place) for c, place in data.schema.column_places if c.categories is None]
-    columns = columns if isinstance(data.x_test, Tensor) else []  # of rows in a file, the prediction alone
+    columns = columns if isinstance(data.x_test, Tensor) else []  # columns of a file are not read
     by |= {name: data.x_test[:, place.start].numpy() for name, place in columns[:MAX_COLUMNS]}
     by = {name: values for name, values in by.items() if values.min() < values.max()}
     if len(errors) < MIN_ERRORS or not by or not np.isfinite(sizes).all():
@@ -73,17 +78,20 @@ def uneven_errors(prediction: Prediction, data: Dataset) -> dict[str, dict[str, 
 
 
 def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dataset) -> dict[str, Any]:
-    """{nll_over_mean_weights and its _low and _high, in nats of a test row; kl_share, signal_to_noise}, what applies.
+    """Compare a run with a prediction by its mean weights.
 
-    Draws that predict worse than their own mean are noise, not knowledge: where there are many weights for the rows the
-    KL keeps q near the prior. Its share of −ELBO shows that, and the median |μ|/σ, of all weights and {site: ratio}.
+    Returns nll_over_mean_weights (with _low and _high, in nats per test row); kl_share, the share of the KL in −ELBO;
+    signal_to_noise, the median |μ|/σ of all weights; and signal_to_noise_of_sites. What does not apply is left out; {}
+    for stored draws, and for a q whose weights have no mean.
+    Draws that predict worse than their mean are mostly noise: if there are many weights for the rows, the KL keeps q
+    near the prior, which the last three numbers show.
 
-    prediction: of the test rows.   Empty for stored draws, and a q whose weights have no mean.
+    prediction: of the test rows.
     """
     try:
         alone = predict(posterior.at_mean_weights(), data.x_test)
         scores = metrics.paired("nll", prediction, alone, data.y_test).flat("nll_over_mean_weights")
-    except UserError:  # also where there is no value
+    except UserError:  # also if the metric is undefined
         return {}
     kl, fit = (posterior.trace.get(key) or [0.0] for key in ("kl", "log_likelihood"))
     if kl[-1] > 0 > fit[-1]:
@@ -96,7 +104,10 @@ def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dat
 
 
 def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
-    """(the test rows' prediction, {about, seconds}); None for images, times, rows in a file, few, several targets."""
+    """Return (the prediction of the test rows, {about, seconds}) of gradient boosting.
+
+    None for images, times, several targets, rows that stay in a file, and too few rows.
+    """
     start, schema = time.perf_counter(), data.schema
     rows = even(len(data.x_train), MAX_ROWS)
     is_table = isinstance(data.x_test, Tensor) and len(schema.input_shape) == 1
@@ -108,14 +119,14 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
 
     x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
     how = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0)
-    how |= dict(max_features=500 / x.shape[1]) if x.shape[1] > 500 else {}  # of each split: minutes otherwise
+    how |= dict(max_features=500 / x.shape[1]) if x.shape[1] > 500 else {}  # otherwise it takes minutes
     classes, counts, few = schema.has_classes, schema.task == "counts", len(x) <= MAX_STAGED
     y = np.log(y) if schema.target_scale == "log" else y
     loss = {} if classes else {"loss": "poisson" if counts else "squared_error"}
     model = (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(**loss, **how)
 
     def predicted(inputs: np.ndarray, every: bool) -> np.ndarray:
-        """After every iteration, or the last: (T, B), of classes (T, B, K) above 0."""
+        """Predict after every iteration, or the last one: (T, B), or positive probabilities (T, B, K) of classes."""
         name = "predict_proba" if classes else "predict"
         made = np.stack([*getattr(model, f"staged_{name}")(inputs)] if every else [getattr(model, name)(inputs)])
         if not classes:
@@ -156,23 +167,23 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
 
 
 def _loss(made: np.ndarray, y: np.ndarray, task: str) -> np.ndarray:
-    """(T, B) that boosting's iterations are chosen by: −log p of classes, Poisson's, squared errors."""
+    """Return the loss (T, B) that chooses the number of iterations: −log p of classes, Poisson loss, squared errors."""
     if made.ndim > 2:
         return -np.log(made[:, np.arange(len(y)), y.astype(int)])
     return made - y * np.log(made) if task == "counts" else (made - y) ** 2
 
 
 def read_predictions(path: Path, data: Dataset) -> Prediction:
-    """Anybody's predictions of the test rows, of a CSV file: p(CLASS) for each class, or mean and sd of a Normal.
+    """Read predictions of the test rows from a CSV file: p(CLASS) for each class, or mean and sd of a Normal.
 
-    Its lines are in the order of the test rows, or have these in a column "row", by the numbers of ``data.index_test``.
-    Raises UserError where a column, a row or a value is not there, or cannot be.
+    The lines are in the order of the test rows, or have a column "row" with the numbers of ``data.index_test``.
+    Raises UserError if a column, a row or a value is missing or invalid.
     """
     path, schema, rows = existing(path), data.schema, data.index_test.tolist()
     if not (schema.has_classes or schema.task == "regression"):
         raise UserError(f"{path}: a file has predictions of classes or of one number, and these data are {schema.task}")
     names = [f"p({name})" for name in schema.classes] if schema.has_classes else ["mean", "sd"]
-    with refusing(f"{path}: not a CSV file ({{error}})", ValueError):  # pandas' own are of this kind
+    with refusing(f"{path}: not a CSV file ({{error}})", ValueError):
         frame = pd.read_csv(path)
     if absent := [name for name in names if name not in frame]:
         raise UserError(f"{path}: no column '{absent[0]}'; it needs {', '.join(names)}")
@@ -194,5 +205,5 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
         raise UserError(f"{path}: row {row}: {what}, not {cells.tolist()}")
     made = torch.tensor(values, dtype=torch.float32)[None]
     if schema.has_classes:
-        return of_classes(schema.task, made.clamp_min(torch.finfo(made.dtype).eps))  # the floor that torch has
+        return of_classes(schema.task, made.clamp_min(torch.finfo(made.dtype).eps))  # as torch clamps probabilities
     return Prediction(Normal(*made.unbind(-1)))

@@ -1,6 +1,6 @@
-"""Which variants, methods and data are checked, their checks one after the other, and what these found.
+"""Run checks of variants and methods one after the other, and report their results.
 
-Results are written after each check, so that nothing is lost: check.html is made of check.json and the figures.
+Results are written after each check, so that none is lost; check.html is made from check.json and the figures.
 """
 
 import time
@@ -29,22 +29,22 @@ from bnn_pyro.runs.train import prepare_run
 from bnn_pyro.settings import build, defaults, plain
 from bnn_pyro.zoo import ZOO, Entry
 
-#: How much is spent on a check: its ``quick`` settings, or its defaults.
+#: Budgets of a check: its ``quick`` settings, or its defaults.
 BUDGETS = ("quick", "full")
-#: Settings of variants where the whole zoo is checked: small networks, of which chains can visit all there is.
+#: Settings of variants if the whole zoo is checked: networks so small that chains explore the whole posterior.
 SMALL = {name: ["hidden=4", "activation=tanh"] for name in ("mean-field", "hidden-layer")}
-#: Options that need no variant.
+#: Options that do not need a variant.
 ZOO_OPTIONS = ("inference", "data", "seed", "budget", "only", "out", "resume", "quiet", "command", "executor")
 
 
 @dataclass(frozen=True)
 class SubjectSpec:
-    """A subject to be: its recipe, and the settings of the method that a user gave."""
+    """What is checked: a recipe, and the settings of its method that a user gave."""
 
     recipe: Recipe
     given: Mapping[str, Any]
 
-    #: All of its rows; checks take some.
+    #: The data set, of which checks take some rows.
     data = cached_property(lambda self: self.recipe.load())
 
     @cached_property
@@ -56,24 +56,27 @@ class SubjectSpec:
         backbone = self.recipe.for_baseline(self.data.schema)
         return replace(entry, backbone=fit_setup(backbone, self.data, seed=backbone.seed, device="cpu", progress=False))
 
-    #: Variant, method and data, for a person.
+    #: Variant, method and data, as text.
     label = property(lambda self: f"{self.recipe.variant} · {self.recipe.inference} · {self.recipe.data_name}")
 
     @property
     def key(self) -> dict[str, Any]:
-        """What makes it another subject; JSON-able."""
+        """What identifies the subject; JSON-able."""
         names = ("variant", "variant_settings", "inference", "data")
         return {name: getattr(self.recipe, name) for name in names} | {"given": self.given}
 
     def results(self) -> dict[str, Any]:
-        """The empty results of this subject."""
+        """Return the results of this subject before any check."""
         target = self.recipe.method.converges_to
         about = self.key | {"label": self.label, "converges_to": target, "claim": CONVERGES_TO[target]}
         return about | {"outcomes": {}, "refused": {}, "failed": {}}
 
 
 def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
-    """What the command line names. Raises UserError for bad values, with ``prepare`` also of data and variant."""
+    """Return the subject that the command line names. Raises UserError for bad values.
+
+    prepare: also load the data and build the variant, which may raise UserError too.
+    """
     recipe = resolve(args, {"data": {"name": IMAGES if getattr(ZOO[args.variant], "images_only", False) else DATA}})
     names = flag_settings(args)
     spec = SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in names})
@@ -83,7 +86,7 @@ def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
 
 
 def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
-    """Every variant with each of its methods, or the one named. Raises UserError for an option that needs a variant."""
+    """Return every variant with each of its methods, or the named method. Raises UserError for options of a variant."""
     for name, value in vars(args).items():
         if name not in ZOO_OPTIONS and value not in (None, [], False):
             option = f"--{name.replace('_', '-')}"
@@ -92,7 +95,7 @@ def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
         {"variant": variant, "inference": method, "set": SMALL.get(variant, [])}
         for variant, kind in ZOO.items()
         for method in methods_for(kind)
-        if "module" not in defaults(kind) and args.inference in (None, method)  # that is a user's
+        if "module" not in defaults(kind) and args.inference in (None, method)  # a module is the user's own
     ]
     return [one_subject(Namespace(**{**vars(args), **subject})) for subject in subjects]
 
@@ -100,12 +103,12 @@ def zoo_subjects(args: Namespace) -> list[SubjectSpec]:
 def check_subjects(
     specs: Sequence[SubjectSpec], checks: Sequence[str], place: CheckFolder, budget: str, seed: int, facts: Mapping
 ) -> dict[str, Any]:
-    """Make every check that applies to each subject, and write its outcome into ``place``.
+    """Run every check that applies to each subject, and write the outcomes into ``place``.
 
-    checks: keys of ``CHECKS``.   facts: of the machine and the command, kept beside the results.
-    What ``place`` has already is not done again; after a check that ends in a UserError, which is written, the next one
-    is made. Returns what check.json holds.
-    Raises UserError where ``place`` has results of another budget, seed or subjects.
+    checks: keys of ``CHECKS``.   facts: about the machine and the command, saved with the results.
+    Checks whose outcome ``place`` has already are not repeated. A UserError of a check is recorded, and the next check
+    follows. Returns the content of check.json.
+    Raises UserError if ``place`` has results of another budget, seed or other subjects.
     """
     key = {"budget": budget, "seed": seed, "plans": [spec.key for spec in specs]}
     results = place.read(place.main)
@@ -130,7 +133,7 @@ def _check(spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFo
     check, start = build(CHECKS[name], CHECKS[name].quick if budget == "quick" else {}), time.perf_counter()
     results["failed"].pop(name, None)
     try:
-        with one_thread():  # what is checked is small, and threads would only wait for one another
+        with one_thread():  # several threads are slower on small problems
             subject = Subject(spec.entry, type(spec.recipe.method), spec.data, spec.given)
             with progress_bar(f"{spec.label} · {name}") as report:
                 outcome = check.run(subject, seed=seed, report=report)
@@ -149,12 +152,12 @@ def _check(spec: SubjectSpec, name: str, results: dict[str, Any], place: CheckFo
 
 
 def level_of(subject: Mapping[str, Any]) -> str:
-    """The worst level of a subject's checks; one that ended in an error counts as bad."""
+    """Return the worst level of a subject's checks; a check that ended in an error counts as bad."""
     return worst([*(o["level"] for o in subject["outcomes"].values()), *("bad" for _ in subject["failed"])])
 
 
 def check_table(results: Mapping[str, Any]) -> str:
-    """Verdicts of every subject, and the overview where there are several, for a terminal."""
+    """Return the verdicts of a subject, or of the bad ones of several with an overview, for a terminal."""
     parts, subjects = [], results["subjects"]
     for subject in subjects if len(subjects) == 1 else [s for s in subjects if level_of(s) == "bad"]:
         parts += [f"\n{subject['label']}: claims {subject['claim']}\n", verdict_lines(_verdicts(subject), named=True)]
@@ -165,7 +168,7 @@ def check_table(results: Mapping[str, Any]) -> str:
 
 
 def check_html(results: Mapping[str, Any], folder: Path) -> str:
-    """check.html, with the figures that are in the folder."""
+    """Return check.html, with the figures of the folder."""
     key, sections, files = results["key"], [], folder / "figures"
     for subject in results["subjects"]:
         pictures = {
@@ -197,7 +200,7 @@ def _verdicts(subject: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def overview(subjects: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """One line a subject: the word for each check, the numbers that there are, and the seconds."""
+    """Return a table with a line per subject: a word for each check, the available numbers, and the seconds."""
     used = [name for name in CHECKS if any(name in s["outcomes"] or name in s["failed"] for s in subjects)]
     numbers = [{k: v for o in s["outcomes"].values() for k, v in o["figures"].items()} for s in subjects]
     columns = read_texts("statistics")["overview"]
@@ -213,13 +216,13 @@ def overview(subjects: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def _cells(finding: Mapping[str, Any]) -> list[str]:
-    """estimate, expected, standard error, p, verdict."""
+    """Return estimate, expected value, standard error, p and verdict as texts."""
     numbers = ["–" if (v := finding[name]) is None else f"{v:.4g}" for name in ("found", "expected", "error")]
     p = "–" if finding["p"] is None else "< 0.001" if finding["p"] < 1e-3 else f"{finding['p']:.3f}"
     return [*numbers, p, WORDS[finding["level"]]]
 
 
-#: How each figure is drawn, in the order of the page, of a check's evidence with those findings that have a z.
+#: {figure: function that draws it from a check's evidence and its findings that have a z}, in the order of the page.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "errors": lambda e: plots.standard_errors(e["findings"]),
     "rank-ecdfs": plots.rank_ecdfs,

@@ -1,4 +1,4 @@
-"""Several runs on the same test rows: who predicts best, and by how much."""
+"""Compare several runs on the same test rows: which one predicts best, and by how much."""
 
 import dataclasses
 from collections import Counter
@@ -29,12 +29,12 @@ from bnn_pyro.runs.recipe import Recipe
 def compare_runs(
     folders: Mapping[RunFolder, Recipe], module: str | None = None, files: Sequence[Path] = (), form: str = "text"
 ) -> tuple[str, str]:
-    """Score runs on the same test rows, and rank them there and by PSIS-LOO.
+    """Score runs on the same test rows, and rank them by these scores and by PSIS-LOO.
 
     module: package.module:function of runs of a user's own module.
-    files: of predictions of the same rows, see :func:`read_predictions`.   form: of tables, see ``as_text``.
-    Returns what was found as text for a terminal, and comparison.html.
-    Raises UserError where test rows differ, or there are none.
+    files: with predictions of the same rows, see :func:`read_predictions`.   form: of tables, see ``as_text``.
+    Returns a text for a terminal, and comparison.html.
+    Raises UserError if test rows differ, or there are none.
     """
     own = list(dict.fromkeys(filter(None, (getattr(r.entry, "module", None) for r in folders.values()))))
     if len(own) > 1 and "," not in (module or ""):
@@ -48,7 +48,7 @@ def compare_runs(
         truth = truth or data
         same = truth.schema.task == data.schema.task and torch.equal(truth.y_test, data.y_test)
         if same and truth.schema.features == data.schema.features and truth.x_test.shape == data.x_test.shape:
-            a, b = (d.schema.unstandardise(d.x_test[:]) for d in (truth, data))  # in their own units
+            a, b = (d.schema.unstandardise(d.x_test[:]) for d in (truth, data))
             same = torch.allclose(a, b, rtol=1e-4, atol=1e-4 * float(a.std()))
         if not same:
             raise UserError(f"{first.path} and {folder.path} have other test rows, so they cannot be compared in pairs")
@@ -59,8 +59,8 @@ def compare_runs(
             raise UserError(f"{folder.path} has nothing to compare: {failed}")
         predictions[label] = predict_with_progress(posterior, data.x_test, recipe.num_draws, label)
         scores, facts = metrics.evaluate(predictions[label], data.y_test).flat(), folder.facts(label)
-        if said := str(failed or facts.failed):  # as its own evaluation says
-            scores["failed"] = said
+        if reason := str(failed or facts.failed):
+            scores["failed"] = reason
         runs.append(dataclasses.replace(facts, metrics=scores))
         left_out[label] = _left_out(posterior, data, truth)
     for path in files:
@@ -71,8 +71,7 @@ def compare_runs(
     base, *others = predictions
     differences = {k: paired_differences(predictions[k], predictions[base], truth.y_test) for k in others}
     densities = {label: prediction.log_prob(truth.y_test).numpy().round(4) for label, prediction in predictions.items()}
-    # Of runs whose fit failed, or whose chains disagree, what is said of it.
-    failed = [{**run.problem, "about": run.label} for run in runs if run.problem]
+    failed = [{**run.problem, "about": run.label} for run in runs if run.problem]  # or chains that disagree
     notes = {w["about"]: "its fit failed" if w["level"] == "failed" else "not converged" for w in failed}
     task, label, words = runs[0].task, runs[0].label, read_texts("statistics")
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
@@ -122,7 +121,7 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
 
 
 def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> tables.Section:
-    """Over the rows that all who have a PSIS-LOO have in common: all of ``num``, or some of a large set."""
+    """Rank by PSIS-LOO over the rows that all runs with a PSIS-LOO have: all ``num`` rows, or some of a large set."""
     reasons = [f"{label}: {reason}" for label, reason in results.items() if isinstance(reason, str)]
     estimates = {label: loo for label, loo in results.items() if isinstance(loo, Loo)}
     rows = reduce(np.intersect1d, [loo.rows for loo in estimates.values()], np.arange(num))
@@ -138,7 +137,7 @@ def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> tables.Section:
 
 
 def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mapping[str, float]]) -> list[Picture]:
-    """A forest of the scores with their intervals.   differences: {label: {metric, _low, _high}} to the first run."""
+    """Draw a forest plot of the scores.   differences: {label: {metric, metric_low, metric_high}} to the first run."""
     names, scores = [f"{k}: {run.recipe['variant']} ({run.recipe['inference']})" for k, run in enumerate(runs, 1)], {}
     for metric, words in read_texts("figures")["scores"].items():
         if all(f"{metric}_low" in run.metrics for run in runs):
@@ -148,7 +147,7 @@ def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mappi
 
 
 def _scores(run: tables.RunFacts, metric: str, differences: Mapping[str, Mapping[str, float]]) -> plots.Scores:
-    """A metric with its 95 % interval over the test rows, and how it differs from the first run's in pairs."""
+    """Return a metric with its 95 % interval over the test rows, and the verdict on its difference to the first run."""
     unit = 100 if metric in tables.SHARES else 1
     value, low, high = (unit * run.metrics[metric + end] for end in ("", "_low", "_high"))
     cell = tables.difference(differences.get(run.label, {}), metric, run.task)

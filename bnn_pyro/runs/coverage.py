@@ -1,4 +1,4 @@
-"""Coverage and size of a run's intervals or sets on its test rows, as they are and calibrated."""
+"""Coverage and size of a run's intervals or sets on its test rows, uncalibrated and calibrated."""
 
 import math
 from collections.abc import Mapping
@@ -15,21 +15,23 @@ from bnn_pyro.metrics.metric import share_of
 from bnn_pyro.predictive import Prediction
 from bnn_pyro.runs.figures import Scored, differ
 
-#: Parts of the test rows, by the uncertainty that the posterior predicts.
+#: Thirds of the test rows, by the predicted uncertainty.
 THIRDS = ("least uncertain third", "middle third", "most uncertain third")
-#: The level of what a run is shown without being calibrated, and by how many rows its figure is corrected at least.
-LEVEL, ENOUGH = 0.9, 50
-#: What corrects that figure.
+#: The level of intervals and sets that show what calibration would change.
+LEVEL = 0.9
+#: The smallest number of calibration rows for a figure of the recalibrated prediction, and its method by task.
+ENOUGH = 50
 MAPS = {"regression": "isotonic", "classification": "temperature"}
 
 
 def coverage_table(
     predictions: Mapping[str, Prediction], y: Tensor, level: float, groups: Mapping[str, Tensor], every: str
 ) -> list[dict[str, Any]]:
-    """Lines of all rows by each prediction; of thirds, by how uncertain the first one is, and of groups by two of them.
+    """Return the lines of a table of coverage: of all rows for every prediction, of parts for the first two.
 
-    No thirds where it is equally uncertain of all. Coverage with its exact (Clopper-Pearson) 95 % interval, mean width
-    or set size (None: infinite), and NLL in nats.
+    Parts are the groups, and thirds by the uncertainty of the first prediction, unless it is the same for all rows. A
+    line has the coverage with its exact (Clopper-Pearson) 95 % interval, the mean width or set size (None: infinite),
+    and the NLL in nats.   every: the name of all rows.
     """
     scores = {kind: _scores(prediction, y, level) for kind, prediction in predictions.items()}
     total = torch.as_tensor(one_number(next(iter(predictions.values())).total))
@@ -47,9 +49,9 @@ def coverage_table(
 
 
 def _scores(prediction: Prediction, y: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(whether y is covered, width or number of classes, NLL in nats) of each row, (B,).
+    """Return (whether y is covered, width or number of classes, NLL in nats) for each row, (B,).
 
-    Of several targets whether all are covered at once, and the geometric mean of their widths.
+    For several targets: whether all are covered at once, and the geometric mean of their widths.
     """
     if prediction.has_classes:
         members = prediction.set(level).members
@@ -61,9 +63,11 @@ def _scores(prediction: Prediction, y: Tensor, level: float) -> tuple[Tensor, Te
 
 
 def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor] | None]:
-    """(what guarantees.json would say, (recalibrated prediction, its targets) for a figure or None); {} without rows.
+    """Show what calibration would change in a run that is not calibrated.
 
-    Validation rows calibrate that had no part in the training; else every second test row, and the others are scored.
+    Returns (the content of guarantees.json, or {} if there are too few rows; a recalibrated prediction with its targets
+    for a figure, or None). The validation rows calibrate if they had no part in the training; else every second test
+    row does, and the other test rows are scored.
     """
     data, task = run.data, KINDS.get(run.data.schema.task, run.data.schema.task)
     if task not in DEFAULTS or run.prediction is None or run.scores.get("failed"):
@@ -77,7 +81,7 @@ def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor
     elif fitted_rows(run.posterior, row_digests(data.x_val, data.y_val)):
         why = "the validation rows stopped its training"
     if why and run.data.split.get("kind") in ("time", "groups"):
-        return {}, None  # neighbours of a row in time, or of its group, promise more than later rows or groups keep
+        return {}, None  # rows of the same time or group are alike: coverage of later rows or new groups is lower
     if why:
         source, every = f"test rows, every second one, as {why}", "the other test rows"
         known, shown = (tuple(part[start::2] for part in shown) for start in (0, 1))

@@ -1,6 +1,6 @@
-"""What is left of a diagnosis in a run: diagnosis.json, diagnosis.html, figures/diagnose-*.png, posterior.nc.
+"""Diagnose a run: write diagnosis.json, diagnosis.html, figures/diagnose-*.png and posterior.nc.
 
-Whether the chains have converged is asked of every run when it is evaluated: convergence.json.
+Convergence of the chains alone is examined whenever a run is evaluated: convergence.json.
 """
 
 import math
@@ -21,22 +21,22 @@ from bnn_pyro.reports.tables import MEANING, Section, verdict_lines
 from bnn_pyro.runs.folder import RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-#: How the names of the figures begin, so that they are told from the report's own.
+#: Prefix of the names of figures, which distinguishes them from the figures of the report.
 PREFIX = "diagnose-"
-#: How counts are written, of which effective draws are rounded down.
+#: Format of counts, which are rounded down (numbers of effective draws need not be whole).
 WHOLE = "{:,.0f}"
-#: Counts that alone make no table.
+#: Counts; a table that would have nothing else is left out.
 COUNTS = ("points", "loo_rows", "weights_shown", "chains", "draws")
 
 
 def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, place: RunFolder) -> str:
-    """Diagnose a run into ``place``; verdicts and tables as text. Raises UserError where the data are not the run's."""
+    """Diagnose a run into ``place``; return a text for a terminal. Raises UserError if the data are not the run's."""
     folder.check_data(posterior, data)
     start = time.perf_counter()
     with progress_bar("diagnose") as report:
         diagnosis = diagnostics.diagnose(posterior, data, progress=report)
     content = diagnosis.to_dict() | {"seconds": round(time.perf_counter() - start, 1), "num_draws": recipe.num_draws}
-    place.write("diagnosis.json", content)  # before what can still fail
+    place.write("diagnosis.json", content)  # first, because drawing may fail
     figures = draw_diagnosis(diagnosis, posterior.schema)
     place.write_figures(figures, [f"{PREFIX}*"])
     run, tables = folder.facts(), diagnosis_tables(diagnosis)
@@ -45,12 +45,12 @@ def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Po
     page = {"verdicts": diagnosis.verdicts, "tables": whole, "figures": figures, "weights": weights}
     place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page))
     parts = [f"\n{run.title}: {run.subtitle}\n", verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
-    parts += [f"\n{section.text()}" for section in whole]  # weights are for the page
+    parts += [f"\n{section.text()}" for section in whole]  # without the table of weights
     return "\n".join(parts)
 
 
 def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
-    """The draws, as netCDF for ArviZ. Raises UserError where they cannot be written."""
+    """Write the draws as netCDF for ArviZ. Raises UserError if that fails."""
     try:
         diagnostics.save_netcdf(diagnostics.to_arviz(posterior, data), place.path / "posterior.nc")
     except (UserError, MemoryError) as error:
@@ -59,7 +59,7 @@ def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
 
 
 def diagnosis_tables(diagnosis: diagnostics.Diagnosis) -> list[Section]:
-    """The tables that apply, function space first; the last has some weights one by one."""
+    """Return the tables that apply, those in function space first; the last one has some weights."""
     numbers, tables = diagnosis.statistics, []
     for words in read_texts("statistics")["tables"]:
         used = {key: row for key, row in words["statistics"].items() if key in numbers}
@@ -71,7 +71,7 @@ def diagnosis_tables(diagnosis: diagnostics.Diagnosis) -> list[Section]:
             }
             tables.append(Section(words["title"], words["sentence"], pd.DataFrame.from_dict(rows, orient="index")))
     if diagnosis.weights:
-        lines = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / 20)]  # so many at most
+        lines = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / 20)]  # at most 20 of them
         sentence = f"{len(lines)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
         table = pd.DataFrame(lines).set_index("name").map(lambda value: _number(value, "{:.4g}"))
         tables.append(Section("Some weights one by one", sentence, table.rename_axis(None)))
@@ -85,7 +85,7 @@ def _number(value: Any, form: str) -> str:
     return form.format(value).replace("-", "−").replace("%", " %")
 
 
-#: How each figure is drawn, in the order of the page, of the diagnosis' statistics and series with their labels.
+#: {figure: function that draws it from the diagnosis' statistics, series and their labels}, in the order of the page.
 FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
     "convergence": lambda e: plots.convergence(
         e["rhat"], e["ess_bulk"], e["ess_tail"], draws=e["outputs"][..., 0].size, nested=bool(e.get("nested"))
@@ -105,9 +105,9 @@ FIGURES: dict[str, Callable[[Mapping[str, Any]], object]] = {
 
 
 def draw_diagnosis(diagnosis: diagnostics.Diagnosis, schema: Schema) -> list[Picture]:
-    """Every figure that the diagnosis has the series for."""
+    """Draw every figure for which the diagnosis has the data."""
     unit = "log-odds" if schema.has_classes else f"mean of {schema.target}"
-    start = f"{unit} of " if schema.classes else f"{unit}, "  # what the axis says already
+    start = f"{unit} of " if schema.classes else f"{unit}, "  # part of the labels that the axis repeats
     word = "class " if schema.classes and all(name.isdigit() for name in schema.classes) else ""
     labels = [word + label.removeprefix(start) for label in diagnosis.series.get("output_labels", ())]
     about = {"unit": unit, "labels": labels, "classes": schema.classes, "target": schema.target or "target"}

@@ -1,4 +1,4 @@
-"""From a posterior to everything that a run folder shows of it: metrics, figures, report, model card."""
+"""Evaluate a posterior: write the metrics, figures, report and model card of a run folder."""
 
 import dataclasses
 import io
@@ -35,14 +35,14 @@ from bnn_pyro.runs.figures import Scored, draw_all, figures_of, read_pruning, ro
 from bnn_pyro.runs.folder import BOOSTING, CONVERGENCE, GUARANTEES, REPLICATES, ROWS, SITES, RunFolder
 from bnn_pyro.runs.recipe import Recipe
 
-#: Names that --ood takes for noise, and what ``load_inputs`` calls them.
+#: {name of noise in --ood: names of ``load_inputs``}.
 NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-noise",), "gaussian": ("gaussian-noise",)}
 
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
-    """The run's posterior, on the device asked for.   module: package.module:function of a run of the user's module.
+    """Load a run's posterior onto a device.   module: package.module:function, for a run of the user's own module.
 
-    Of several, with commas between, it is the one that the run was trained with.
+    If there are several with commas between, the one that the run was trained with is taken.
     """
     then, given = getattr(folder.recipe.entry, "module", None), (module or "").split(",")
     own = None if not then else then if then in given else module
@@ -57,7 +57,7 @@ def load_posterior(folder: RunFolder, device: str, module: str | None = None) ->
 
 
 def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, what: str) -> Prediction:
-    """``predict`` with a progress bar."""
+    """Call ``predict`` with a progress bar."""
     with progress_bar(f"predict {what}", unit="draw") as report:
         prediction = predict(posterior, x, num_draws=num_draws, progress=report)
         report(prediction.num_draws, prediction.num_draws)
@@ -70,17 +70,17 @@ def evaluate_run(
 ) -> RunFacts:  # fmt: skip
     """Score a run on its test rows and on out-of-distribution inputs; write metrics, figures, report and model card.
 
-    outside: {name: standardised inputs}, classification only; None takes noise for a classifier of images.
-    report: False leaves figures, report and card to a later evaluation.
+    outside: {name: standardised inputs}, for classification only; None takes noise if a classifier takes images.
+    report: False writes no figures, report and model card; a later evaluation may.
     """
     folder.check_data(posterior, data)
     pruning = read_pruning(folder)
     for place in (folder, folder.baseline) if folder.baseline.is_trained else (folder,):
-        place.recipe, place.read("environment.json")  # damaged ones are refused before anything is written
+        place.recipe, place.read("environment.json")  # damaged files raise before anything is written
     if outside is None and data.schema.is_image and data.schema.has_classes:
-        outside = outside_inputs(["noise"], data.schema, num=1000)  # images of each kind
+        outside = outside_inputs(["noise"], data.schema, num=1000)
     if outside and not len(data.x_test):
-        raise UserError(f"{data.name} has no test rows that out-of-distribution inputs could be told from")
+        raise UserError(f"{data.name} has no test rows to compare out-of-distribution inputs with")
     inputs, num = outside or {}, recipe.num_draws
     scored = _score(posterior, data, inputs, num)
     beside = None if baseline is None else _score(baseline, data, inputs, num)
@@ -104,7 +104,7 @@ def evaluate_run(
     if not is_calibrated:
         change, after = if_calibrated(scored)
         scored.scores.update({"if_calibrated": change} if change else {})
-    _write_scores(folder, scored)  # last: where it is, all scores are
+    _write_scores(folder, scored)  # last: metrics.json shows that the scores are complete
     run = folder.facts()
     if report:
         if is_calibrated and scored.prediction is not None:
@@ -119,7 +119,7 @@ def evaluate_run(
 
 
 def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], num_draws: int) -> Scored:
-    """Validation rows have no intervals: settings are chosen by them, so that the test rows need not be."""
+    """Score a posterior on test rows, validation rows (without intervals) and out-of-distribution inputs."""
     name, prediction, validation = posterior.provenance.get("entry", "posterior"), None, None
     failed = failure(posterior, data, num_draws=num_draws)
     scores, replicates = {"failed": str(failed)} if failed else {}, {}
@@ -128,7 +128,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
     if len(data.x_test):
         prediction = predict_with_progress(posterior, data.x_test, num_draws, f"test rows ({name})")
         whole, broken = _finite(prediction, data, "test")
-        if broken:  # figures and scores of the other rows would hide these
+        if broken:  # scores and figures of the remaining rows would hide the failure
             return Scored(posterior, data, num_draws, None, scores=broken | scores, finite=False)
         evaluation = metrics.evaluate(prediction, data.y_test)
         scores, replicates = scores | evaluation.flat(), evaluation.replicates
@@ -144,7 +144,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
                 scores[f"class_{what}"] = dict(zip(data.schema.classes, counts, strict=True))
         elif data.schema.task in ("regression", "counts"):
             low, high = prediction.quantile((0.025, 0.975))
-            if data.schema.task == "counts":  # of which most may be 0, and their mean no less what it should be
+            if data.schema.task == "counts":  # most counts may be 0 while their mean is right
                 high = torch.maximum(high, torch.from_numpy(np.quantile(prediction.locs, 0.975, 0)))
             elif posterior.provenance.get("entry_settings", {}).get("noise") not in (None, "heteroscedastic"):
                 scores |= uneven_errors(prediction, data)
@@ -179,9 +179,9 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
 
 
 def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, dict[str, str]]:
-    """(of which rows mean and uncertainty are finite (B,), {"failed": what is wrong with the others}, or {}).
+    """Return (which rows have a finite mean and uncertainty (B,), {"failed": a sentence about the others} or {}).
 
-    Where a logarithm is modelled, its own, and quantiles: the mean of its exponential may be infinite all the same.
+    If a logarithm is modelled, its mean and quantiles are examined: the mean of the exponential may be infinite.
     """
     law = prediction.untransformed
     ends = prediction.mean if law is prediction else prediction.quantile((0.025, 0.975)).mT
@@ -197,7 +197,7 @@ def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, d
 
 
 def _write_scores(place: RunFolder, scored: Scored) -> None:
-    """metrics.json, and before it what paired differences between runs are made of without predicting again."""
+    """Write metrics.json, and before it the replicates, from which sweeps compute paired differences."""
     archive = io.BytesIO()
     np.savez(archive, **scored.replicates)
     place.write(REPLICATES, archive.getvalue())
@@ -205,10 +205,10 @@ def _write_scores(place: RunFolder, scored: Scored) -> None:
 
 
 def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws: int) -> str:
-    """Score a run on its test rows after removing more and more weights, and write pruning.json; a table of it.
+    """Score a run on its test rows after removing more and more weights; write pruning.json and return a table.
 
-    The curve has the usual shares, and the one beyond log α = 3 where that is some but not all of the weights.
-    Raises UserError where there are no test rows, or a posterior that has no signal-to-noise ratio.
+    The curve has the shares ``SHARES``, and the share of weights with log α above 3, unless that is none or all.
+    Raises UserError if there are no test rows, or the posterior has no signal-to-noise ratio.
     """
     removed = share_removed(posterior)
     if not len(data.x_test):
@@ -230,11 +230,11 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
 
 
 def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tensor, y: Tensor, what: str) -> str:
-    """Score on rows that are not in the run's report, calibrated too, and write metrics-WHAT.json; a table of it."""
+    """Score other rows, calibrated too if the run is; write metrics-WHAT.json and return a table."""
     if not len(x):
         raise UserError(f"{what}: no rows to score")
     num_draws, failed = recipe.num_draws, None
-    try:  # knowing nothing is knowing the training rows alone, which may not be there any more
+    try:  # the comparison with a prediction without inputs needs the training rows, which may have been removed
         folder.check_data(posterior, data := recipe.load())
         failed = failure(posterior, data, num_draws=num_draws, new=(x, y))
     except UserError as error:
@@ -257,12 +257,12 @@ def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tenso
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
 
-def _known_rows(known: Tensor | None, x: Tensor, y: Tensor) -> int:  # as many of x as are of these digests
+def _known_rows(known: Tensor | None, x: Tensor, y: Tensor) -> int:  # the number of rows whose digests are known
     return 0 if known is None else int(torch.isin(row_digests(x, y), known).sum())
 
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:
-    """{name: standardised inputs} for the --ood arguments."""
+    """Return {name: standardised inputs} for the arguments of --ood."""
     if names and not schema.has_classes:
         raise UserError("--ood scores class probabilities; this run is a regression, so look at its epistemic variance")
     texts = dict.fromkeys(text for name in names for text in NOISE.get(name, (name,)))
@@ -272,7 +272,10 @@ def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bo
 
 
 def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """(x, y) of other labelled data, x standardised: a whole file, or a set's test part; classes match by name."""
+    """Load other labelled data, x standardised: a whole file, or the test part of a named data set.
+
+    Classes are matched by name.
+    """
     if Path(name).suffix.lower() in TABLES:
         x, y = read_rows(name, schema)
         if y is None:

@@ -1,6 +1,6 @@
-"""Which figures and test rows a run's report shows, by its task, the shape of its data and what its method left behind.
+"""Choose the figures and test rows of a run's report, by its task, the shape of its data and its method.
 
-Their words are in reports/templates/figures.toml.
+The titles and captions are in reports/templates/figures.toml.
 """
 
 import math
@@ -28,20 +28,20 @@ from bnn_pyro.reports import read_texts
 from bnn_pyro.reports.page import Picture, draw_figures
 from bnn_pyro.runs.folder import RunFolder
 
-#: Test rows of a table that the report lists: the worst predicted, and the most uncertain.
+#: The report lists so many of the worst predicted, and of the most uncertain, test rows of a table.
 ROWS_SHOWN = 5
-#: Test rows at most on which an ensemble is watched as it grows: every stored draw predicts them once more.
+#: The most test rows for the figure of a growing ensemble, which every stored draw predicts again.
 GROWING_ROWS = 10_000
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A posterior on a data set.
+    """A posterior that was evaluated on a data set.
 
-    prediction, validation  of the test and validation rows, None where there are none
-    inputs, outside  {name: standardised} out-of-distribution inputs (N, *input_shape), and their predictions
-    scores      what metrics.json says                          replicates  of the metrics, on resampled test rows
-    finite      whether the posterior predicts numbers at all
+    prediction, validation  of the test and of the validation rows; None if there are none
+    inputs, outside  {name: standardised out-of-distribution inputs (N, *input_shape)}, and their predictions
+    scores      the content of metrics.json     replicates  values of the metrics on resampled test rows
+    finite      whether the predictions are finite
     """
 
     posterior: Posterior
@@ -56,21 +56,21 @@ class Scored:
     validation: Prediction | None = None
 
     def predict(self, x: Tensor) -> Prediction:
-        """The run's prediction elsewhere."""
+        """Predict other inputs."""
         return predict(self.posterior, x, num_draws=self.num_draws)
 
 
 def figures_of(
     run: Scored, baseline: Scored | None, pruning: Mapping[str, Any], recalibrated: tuple[Prediction, Tensor] | None
 ) -> dict[str, Callable[[], object]]:
-    """{figure: how it is drawn} of a run.   recalibrated: a prediction of test rows, and their targets."""
+    """Return {figure: function that draws it} for a run.   recalibrated: a prediction, and its targets."""
     data, schema, prediction = run.data, run.data.schema, run.prediction
     posterior, trace, y = run.posterior, run.posterior.trace, run.data.y_test
     figures: dict[str, Callable[[], object]] = {}
     beside = None if baseline is None else baseline.prediction
     if schema.targets and prediction is not None:
         figures |= _of_targets(prediction, y, schema)
-        prediction = None  # what follows is of one target
+        prediction = None  # the following figures are for a single target
     in_memory = isinstance(data.x_train, Tensor)
     if in_memory and not (schema.has_classes or schema.targets) and schema.input_shape == (1,):
         figures |= {"predictive-band": lambda: _band(run), "predictive-band-far": lambda: _band(run, far=25)}
@@ -79,7 +79,7 @@ def figures_of(
         figures["epistemic-map"] = lambda: _map(run, plots.epistemic_map)
     if prediction is not None and schema.has_classes:
         if schema.is_image:
-            maps = cache(lambda: explain(posterior, data, num_draws=min(run.num_draws, 20)))  # many windows are covered
+            maps = cache(lambda: explain(posterior, data, num_draws=min(run.num_draws, 20)))  # few draws, as it is slow
             figures["pixel-maps"] = lambda: plots.pixel_maps(maps(), schema)
             figures["uncertain-images"] = lambda: plots.uncertain_images(prediction, data.x_test, y, schema)
         figures["reliability"] = lambda: plots.reliability(prediction, y, schema)
@@ -126,15 +126,15 @@ def figures_of(
 
 
 def draw_all(figures: Mapping[str, Callable[[], object]], folder: RunFolder) -> list[Picture]:
-    """Draw the figures into ``folder``, and remove those of an earlier evaluation that no longer apply."""
+    """Draw the figures into ``folder``, and remove figures of a former evaluation that no longer apply."""
     pictures = draw_figures("report", {name: lambda _, draw=draw: draw() for name, draw in figures.items()}, {})
-    former = [*read_texts("figures")["report"], "outside-*", "signal-to-noise", "survival-curve"]  # by earlier versions
+    former = [*read_texts("figures")["report"], "outside-*", "signal-to-noise", "survival-curve"]  # of earlier versions
     folder.write_figures(pictures, former)
     return pictures
 
 
 def read_pruning(folder: RunFolder) -> dict[str, Any]:
-    """What ``plots.pruning_curve`` takes, of pruning.json; empty where the run was not pruned."""
+    """Return the arguments of ``plots.pruning_curve`` from pruning.json; {} if the run was not pruned."""
     if not (table := folder.read("pruning.json")):
         return {}
     measure, curve = table["measure"], []
@@ -148,12 +148,12 @@ def read_pruning(folder: RunFolder) -> dict[str, Any]:
 
 
 def differ(uncertainty: Tensor) -> bool:
-    """Whether some rows (B,) are less certain than others by more than a thousandth: not with one noise for all."""
+    """Return whether the uncertainty of rows (B,) differs by more than a thousandth: not with a single noise scale."""
     return bool(uncertainty.max() > 1.001 * uncertainty.min())
 
 
 def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
-    """The content of rows.json: {note, worst, uncertain}; the last empty where no row is less certain than another."""
+    """Return the content of rows.json: {note, worst, uncertain}; the last is empty if all rows are equally certain."""
     file = Path(data.source)
     is_table = file.suffix.lower() in (".csv", ".tsv")
     where = f"as in {file.name}, whose header is row 1" if is_table else "from 0, in the order of the data"
@@ -173,7 +173,7 @@ def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
 
 
 def sites_of(posterior: Posterior) -> dict[str, Any]:
-    """The content of sites.json, of what draws of a network have learned: {sites}; none of one draw."""
+    """Return the content of sites.json, {sites}: what the draws of a network have learned; empty for a single draw."""
     model = getattr(posterior.model, "head", posterior.model)
     if math.prod(sized(posterior)) == 1 or not isinstance(model, BayesianNet):
         return {"sites": []}
@@ -203,7 +203,7 @@ def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str]
 
 
 def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, Callable[[], object]]:
-    """The figures of each target by itself, side by side, of the first six."""
+    """Return figures with one panel per target, side by side, for the first six targets."""
     from bnn_pyro.plots.layout import figure
     from bnn_pyro.plots.style import drawn
 
@@ -227,7 +227,7 @@ def _of_targets(prediction: Prediction, y: Tensor, schema: Schema) -> dict[str, 
 
 def _band(run: Scored, far: float | None = None) -> object:
     x, truth = plots.line(run.data), curve if run.data.name == "toy-curve" else None
-    if far is not None:  # zoomed out by so many ranges of the training inputs on both sides (±100 of toy-curve)
+    if far is not None:  # extend by so many ranges of the training inputs on both sides (±100 for toy-curve)
         low, high = run.data.schema.unstandardise(run.data.x_train).aminmax()
         middle, reach = (low.item() + high.item()) / 2, far * (high.item() - low.item())
         x, truth = plots.line(run.data, middle - reach, middle + reach), None
@@ -235,5 +235,5 @@ def _band(run: Scored, far: float | None = None) -> object:
 
 
 def _map(run: Scored, draw: Callable) -> object:
-    mesh = plots.grid(run.data, margin=0.5)  # of the data's range, on each side
+    mesh = plots.grid(run.data, margin=0.5)  # half of the data's range on each side
     return draw(run.predict(mesh.x), mesh, run.data.x_train, run.data.y_train)

@@ -1,4 +1,4 @@
-"""A run's posterior calibrated by rows that did not train, and its predictions for a file of new rows."""
+"""Calibrate a run's posterior with rows that it was not trained on, and predict a file of new rows."""
 
 import csv
 from argparse import Namespace
@@ -31,12 +31,12 @@ from bnn_pyro.runs.evaluate import labelled, predict_with_progress
 from bnn_pyro.runs.folder import GUARANTEES, RunFolder
 from bnn_pyro.runs.recipe import Recipe, located
 
-#: Rows that a message names.
+#: How many rows a message names.
 MAX_NAMED = 5
 
 
 def _calibration_rows(data: Dataset, recipe: Recipe, name: str | None) -> tuple[Tensor, Tensor]:
-    """(x, y) of the rows that calibrate: other data with labels, those set aside, or the validation rows."""
+    """Return (x, y) of the calibration rows: other data with labels, rows that were set aside, or validation rows."""
     x, y = labelled(name, data.schema, recipe) if name else data.set_aside or (data.x_val, data.y_val)
     if not len(x):
         raise UserError(f"{data.name} has no validation rows to calibrate by: give --data FILE with rows that did not "
@@ -48,10 +48,10 @@ def calibrate_run(
     folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior, *, name: str | None = None,
     method: str | None = None, level: float = 0.9, groups: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Write calibration.json and guarantees.json; the latter's content.
+    """Calibrate a run; write calibration.json and guarantees.json, and return the content of the latter.
 
-    name: other data with labels, whose rows calibrate instead of the run's validation rows.   groups: of ``calibrate``.
-    Raises FitFailed where predictions are not finite; UserError for rows that test, or groups without calibration rows.
+    name: other data with labels, to calibrate with instead of the validation rows.   groups: see ``calibrate``.
+    Raises FitFailed if predictions are not finite, and UserError for test rows, or groups without calibration rows.
     """
     x, y = _calibration_rows(data, recipe, name)
     folder.check_data(posterior, data)
@@ -61,8 +61,8 @@ def calibrate_run(
     done = made.provenance["calibration"]["methods"][-1]
     tested = replace(posterior, rows=row_digests(data.x_test, data.y_test))
     if name and len(data.x_test) and (used := fitted_rows(tested, row_digests(x, y))):
-        raise UserError(f"{used:,} of {len(x):,} calibration rows are test rows of this run, which could then not show "
-                        "what holds of new ones: leave out --data, or give other rows")  # fmt: skip
+        raise UserError(f"{used:,} of {len(x):,} calibration rows are test rows of this run, which would then not show "
+                        "what holds for new rows: leave out --data, or give other rows")  # fmt: skip
     rows, note, parts = [], "there are no test rows to see it on", {}
     if len(data.x_test):
         before = predict(posterior, data.x_test, num_draws=made.num_draws, seed=made.seed)
@@ -92,14 +92,14 @@ def calibrate_run(
 def predict_file(
     folder: RunFolder, recipe: Recipe, posterior: Posterior, args: Namespace
 ) -> tuple[pd.DataFrame, list[str]]:
-    """(the predictions, a line a row; what is to be said of them).   args: of `predict`, see ``help.toml``.
+    """Return (the predictions, one line per row; notes about them).   args: of `predict`, see ``help.toml``.
 
-    Raises UserError for rows that cannot be read, or whose predictions are not finite, unless these are to be skipped
-    or flagged; and for options that do not suit the run.
+    Raises UserError for rows that cannot be read or whose predictions are not finite, unless such rows are to be
+    skipped or flagged, and for options that do not suit the run.
     """
     posterior, path, how = with_calibration(posterior, folder.path), Path(args.input), args.on_bad_row
     schema, calibrated, beside = posterior.schema, isinstance(posterior, Calibrated), pd.DataFrame()
-    y = unseen = None  # unseen: of each row, what is new to the model
+    y = unseen = None  # unseen: a text about the new categories of each row
     if args.monitor and not calibrated:
         raise UserError(f"--monitor compares with calibration rows, and {args.run} has none: calibrate {args.run}")
     if args.threshold is not None and not (len(schema.classes) == 2 and 0 < args.threshold < 1):
@@ -149,7 +149,7 @@ def predict_file(
     prediction = predict_with_progress(posterior, x, recipe.num_draws, str(path))
     columns, notes = columns_of(prediction, schema, args.threshold), []
     judged = {name: values for name, values in columns.items() if values.dtype.kind == "f"}
-    if schema.target_scale == "log":  # means may be beyond the numbers where quantiles are not
+    if schema.target_scale == "log":  # the mean may overflow while quantiles do not
         judged = {name: values for name, values in judged.items() if name.startswith("q")}
     finite = np.isfinite(list(judged.values())).all(0)
     for level in args.levels:

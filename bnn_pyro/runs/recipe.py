@@ -118,7 +118,7 @@ class Recipe(Setup, Settings):
         else:
             shared, decay = self.variant_settings, {}
             prior = shared.pop("prior", None)
-            # With these priors the point estimate is in the narrow peak of the mixture, or at the mode 0 of the scales.
+            # With these priors a point estimate is in a mixture's narrow peak, at the mode 0 of scales, or without decay.
             if prior is not None and not str(prior).startswith(("scale-mixture", "gamma", "ard", "by-target")):
                 decay = {"prior": prior}
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}

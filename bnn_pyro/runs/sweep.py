@@ -170,8 +170,8 @@ def _missing(config: SweepConfig, folder: SweepFolder, overwrite: bool) -> list[
     rows = {task: fingerprints.get((task.data, task.split)) for task in finished}
     stale = {t.data for t, now in rows.items() if now and folder.outcome(t).get("fingerprint", now) != now}
     if stale and not overwrite:
-        raise UserError(f"the rows of data '{min(stale)}' are not those that fits in {folder.path} were trained on: the "
-                        "file has changed; choose another --out, or add --overwrite")  # fmt: skip
+        raise UserError(f"the rows of data '{min(stale)}' are not those that fits in {folder.path} were trained on: "
+                        "the file has changed; choose another --out, or add --overwrite")  # fmt: skip
     return [task for task, (state, _) in statuses.items() if state != FINISHED or task.data in stale]
 
 
