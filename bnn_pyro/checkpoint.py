@@ -65,10 +65,7 @@ class Checkpoint:
         self._handlers: dict[int, Any] = {}
 
     def child(self, name: str) -> Self:
-        """Return a checkpoint in a file beside this one, for a part of the run; it stops when this one does.
-
-        It can be pickled.
-        """
+        """Return a checkpoint for a part of the run, in its own file; it stops when this one does. Can be pickled."""
         child = copy.copy(self)
         child.path, child.parent = self.path.with_suffix(f".{name}.pt"), self
         return child

@@ -16,7 +16,7 @@ from bnn_pyro.posterior import Posterior
 from bnn_pyro.reports.summary import guarantees_section, run_table
 from bnn_pyro.runs.folder import CheckFolder, RunFolder
 from bnn_pyro.runs.recipe import EXAMPLE, Recipe, read_config, resolve
-from bnn_pyro.runs.train import calibrate_set_aside, environment, fit_run, load_together, prepare_run, typed_command
+from bnn_pyro.runs.train import environment, fit_run, load_together, prepare_run, typed_command
 from bnn_pyro.settings import defaults
 from bnn_pyro.zoo import ZOO
 from bnn_pyro.zoo.auto import say
@@ -45,7 +45,6 @@ def train(args: Namespace) -> int:
             posterior, baseline = fit_run(folder, ready, data, beside, resume=args.resume, max_minutes=args.max_minutes)
             if not ranks.first:
                 return 0
-            calibrate_set_aside(folder, recipe, data, posterior)
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
     return run.exit_code if ranks.size == 1 or run.failed else 0  # torchrun takes other exit codes for a crash
@@ -174,10 +173,7 @@ def check(args: Namespace) -> int:
 
 
 def sweep(args: Namespace) -> int:
-    """Fit what is missing of all recipes on all data sets, splits and seeds, and write one report.
-
-    Returns 1 if a fit failed, else 0.
-    """
+    """Make the missing fits of a sweep, and write its report. Returns 1 if a fit failed, else 0."""
     from bnn_pyro.parallel.executor import parse_executor
     from bnn_pyro.runs.sweep import SweepFolder, run_sweep
     from bnn_pyro.runs.sweep_config import FAILED, read_sweep_config

@@ -64,8 +64,8 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
         if not name:
             raise UserError(f"{path}: column {number} has no name in row 1; name it, or remove it (a saved index?)")
         if name in header[: number - 1]:
-            raise UserError(f"{path}: columns {header.index(name) + 1} and {number} are both called '{name}'; "
-                            "rename or remove one")  # fmt: skip
+            first = header.index(name) + 1
+            raise UserError(f"{path}: columns {first} and {number} are both called '{name}'; rename or remove one")
     frame = frame.set_axis(header, axis=1).set_axis(range(2, len(frame) + 2))
     if len(text_columns(frame)) == len(header):  # a column with an empty line is never numeric
         frame = frame[(frame != "").any(axis=1)]

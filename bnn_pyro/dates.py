@@ -73,10 +73,7 @@ class Dates(NamedTuple):
         return [*moments.round("min").strftime(self.form + " %H:%M" * self.times)]
 
     def replaced(self, where: str | Path, frame: pd.DataFrame, gaps: pd.DataFrame) -> pd.DataFrame:
-        """Replace the column in a table by its numbers (the first columns, NaN for missing dates).
-
-        Raises UserError for a text that is not a date.
-        """
+        """Replace the column in a table by its numbers, NaN for missing dates. Raises UserError for other texts."""
         made = self.numbers(cells := frame[self.name])
         if (bad := made.iloc[:, 0].isna() & ~gaps[self.name]).any():
             raise UserError(f"{where}: column '{self.name}', row {bad.idxmax()}: '{cells[bad.idxmax()]}' is no date "

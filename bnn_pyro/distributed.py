@@ -99,10 +99,7 @@ class Ranks(NamedTuple):
         return rows if self.size == 1 else rows.tensor_split(self.size)[self.rank]
 
     def share_of_step(self, x: Tensor, y: Tensor, num: int) -> tuple[Tensor, Tensor, float]:
-        """Return (x, y, factor of the log-likelihood) of this rank's share of a step's rows.
-
-        A rank without rows gets one row with factor 0.   num: the N of the data set.
-        """
+        """Return (x, y, factor of the log-likelihood) of this rank's rows of a step; without rows, one of factor 0."""
         mine = self.part(x), self.part(y)
         return (*mine, self.size * num / len(x)) if len(mine[0]) else (x[:1], y[:1], 0.0)
 

@@ -106,8 +106,8 @@ def as_meant(cells: pd.Series) -> Doubt | None:
         if (date := find_dates("", different)) is not None:
             if (bad := (days := date.read(cells)).isna()).any():
                 row = bad.idxmax()
-                return Doubt(f"holds dates with the {date.order} first, and others, such as '{cells[row]}' in row "
-                             f"{row}: write all alike")  # fmt: skip
+                return Doubt(f"holds dates with the {date.order} first, and others ('{cells[row]}' in row {row}): "
+                             "write all alike")  # fmt: skip
             ordered = len(different) > MANY and (days.is_monotonic_increasing or days.is_monotonic_decreasing)
             later = f"; rows are in their order: --time {cells.name} (time=) tests on the last ones" * ordered
             return Doubt(f"holds dates, such as '{cells.iloc[0]}': --dates parts or elapsed (dates=) makes numbers of "

@@ -23,8 +23,8 @@ def diverged(what: str, step: int, lr: float) -> FitFailed:
     if step == 1 and what.startswith("loss"):
         return FitFailed(f"the {what} step 1, before the learning rate was used: look at the values of the inputs and "
                          "the targets, and at the parameters that the likelihood is given")  # fmt: skip
-    return FitFailed(f"the {what} step {step} (lr {lr}); the last good checkpoint, if any, is kept: try a smaller "
-                     f"--lr, such as {lr / 10:g}")  # fmt: skip
+    kept = "the last good checkpoint, if any, is kept"
+    return FitFailed(f"the {what} step {step} (lr {lr}); {kept}: try a smaller --lr, such as {lr / 10:g}")
 
 
 def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
@@ -60,16 +60,17 @@ def first_line(error: BaseException) -> str:
 def refusing(message: str, *kinds: type[Exception], saying: str = "") -> Iterator[None]:
     """Convert errors of a block that are of these kinds (by default all) to a UserError with this message.
 
-    "{error}" in the message is replaced by the first line of the error. UserErrors are not converted, and neither are
-    errors whose text, in lower case, does not contain ``saying``.
+    "{error}" in the message is replaced by the first line of the error. UserErrors are only converted if UserError is
+    one of the kinds; an error whose text, in lower case, does not contain ``saying`` is not converted.
     """
     try:
         yield
     except Exception as error:
-        converted = isinstance(error, kinds or Exception) and saying in str(error).lower()
-        if isinstance(error, UserError) or not converted:
+        own = isinstance(error, UserError)  # a ValueError too, which may be one of the kinds
+        is_meant = UserError in kinds if own else isinstance(error, kinds or Exception)
+        if not is_meant or saying not in str(error).lower():
             raise
-        raise UserError(message.replace("{error}", first_line(error))) from None
+        raise UserError(message.replace("{error}", str(error) if own else first_line(error))) from None
 
 
 class Introduced:

@@ -29,13 +29,11 @@ SEPARATOR_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical b
 class Inspection:
     """A table as `train` will read it.
 
-    columns     {name: description}
-    missing     number of rows that have a missing value
-    unlabelled  number of rows without a target (or exposure, or event)
-    duplicates  number of rows that repeat an earlier one
-    findings    doubts and errors, in the order of the columns, then of the targets
-    aside       a remark about row names
-    given       {option of `train`: its value}: task, exposure, event, and what the target needs
+    columns  {name: description}    findings  doubts and errors, in the order of the columns, then of the targets
+    missing, unlabelled, duplicates  numbers of rows with a missing value, without a target (or exposure, or event), and
+             that repeat an earlier row
+    given    {option of `train`: its value}: task, exposure, event, and what the target needs
+    aside    a remark about row names
     """
 
     path: Path

@@ -46,10 +46,7 @@ def tables() -> dict[str, dict[str, Any]]:
 
 
 def list_(args: Namespace) -> None:
-    """Print the tables, wrapped to the terminal's width, or one variant or method in full.
-
-    Raises UserError for an unknown name.
-    """
+    """Print the tables, or one variant or method in full; see :func:`help`."""
     if args.json:
         print(json.dumps(tables(), indent=2, ensure_ascii=False))
         return

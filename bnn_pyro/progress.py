@@ -88,8 +88,7 @@ def announce(text: str, show: bool = True) -> None:
 class Channel:
     """The connection of a task to the process that waits for it.
 
-    send: called with (share done, figures).   asked: returns whether the task should end.
-    every: least number of seconds between two calls of ``send``.
+    send: called with (share done, figures) at most once in ``every`` seconds.   asked: whether the task should end.
     """
 
     def __init__(self, send: Callable[[float, Figures], None], asked: Callable[[], bool], every: float = 0.0) -> None:

@@ -203,8 +203,7 @@ def pack(
         if array.dtype.kind not in "biuf" or not array.ndim:
             raise UserError(f"{what}['{name}'] is no array of numbers; number categories 0, 1, … for an nn.Embedding")
         if array.dtype.kind in "iu" and np.abs(array).max(initial=0) > 2**24:
-            raise UserError(f"{what}['{name}'] has whole numbers above 2^24, which 32-bit floats do not tell apart; "
-                            "number them 0, 1, …")  # fmt: skip
+            raise UserError(f"{what}['{name}'] has whole numbers above 2^24, too many for 32-bit floats; number from 0")
     rows = {name: len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"'{name}' {num}" for name, num in rows.items())

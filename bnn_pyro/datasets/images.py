@@ -85,14 +85,11 @@ def _shape(files: Iterable[Path]) -> tuple[int, int, int]:
 def _decoded(files: Sequence[tuple[Path, int]], shape: tuple[int, int, int], drop: bool) -> tuple[Tensor, Tensor]:
     """Return (x (N, *shape) uint8, labels (N,)) of the readable pictures."""
     x, y = torch.empty(len(files), *shape, dtype=torch.uint8), []
+    way = "or remove it; a run trained with missing='drop' (--missing drop) leaves such files out"
     for file, label in files:
-        try:
+        with suppress(UserError) if drop else refusing(f"{{error}}, {way}", UserError):
             x[len(y)] = _pixels(file, shape)
             y.append(label)
-        except UserError as error:
-            if not drop:
-                way = "or remove it; a run trained with missing='drop' (--missing drop) leaves such files out"
-                raise UserError(f"{error}, {way}") from None
     return x[: len(y)], torch.tensor(y, dtype=torch.int64)
 
 

@@ -248,9 +248,8 @@ def read_items(
     except UserError:
         raise
     except Exception as error:  # of the user's own code, or of a worker process that died
-        said = str(error).strip().splitlines()[-1:] if "Original Traceback" in str(error) else [first_line(error)]
-        raise UserError(f"{what} could not be read to its end ({said[0]:.200}); correct that, or leave such rows "
-                        "out") from error  # fmt: skip
+        said = str(error).strip().splitlines()[-1] if "Original Traceback" in str(error) else first_line(error)
+        raise UserError(f"{what} could not be read to its end ({said:.200}); correct or leave out such rows") from error
 
 
 def _pairs(what: str, items: Any, batches: bool, alone: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -53,8 +53,7 @@ def divide(
         return _by_values(raw, kind, values, shares, seed)
     given = rows is not None or file is not None or raw.test is not None
     if given and fractions is not None:
-        raise UserError(f"{raw.name}: its test part is given, fractions={tuple(fractions)} don't apply; "
-                        "use validation=N to hold out training rows")  # fmt: skip
+        raise UserError(f"{raw.name}: its test part is given, so give validation=N, not fractions={tuple(fractions)}")
     held_out = validation or 0
     if not given:
         held_out, num_test = _sizes(raw, shares, validation)
@@ -144,8 +143,7 @@ def _rows_of_file(path: Path, split: int, raw: Raw) -> np.ndarray:
         raise UserError(f"{path}: {name} names a row twice; every test row may appear once")
     test = chosen if raw.rows is None else np.flatnonzero(np.isin(kept, chosen))
     if not len(chosen) or len(kept) - len(test) < 2:
-        raise UserError(f"{path}: {name} takes {len(test)} of {len(kept)} rows for the test; give some, and leave two "
-                        "or more to train on")  # fmt: skip
+        raise UserError(f"{path}: {name} has {len(test)} of {len(kept)} rows; give one or more, and leave two to train")
     return test
 
 
@@ -158,8 +156,7 @@ def _numbers(where: str, rows: Any, num: int) -> np.ndarray:
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
         raise UserError(f"{where} is {rows.dtype} of shape {rows.shape}; give a mask of {num} rows, or row numbers")
     if len(rows) and not 0 <= rows.min() <= rows.max() < num:
-        raise UserError(f"{where} names rows {rows.min()} to {rows.max()}, but there are rows 0 to {num - 1}; are they "
-                        "of another table?")  # fmt: skip
+        raise UserError(f"{where} names rows {rows.min()} to {rows.max()}, but there are rows 0 to {num - 1}")
     return rows.astype(np.int64)
 
 

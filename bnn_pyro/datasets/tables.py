@@ -62,11 +62,9 @@ def load_table(
     frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
     how = dict(task=task, missing=missing, words=MISSING, order=classes, exposure=exposure, event=of_event, dates=dates)
     raw = raw_table(path, frame[[*names, *known, *target]], target, **how)
-    values = {}
-    for name in aside:
-        cells = frame.loc[raw.index.numpy(), name]
-        frames.refuse_gaps(path, cells.to_frame(), gaps_in(cells.to_frame(), MISSING))
-        values[name] = cells.to_numpy() if np.isnan(parsed(cells)).any() else parsed(cells)
+    cells = frame.loc[raw.index.numpy(), list(dict.fromkeys(aside))]
+    frames.refuse_gaps(path, cells, gaps_in(cells, MISSING))
+    values = {name: texts.to_numpy() if np.isnan(v := parsed(texts)).any() else v for name, texts in cells.items()}
     return replace(raw, name=path.stem, source=str(path)), values
 
 
@@ -147,8 +145,7 @@ def raw_table(
     columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
     if exposure is not None:
         if fields["task"] != "counts":
-            raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']}; say "
-                            "--task counts (task=)")  # fmt: skip
+            raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']} (--task)")
         columns[-1] = Column(exposure, exposure=True)
     made, left = {part for date in read for part in date.parts}, len(frame) - len(whole)
     looked_at = [name for name in whole.columns if name not in made and name not in target]
@@ -248,7 +245,7 @@ def _texts_of(like: Schema) -> dict[str, Sequence[str]]:
 
 
 def _with_columns(where: str | Path, frame: pd.DataFrame, like: Schema) -> pd.DataFrame:
+    have = f"{', '.join(frame) or 'none of them':.200}"
     if absent := [name for name in like.table_columns if name not in frame.columns]:
-        raise UserError(f"{where}: no column '{absent[0]}', which this model needs; it has "
-                        f"{', '.join(frame) or 'none of them':.200}")  # fmt: skip
+        raise UserError(f"{where}: no column '{absent[0]}', which this model needs; it has {have}")
     return frame

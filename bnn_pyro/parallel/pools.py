@@ -167,8 +167,8 @@ class DaskPool:
     def progress(self, numbers: Iterable[int]) -> Iterator[tuple[int, float, Figures]]:
         """See ``ProcessPool``. Raises UserError if the scheduler is gone."""
         if self.client.status != "running":
-            raise UserError(f"the Dask scheduler at {self.client.scheduler.address} is gone; finished results are kept "
-                            "if a folder was given")  # fmt: skip
+            place = self.client.scheduler.address
+            raise UserError(f"the Dask scheduler at {place} is gone; finished results are kept if a folder was given")
         while self.reports:
             yield self.reports.popleft()
 

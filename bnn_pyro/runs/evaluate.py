@@ -40,9 +40,9 @@ NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-nois
 
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
-    """Load a run's posterior onto a device.   module: package.module:function, for a run of the user's own module.
+    """Load a run's posterior onto a device.
 
-    If there are several with commas between, the one that the run was trained with is taken.
+    module: package.module:function of the user's own module, or several with commas, which have the run's own one.
     """
     then, given = getattr(folder.recipe.entry, "module", None), (module or "").split(",")
     own = None if not then else then if then in given else module
@@ -257,8 +257,8 @@ def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tenso
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
 
-def _known_rows(known: Tensor | None, x: Tensor, y: Tensor) -> int:  # the number of rows whose digests are known
-    return 0 if known is None else int(torch.isin(row_digests(x, y), known).sum())
+def _known_rows(known: Tensor | None, x: Tensor, y: Tensor) -> int:
+    return 0 if known is None else int(torch.isin(row_digests(x, y), known).sum())  # known: digests of rows
 
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:
@@ -272,10 +272,7 @@ def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bo
 
 
 def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]:
-    """Load other labelled data, x standardised: a whole file, or the test part of a named data set.
-
-    Classes are matched by name.
-    """
+    """Load other labelled data (x standardised, y): a file, or a named set's test part; classes match by name."""
     if Path(name).suffix.lower() in TABLES:
         x, y = read_rows(name, schema)
         if y is None:

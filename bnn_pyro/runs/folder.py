@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.distributed import here
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import has_shape, is_occupied, lock_folder, write_whole
 from bnn_pyro.inference import METHODS
 from bnn_pyro.posterior import Posterior, read_archive
@@ -173,15 +173,13 @@ class RunFolder(OutputFolder):
         """The recipe of the run. Raises UserError if the file is damaged."""
         path = self.path / "config.json"
         config = read_config(path)
-        try:
+        with refusing(f"{path} is damaged ({{error}}); restore it, or train again", UserError):
             if "name" not in config.get("data", {}) or "inference" not in config:
                 raise UserError("it names no data, or no inference method")
             if self.is_trained:  # former settings do not matter after the fit
                 former, settings = self.former_settings, config.get("inference_settings", {})
                 config["inference_settings"] = {k: v for k, v in settings.items() if k not in former}
             return Recipe.from_dict(config)
-        except UserError as error:
-            raise UserError(f"{path} is damaged ({error}); restore it, or train again") from None
 
     @property
     def former_settings(self) -> dict[str, Any]:
@@ -242,6 +240,5 @@ class RunFolder(OutputFolder):
     def check_data(self, posterior: Posterior, data: Dataset) -> None:
         """Raise UserError unless the posterior was fitted to these training rows."""
         if (trained := posterior.provenance.get("fingerprint")) != data.fingerprint:
-            raise UserError(f"the training rows of {data.name} are not those that {self.path} was trained on "
-                            f"(fingerprint {data.fingerprint}, then {trained}): the file or the loader has changed; "
-                            "train again")  # fmt: skip
+            raise UserError(f"the training rows of {data.name} (fingerprint {data.fingerprint}) are not those that "
+                            f"{self.path} was trained on ({trained}): the data have changed; train again")  # fmt: skip

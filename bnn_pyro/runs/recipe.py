@@ -80,8 +80,7 @@ class Recipe(Setup, Settings):
             return data
         data.schema.need_uncensored("conformal")
         if not (half := len(data.x_val) // 2):
-            raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
-                            "--validation ROWS")  # fmt: skip
+            raise UserError(f"{data.name}: {len(data.x_val)} validation rows are too few for conformal: give --validation")
         left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
         return replace(data, **left, set_aside=(data.x_val[:half], data.y_val[:half]))
 
@@ -118,7 +117,7 @@ class Recipe(Setup, Settings):
         else:
             shared, decay = self.variant_settings, {}
             prior = shared.pop("prior", None)
-            # With these priors a point estimate is in a mixture's narrow peak, at the mode 0 of scales, or without decay.
+            # With these priors a point estimate is in a narrow peak, at the mode 0 of scales, or without weight decay.
             if prior is not None and not str(prior).startswith(("scale-mixture", "gamma", "ard", "by-target")):
                 decay = {"prior": prior}
             length = {k: v for k, v in self.inference_settings.items() if k in ("epochs", "batch_size", "patience")}

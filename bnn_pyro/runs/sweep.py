@@ -28,7 +28,7 @@ from bnn_pyro.runs.folder import REPLICATES, OutputFolder, RunFolder
 from bnn_pyro.runs.recipe import EARLIER, Recipe
 from bnn_pyro.runs.sweep_config import BEGUN, CHANGED, FAILED, FINISHED, MISSING, RunTask, SweepConfig, setting_text
 from bnn_pyro.runs.sweep_statistics import DatasetSummary, summarise
-from bnn_pyro.runs.train import calibrate_set_aside, fit_run, prepare_run
+from bnn_pyro.runs.train import fit_run, prepare_run
 from bnn_pyro.settings import plain
 
 
@@ -234,7 +234,6 @@ def make_run(task: RunTask, *, sweep: Path, command: str = "", overwrite: bool =
             ready, beside = prepare_run(recipe, data)
             with folder.begun(recipe, keep=keep):
                 posterior, baseline = fit_run(folder, ready, data, beside, resume=keep)
-                calibrate_set_aside(folder, recipe, data, posterior)
                 folder.write("environment.json", folder.read("environment.json") | {"command": command})
                 baseline = baseline if recipe.baseline or recipe.backbone_variant(data.schema) else None
                 return evaluate_run(folder, recipe, data, posterior, baseline, outside={}, report=False).failed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import read_archive
 from bnn_pyro.runs.recipe import DATA_KEYS, KEYS, Recipe, check_keys, located, read_file, resolve
 from bnn_pyro.zoo import ZOO
@@ -78,14 +78,12 @@ def read_sweep_config(path: str | Path) -> SweepConfig:
     folders: dict[str, RunTask] = {}
     in_order = [row for rows in itertools.zip_longest(*data) for row in rows if row is not None]
     for seed, (name, split, options), (label, table, grid, keys) in itertools.product(seeds, in_order, recipes):
-        try:
+        with refusing(f"{path} [recipes.{table}] ({label}): {{error}}", UserError):
             config = {**keys, "data": options, "seed": (seed + SEED_STEP * split) % 2**32}
             task = RunTask(label, table, grid, name, seed, split, resolve(Namespace(), config, grid))
             if len(task.name.encode()) > MAX_NAME:
                 raise UserError(f"the name of its folder would have more than {MAX_NAME} characters; give the recipe "
                                 "or the data a shorter name, or the grid fewer keys")  # fmt: skip
-        except UserError as error:
-            raise UserError(f"{path} [recipes.{table}] ({label}): {error}") from None
         if (other := folders.setdefault(task.name.lower(), task)) is not task:
             first = f"'{other.recipe_name}' on '{other.data}'"
             raise UserError(f"{path}: {first} and '{label}' on '{name}' would share a folder; rename one of them")
@@ -138,10 +136,8 @@ def _dataset(
         raise UserError(f'{place}: "{ALL}" splits are those of a file of given splits, and there is none; give '
                         "splits_to_run = [0, 1, 2] here (seeds of random splits), or splits = FILE.npz")  # fmt: skip
     elif key == "split":
-        try:
+        with refusing(f"{place}: 'splits' {{error}}", UserError):
             names = read_archive(options["splits"])
-        except UserError as error:
-            raise UserError(f"{place}: 'splits' {error}") from None
         valid = sorted(int(name[5:]) for name in names if re.fullmatch(r"test_\d+", name))
         chosen = valid if chosen == ALL else chosen
         if absent := [number for number in chosen if number not in valid]:

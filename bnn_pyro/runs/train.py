@@ -48,6 +48,7 @@ def fit_run(
 ) -> tuple[Posterior, Posterior | None]:  # fmt: skip
     """Fit into a folder that was begun: (posterior, that of the baseline or None); recipes: see :func:`prepare_run`.
 
+    The posterior is calibrated too, if the recipe asks for it by ``conformal``.
     resume: continue from checkpoints, to the same result; finished fits are loaded.   max_minutes: for the posterior.
     If the fit has several processes, all of them call this, and rank 0 writes.   Raises what ``fit`` raises.
     """
@@ -76,16 +77,12 @@ def fit_run(
     posterior = fit_into(folder, ready, max_minutes=max_minutes)
     if backbone is None and baseline is not None:
         beside = fit_baseline()
-    return posterior, beside
-
-
-def calibrate_set_aside(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Posterior) -> None:
-    """Calibrate with the rows that were set aside, if the recipe asks for it by ``conformal``."""
-    if recipe.conformal:
+    if recipe.conformal and here().first:
         from bnn_pyro.runs.predict import calibrate_run
 
         with suppress(FitFailed):  # reported with the scores
             calibrate_run(folder, recipe, data, posterior, level=recipe.conformal)
+    return posterior, beside
 
 
 def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
