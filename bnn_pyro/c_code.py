@@ -31,10 +31,7 @@ def find_compiler() -> str:
 
 
 def load(source: str) -> ctypes.CDLL:
-    """Compile ``MATHEMATICS`` followed by this source, and load it; each call returns its own copy of the library.
-
-    Raises NotCompiled.
-    """
+    """Compile ``MATHEMATICS`` and this source to a library, and load a separate copy of it. Raises NotCompiled."""
     compiler = find_compiler()
     try:
         with tempfile.TemporaryDirectory(prefix="bnn-pyro-") as folder:  # a file loaded twice would be one library

@@ -1,7 +1,4 @@
-"""Convert columns of a table: to numbers, to category indices, to the targets of a task; find missing values.
-
-This module does not import torch, so that a table can be inspected without waiting for that import.
-"""
+"""Convert columns of a table to numbers, categories or targets, and find missing values, without importing torch."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence

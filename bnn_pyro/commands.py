@@ -1,7 +1,4 @@
-"""The commands of the command line: each takes its parsed arguments and writes a run folder, a file or a table.
-
-This module is imported when a command runs; each command itself imports what no other one needs.
-"""
+"""The commands of the command line: each takes parsed arguments and writes a run folder, a file or a table."""
 
 import dataclasses
 from argparse import Namespace

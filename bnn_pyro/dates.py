@@ -88,10 +88,7 @@ class Dates(NamedTuple):
 
 
 def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates | None:
-    """Return how a column of dates is read, or None if most cells are not dates.
-
-    how: "parts" or "elapsed".   Raises UserError if it is unclear whether the day or the month comes first.
-    """
+    """Return how a column of dates is read, or None. Raises UserError if the day or the month may come first."""
     if cells.dtype == "category" or cells.dtype.kind in "iuf" or not len(cells):
         return None
     some = cells.iloc[:: 1 + len(cells) // 200].astype(str)  # a quick look at some cells: most columns have no dates

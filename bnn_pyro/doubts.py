@@ -97,10 +97,7 @@ def may_be_class(cells: pd.Series, gaps: pd.Series) -> str:
 
 
 def as_meant(cells: pd.Series) -> Doubt | None:
-    """Return a doubt about texts that stand for dates, numbers or codes, with advice; None for other texts.
-
-    Its ``refused`` is True if the texts are dates in an unclear order.
-    """
+    """Return a doubt about texts that are dates (refused if their order is unclear), numbers or codes, else None."""
     different = cells.drop_duplicates()
     try:
         if (date := find_dates("", different)) is not None:
@@ -134,10 +131,7 @@ def in_case(cells: pd.Series) -> str:
 def of_numbers(
     values: np.ndarray, name: str, rows: np.ndarray | pd.Index, cells: pd.Series | None = None, is_target: bool = False
 ) -> Iterator[Doubt]:
-    """Find doubts about a column of numbers (N,) without missing values.
-
-    rows: the row numbers.   cells: the texts of the numbers in the file, if known.
-    """
+    """Find doubts about numbers (N,) without gaps.   rows: the row numbers.   cells: texts in the file, if known."""
     bad = np.flatnonzero(~np.isfinite(values) | (np.abs(values) > np.finfo(np.float32).max))
     if len(bad):
         cell = values[bad[0]] if cells is None else cells.iloc[bad[0]]
@@ -170,10 +164,7 @@ def of_numbers(
 
 
 def of_values(y: np.ndarray, rows: np.ndarray | pd.Index | None) -> Iterator[str]:
-    """Find doubts about the target of a regression: one value is very frequent, or there are few different values.
-
-    rows: the row numbers if the task was inferred, else None, and few different values are no doubt.
-    """
+    """Find doubts about numeric targets: a frequent value; if rows (row numbers) are given, few different values."""
     numbers, first, counts = np.unique(y, return_index=True, return_counts=True)
     if rows is not None and len(numbers) <= min(FEW, len(y) // USUAL):
         once = [f", of which {y[k]:.7g} stands in row {rows[k]} alone (a mistake?)" for k in first[counts == 1][:1]]

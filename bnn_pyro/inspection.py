@@ -1,7 +1,4 @@
-"""Inspect a user's table before training: find all of its problems at once, and the `train` command that would work.
-
-This module does not import torch: inspecting a table of some thousand rows takes about a second.
-"""
+"""Inspect a table before training, without importing torch: find its problems and the `train` command that works."""
 
 import csv
 import shlex

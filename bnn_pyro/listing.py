@@ -70,10 +70,7 @@ def list_(args: Namespace) -> None:
 
 
 def help(name: str | None = None) -> None:
-    """Print the variants, methods, data sets and checks; or the settings of one variant or method.
-
-    Raises UserError for an unknown name.
-    """
+    """Print variants, methods, data sets and checks, or one variant or method in full. UserError if it is unknown."""
     list_(Namespace(json=False, name=name))
 
 
@@ -120,10 +117,7 @@ def _read_table(folder: str) -> dict[str, dict[str, Any]]:
 
 
 def _read(node: ast.ClassDef | ast.FunctionDef, defined: Mapping[str, ast.stmt]) -> dict[str, Any]:
-    """Return "doc", the docstring's first paragraph; "settings" {field: default}; "meanings" {field: description}.
-
-    Literal class attributes are returned under their own names.
-    """
+    """Return "doc" (one paragraph), "settings" {field: default}, "meanings" {field: text}, and class attributes."""
     facts: dict[str, Any] = {"settings": {}, "meanings": {}}
     if isinstance(node, ast.ClassDef):
         for base in reversed(node.bases):

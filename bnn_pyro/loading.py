@@ -1,8 +1,4 @@
-"""Load a saved posterior from its archive of tensors and JSON, and use a posterior as the start of another fit.
-
-A start is not a prior (see ``fit``). The new fit does not start exactly at the posterior, because the inputs are
-standardised with the statistics of the new rows.
-"""
+"""Load a saved posterior (tensors and JSON), and use a posterior as the start, not the prior, of another fit."""
 
 import hashlib
 import json
@@ -155,10 +151,7 @@ def _differences(here: Mapping[str, list[int]], there: Mapping[str, list[int]]) 
 
 
 class Start(NamedTuple):
-    """The start of a fit at a posterior.
-
-    how: "guide", at the posterior's q, or "point", at its weights.   facts: about the posterior, for provenance.
-    """
+    """A start of a fit: ``how`` is "guide", at a posterior's q, or "point", at its weights.   facts: for records."""
 
     posterior: Posterior
     how: str

@@ -1,7 +1,4 @@
-"""Progress bars on standard error, and the progress that tasks report to the process that waits for them.
-
-Tasks are run by :mod:`bnn_pyro.parallel.map`. Outside of a task :func:`report_progress` does nothing.
-"""
+"""Progress bars on standard error, and the progress that tasks report to the process that waits for them."""
 
 import contextlib
 import math

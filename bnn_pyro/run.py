@@ -1,8 +1,4 @@
-"""The command line, ``python -m bnn_pyro.run`` or ``bnn-pyro``: from the arguments to an exit code.
-
-The options, examples and help texts are in ``help.toml``. `--help` and mistyped names are answered before torch is
-imported, which takes seconds.
-"""
+"""The command line, ``python -m bnn_pyro.run`` or ``bnn-pyro``; it answers --help and typos before importing torch."""
 
 import os
 import signal

@@ -82,7 +82,7 @@ WRONG = {
     RECIPES: "s.toml has no data: add a table [data.NAME]",
     f"[data.a]\nlimit = true\n{RECIPES}": "s.toml [data.a]: 'limit' must be a whole number, got True",
     f'splits = "all"\n{DATA}{RECIPES}': "s.toml [data.toy-curve]: \"all\" splits are those of a file",
-    f"splits = [1]\n[data.toy-curve]\nseed = 3\n{RECIPES}": "'seed' is which split to take",
+    f"splits = [1]\n[data.toy-curve]\nseed = 3\n{RECIPES}": "'seed' chooses a split",
     f'splits = [0, 2]\n[data.a]\nname = "houses.csv"\nsplits = "given.npz"\n{RECIPES}': "no split 2 in",
     f'{DATA}[recipes.a]\nvariant = "mpl"\n': "s.toml [recipes.a] (a): unknown variant 'mpl'; did you mean 'mlp'?",
     f"{DATA}[recipes.net]\n": "s.toml [recipes.net] has no 'variant', and 'net' is none; add",

@@ -1,7 +1,4 @@
-"""Data sets from arrays, tensors, lists and data frames in memory, encoded like the rows of a file.
-
-Rows are counted from 0. A model that was trained on a frame can predict rows of a file, and vice versa.
-"""
+"""Data sets from arrays, tensors, lists and data frames in memory, encoded like the rows of a file, from row 0."""
 
 import math
 import re

@@ -1,7 +1,4 @@
-"""Make a Dataset of raw rows: split them once, and standardise all parts by the training part.
-
-Statistics in float64 are computed for one chunk of rows at a time, so that memory is bounded for every data set.
-"""
+"""Make a Dataset of raw rows: split them once, and standardise all parts by the training part, chunk by chunk."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -165,10 +162,7 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
 
 
 def _moments(x: Tensor | OnDisk, rows: Tensor, robust: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, shift and scale of each feature.
-
-    Shift and scale are mean and standard deviation; with ``robust`` median and, unless it is 0, interquartile range.
-    """
+    """Return mean, shift and scale of features: mean and deviation, or robust ones (if the range is above 0)."""
     mean, scale = mean_and_scale(taken(x, rows))
     shift = mean.clone()
     if robust:
@@ -274,10 +268,7 @@ def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[
 
 
 def _lower_median(x: Tensor | OnDisk, rows: Tensor) -> float:
-    """Return the lower median of all values (float32, not negative) of these rows, without sorting them.
-
-    Such values have the order of their bits: the upper 16 bits of the median are found first, then the lower ones.
-    """
+    """Return the lower median of values (float32, not negative) by their bits, of the same order, upper ones first."""
     upper = rank = 0
     for shift in (16, 0):
         counts = np.zeros(2**16, np.int64)

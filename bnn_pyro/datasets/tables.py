@@ -1,7 +1,4 @@
-"""Read a user's table (CSV, TSV or Parquet) for training and for prediction; errors name the file, column and row.
-
-Rows of text files are numbered as in an editor: the header is row 1.
-"""
+"""Read a user's table (CSV, TSV, Parquet); errors name file, column and row. The header of a text file is row 1."""
 
 import csv
 from collections.abc import Sequence
@@ -69,10 +66,7 @@ def load_table(
 
 
 def _cells(path: Path, text: Sequence[str] | None, codes: Sequence[str]) -> pd.DataFrame:
-    """Read the cells of a file: CSV or TSV with :func:`read_cells`, Parquet by type, with rows numbered from 0.
-
-    codes: columns of a Parquet file whose numbers are codes of categories.
-    """
+    """Read the cells of CSV and TSV (see :func:`read_cells`), or Parquet.   codes: columns of codes in Parquet."""
     if path.suffix.lower() != ".parquet":
         from bnn_pyro.csv_files import read_cells  # not needed for the named data sets
 

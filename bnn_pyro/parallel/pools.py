@@ -1,7 +1,4 @@
-"""The worker processes of ``map_tasks``: on this machine, with loky, or on a Dask cluster.
-
-A task is submitted as a future, and reports its progress through a channel.
-"""
+"""The worker processes of ``map_tasks``: on this machine, with loky, or on a Dask cluster."""
 
 import itertools
 import json

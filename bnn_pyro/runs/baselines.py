@@ -40,10 +40,7 @@ MIN_ERRORS, MAX_COLUMNS = 30, 200
 def paired_differences(
     prediction: Prediction, first: Prediction, y: Tensor, suffix: str = "", names: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return {metric, metric_low, metric_high}: prediction − first on the same rows.
-
-    names: the metrics, of which undefined ones are left out; () for all.   suffix: of the metrics' names in the result.
-    """
+    """Return {metric + suffix, …_low, …_high}: prediction − first on the same rows, of these (or all) metrics."""
     differences = {}
     for name in names or metrics.METRICS[prediction.task]:
         with suppress(metrics.Undefined):
@@ -104,10 +101,7 @@ def against_mean_weights(posterior: Posterior, prediction: Prediction, data: Dat
 
 
 def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
-    """Return (the prediction of the test rows, {about, seconds}) of gradient boosting.
-
-    None for images, times, several targets, rows that stay in a file, and too few rows.
-    """
+    """Return (prediction of the test rows, {about, seconds}), or None for other tasks, images, too few rows."""
     start, schema = time.perf_counter(), data.schema
     rows = even(len(data.x_train), MAX_ROWS)
     is_table = isinstance(data.x_test, Tensor) and len(schema.input_shape) == 1

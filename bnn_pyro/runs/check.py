@@ -1,7 +1,4 @@
-"""Run checks of variants and methods one after the other, and report their results.
-
-Results are written after each check, so that none is lost; check.html is made from check.json and the figures.
-"""
+"""Run checks of variants and methods, and report their results, which are written after each check."""
 
 import time
 from argparse import Namespace
@@ -73,10 +70,7 @@ class SubjectSpec:
 
 
 def one_subject(args: Namespace, prepare: bool = False) -> SubjectSpec:
-    """Return the subject that the command line names. Raises UserError for bad values.
-
-    prepare: also load the data and build the variant, which may raise UserError too.
-    """
+    """Return the subject that the command line names.   prepare: load its data and build it too. Raises UserError."""
     recipe = resolve(args, {"data": {"name": IMAGES if getattr(ZOO[args.variant], "images_only", False) else DATA}})
     names = flag_settings(args)
     spec = SubjectSpec(recipe, {k: v for k, v in recipe.inference_settings.items() if k in names})

@@ -49,10 +49,7 @@ def coverage_table(
 
 
 def _scores(prediction: Prediction, y: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (whether y is covered, width or number of classes, NLL in nats) for each row, (B,).
-
-    For several targets: whether all are covered at once, and the geometric mean of their widths.
-    """
+    """Return (whether all of y is covered, set size or geometric mean of widths, NLL in nats) of each row, (B,)."""
     if prediction.has_classes:
         members = prediction.set(level).members
         covered, size = members.gather(1, y.long()[:, None])[:, 0], members.double().sum(1)

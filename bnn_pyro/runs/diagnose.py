@@ -1,7 +1,4 @@
-"""Diagnose a run: write diagnosis.json, diagnosis.html, figures/diagnose-*.png and posterior.nc.
-
-Convergence of the chains alone is examined whenever a run is evaluated: convergence.json.
-"""
+"""Diagnose a run: write diagnosis.json, diagnosis.html, figures/diagnose-*.png and posterior.nc."""
 
 import math
 import time

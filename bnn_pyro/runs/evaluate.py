@@ -40,10 +40,7 @@ NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-nois
 
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
-    """Load a run's posterior onto a device.
-
-    module: package.module:function of the user's own module, or several with commas, which have the run's own one.
-    """
+    """Load a run's posterior onto a device.   module: package.module:function (or several) of a user's own module."""
     then, given = getattr(folder.recipe.entry, "module", None), (module or "").split(",")
     own = None if not then else then if then in given else module
     if own and "," in own:
@@ -179,10 +176,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
 
 
 def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, dict[str, str]]:
-    """Return (which rows have a finite mean and uncertainty (B,), {"failed": a sentence about the others} or {}).
-
-    If a logarithm is modelled, its mean and quantiles are examined: the mean of the exponential may be infinite.
-    """
+    """Return (rows with finite predictions (B,), {"failed": a sentence} or {}); of log targets, their logarithms."""
     law = prediction.untransformed
     ends = prediction.mean if law is prediction else prediction.quantile((0.025, 0.975)).mT
     parts = (v.reshape(len(prediction), -1).isfinite().all(1) for v in (law.mean, law.total, ends))

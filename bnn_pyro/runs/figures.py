@@ -1,7 +1,4 @@
-"""Choose the figures and test rows of a run's report, by its task, the shape of its data and its method.
-
-The titles and captions are in reports/templates/figures.toml.
-"""
+"""Choose the figures and test rows of a run's report; titles and captions are in reports/templates/figures.toml."""
 
 import math
 from collections.abc import Callable, Mapping

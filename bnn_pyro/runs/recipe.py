@@ -1,7 +1,4 @@
-"""Recipes: everything that is needed to run a fit again, as it is saved in ``config.json``.
-
-A recipe is resolved from the defaults, then a config file, then the flags of the command line; later ones win.
-"""
+"""Recipes: all that is needed to run a fit again (``config.json``), from defaults, then a config file, then flags."""
 
 import csv
 import json
@@ -80,7 +77,7 @@ class Recipe(Setup, Settings):
             return data
         data.schema.need_uncensored("conformal")
         if not (half := len(data.x_val) // 2):
-            raise UserError(f"{data.name}: {len(data.x_val)} validation rows are too few for conformal: give --validation")
+            raise UserError(f"{data.name}: {len(data.x_val)} validation rows are too few for conformal: --validation")
         left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
         return replace(data, **left, set_aside=(data.x_val[:half], data.y_val[:half]))
 
@@ -151,10 +148,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
-    """Raise UserError for unknown keys, and for values (other than None) that are not of their type or list[type].
-
-    place: the file and table, for messages.
-    """
+    """Raise UserError for unknown keys of a table, and for values other than None that are not of their kind."""
     for key, value in values.items():
         check_known(f"{what} in {place}", kinds, key)
         items, kind = ([value], kinds[key]) if not get_args(kinds[key]) else (value, *get_args(kinds[key]))

@@ -1,8 +1,4 @@
-"""Run a sweep: make the missing fits and average all finished ones.
-
-The folder of a sweep has one run folder per fit, which alone determines whether the fit is finished, and sweep.json,
-results.csv, sweep.html and figures.
-"""
+"""Run a sweep: make the missing fits, each in a run folder, and write sweep.json, results.csv and sweep.html."""
 
 import functools
 import json

@@ -65,10 +65,7 @@ class SweepConfig(NamedTuple):
 
 
 def read_sweep_config(path: str | Path) -> SweepConfig:
-    """Read the file of a sweep. Its fits are ordered so that all recipes are fitted on the first splits first.
-
-    Raises UserError, one line with the file, the table, the key and what to do, for anything that is wrong in it.
-    """
+    """Read a sweep, with all recipes on the first splits first. Raises UserError with the file, table and key."""
     path = Path(path)
     text, content = read_file(path, "sweep file", "TOML")
     splits = _numbers(path, "splits", content, SWEEP_KEYS)

@@ -169,11 +169,7 @@ def worse_than_best(differences: Mapping[str, Mean], *, lower: bool) -> set[str]
 
 
 def summarise(fits: Sequence[Mapping[str, Any]], replicates: Replicates) -> list[DatasetSummary]:
-    """Summarise the fits of each data set; data sets and recipes keep the order of the fits.
-
-    fits: entries of sweep.json, see ``SweepFolder.outcome``.
-    replicates: for the error over test rows that all fits share, which is unknown if one of them has none.
-    """
+    """Summarise the entries of sweep.json by data set.   replicates: of the fits, for errors over shared test rows."""
     names = dict.fromkeys(fit["data"] for fit in fits)
     return [_summarise(name, [fit for fit in fits if fit["data"] == name], replicates) for name in names]
 
