@@ -130,8 +130,8 @@ class Ranks(NamedTuple):
 
         flat = torch.cat([p.detach().flatten() for p in module.parameters()])
         if (apart := (self.total(flat, "MAX") + self.total(-flat, "MAX")).max().item()) != 0:
-            raise Agreed(f"the processes of this fit have drifted apart ({when} parameters differ by {apart:.2g}): are "
-                         "their machines and PyTorch versions alike? The last checkpoint is from before")  # fmt: skip
+            raise Agreed(f"the processes have drifted apart ({when} parameters differ by up to {apart:.2g}): are their "
+                         "machines and PyTorch versions alike? The last checkpoint is from before")  # fmt: skip
 
 
 def launched() -> tuple[int, int]:
