@@ -143,7 +143,8 @@ def _rows_of_file(path: Path, split: int, raw: Raw) -> np.ndarray:
         raise UserError(f"{path}: {name} names a row twice; every test row may appear once")
     test = chosen if raw.rows is None else np.flatnonzero(np.isin(kept, chosen))
     if not len(chosen) or len(kept) - len(test) < 2:
-        raise UserError(f"{path}: {name} takes {len(test)} of {len(kept)} rows; give some, leave two or more to train on")
+        raise UserError(f"{path}: {name} takes {len(test)} of {len(kept)} rows for the test; give some, and leave two "
+                        "or more to train on")  # fmt: skip
     return test
 
 

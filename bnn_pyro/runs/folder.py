@@ -148,7 +148,7 @@ class RunFolder(OutputFolder):
         if not folder.path.is_dir():
             raise UserError(f"no run folder {path}" + (": it is a file" if folder.path.is_file() else ""))
         if not folder.is_begun:
-            of = "; it was written by posterior.save() and is for bp.load(…), while `train` makes runs"
+            of = "; what posterior.save() wrote is for bp.load(…), and `train` makes runs"
             raise UserError(f"{path} is not a run: it has no config.json of one"
                             f"{of if (folder.path / 'posterior.json').exists() else ''}")  # fmt: skip
         if not folder.is_trained:
