@@ -77,7 +77,8 @@ class Recipe(Setup, Settings):
             return data
         data.schema.need_uncensored("conformal")
         if not (half := len(data.x_val) // 2):
-            raise UserError(f"{data.name}: {len(data.x_val)} validation rows are too few for conformal: --validation")
+            raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
+                            "--validation ROWS")  # fmt: skip
         left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
         return replace(data, **left, set_aside=(data.x_val[:half], data.y_val[:half]))
 
