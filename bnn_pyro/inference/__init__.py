@@ -1,4 +1,4 @@
-"""Ways to infer a posterior, each a frozen dataclass of settings with the verb ``run``."""
+"""Inference methods: each is a frozen dataclass of settings with a method ``run``."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
@@ -17,7 +17,7 @@ from bnn_pyro.inference.svi import MAP, MLE, SVI, Ensemble, MCDropout
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.progress import Report
 
-#: What the draws of a method tend to as it is given more time.
+#: What the result of a method converges to as it is given more time.
 CONVERGES_TO: dict[str, str] = {
     "exact": "the exact posterior",
     "exact as lr → 0": "the exact posterior, but for a bias that falls with the step size",
@@ -25,7 +25,7 @@ CONVERGES_TO: dict[str, str] = {
     "normal at the mode": "a Normal at a mode of the posterior, exact where the log joint is quadratic",
     "point": "one set of weights, or a few, with nothing said of what lies between them",
 }
-#: What a method can need of a variant, which declares in ``has`` what it has.
+#: What a method may require of a variant. A variant declares in its attribute ``has`` what it provides.
 NEEDS: dict[str, str] = {
     "guide": "a guide that is trained by the ELBO",
     "weights": "a model p(y, w | x) of the network's own weights",
@@ -38,13 +38,13 @@ NEEDS: dict[str, str] = {
 
 
 class Method(Protocol):
-    """One way to infer: a frozen dataclass whose fields are its settings.
+    """An inference method: a frozen dataclass whose fields are its settings.
 
-    converges_to  a key of ``CONVERGES_TO``: what it claims, and what ``checks`` hold it to
-    needs         keys of ``NEEDS``: what a variant must have
-    tiny          settings that suffice where there are a few weights and some dozen rows
-    timed         whether ``run`` takes ``max_minutes``, after which it ends with what it has; no, where it doesn't say
-    starts_at     "guide" or "point": what of an earlier posterior it can start at; where it doesn't say, nothing
+    converges_to  a key of ``CONVERGES_TO``: what the method claims, which ``checks`` compare with exact answers
+    needs         keys of ``NEEDS``: what a variant must provide
+    tiny          settings that suffice for a few weights and a few dozen rows
+    timed         (optional, False) whether ``run`` takes ``max_minutes`` and then returns what it has so far
+    starts_at     (optional) "guide" or "point": the part of an earlier posterior at which ``run`` can start
     """
 
     converges_to: ClassVar[str]
@@ -57,12 +57,12 @@ class Method(Protocol):
     ) -> Posterior:  # fmt: skip
         """Infer the posterior of ``model`` given ``data``'s training rows; called inside ``isolated(seed)``.
 
-        seed: for the order of mini-batches.   checkpoint: saved to as it asks, resumed from if it holds a state.
-        report: called with (steps done, of how many, figures to show).
+        seed: determines the order of mini-batches.   report: called with (steps done, total steps, figures to show).
+        checkpoint: where the state is saved at intervals; if it holds a state already, the run resumes from it.
         """
 
 
-#: Every method by its name on the command line; the first that suits a variant is its default.
+#: Methods by their name on the command line. The default of a variant is the first one that it supports.
 METHODS: dict[str, type[Method]] = {
     "svi": SVI,
     "laplace": Laplace,
@@ -80,7 +80,7 @@ METHODS: dict[str, type[Method]] = {
 
 
 def methods_for(variant: Any) -> tuple[str, ...]:
-    """Names of the methods that suit a variant, its default first. Raises UserError where it has no ``has``."""
+    """Names of the methods that a variant supports, its default first. Raises UserError if it lacks ``has``."""
     if not hasattr(variant, "has"):
         name = getattr(variant, "__name__", type(variant).__name__)
         raise UserError(f"{name} has no class attribute 'has', which says what methods can use of a variant; a "

@@ -1,9 +1,9 @@
-"""What samplers learn in their warm-up: a step size ε by dual averaging, and the mass matrix in the windows of Stan.
+"""Adaptation in the warm-up: the step size ε by dual averaging, and a diagonal mass matrix in Stan's windows.
 
     log ε_t = μ − (√t / γ) ē_t,    ē_t = (1 − 1/(t + t₀)) ē_{t−1} + (target − acceptance)/(t + t₀)
 
-Hoffman & Gelman 2014 (arXiv:1111.4246), section 3.2; M⁻¹ is the covariance of the draws of a window (Welford's sums),
-shrunk to 10⁻³ as in Stan's reference manual, "HMC algorithm parameters". The numbers are those of Pyro's kernels.
+Hoffman & Gelman 2014 (arXiv:1111.4246), section 3.2. M⁻¹ is the variance of the draws of a window (by Welford's
+algorithm), shrunk towards 10⁻³ as in Stan's reference manual, "HMC algorithm parameters". Constants are Pyro's.
 """
 
 import math
@@ -18,26 +18,26 @@ from pyro.infer.mcmc.adaptation import WarmupAdapter
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.trajectories import Dynamics
 
-#: Dual averaging: γ, t₀, and how fast old step sizes are forgotten.
+#: Dual averaging: γ, t₀, and the exponent with which old step sizes lose weight.
 SHRINKAGE, OFFSET, DECAY = 0.05, 10.0, 0.75
-#: Acceptance rate that the first step size is to cross; a smaller step than this is none, a larger one is not tried.
+#: Search for the first step size: the acceptance rate that it has to cross, and its bounds.
 FIRST_TARGET, SMALLEST_STEP, LARGEST_STEP = 0.8, 1e-10, 1e10
 
 
 class ChainLost(UserError):
-    """A chain cannot go on, whatever time it is given; others may."""
+    """A chain that cannot go on; other chains of the run may."""
 
 
 def check_steps(sizes: float | np.ndarray, done: int) -> None:
-    """Raise ChainLost where a step size, of one chain or of several, has fallen to nothing.   done: transitions."""
+    """Raise ChainLost if a step size, of one chain or of several, has fallen to 0.   done: transitions so far."""
     if not (least := np.min(sizes)) > 1.001 * SMALLEST_STEP:
-        raise ChainLost(f"the step size fell to {least:.1e} at transition {done:,}: no step is short enough, as where "
-                        "a gradient is no number; try start=map, a narrower prior or scaled inputs")  # fmt: skip
+        raise ChainLost(f"the step size fell to {least:.1e} at transition {done:,}: no step was short enough, perhaps "
+                        "because a gradient is NaN; try start=map, a narrower prior or scaled inputs")  # fmt: skip
 
 
 @dataclass
 class DualAveraging:
-    """step: ε of the next transition.   log_step: the mean of log ε, late ones weighing most.   error: ē."""
+    """step: ε of the next transition.   log_step: a mean of log ε in which late values weigh most.   error: ē."""
 
     step: float
     centre: float = 0.0
@@ -46,7 +46,7 @@ class DualAveraging:
     log_step: float = 0.0
 
     def learn_step(self, error: float) -> None:
-        """Of transition ``count``, from 1.   error: (target − acceptance)/(count + OFFSET)."""
+        """Update ε after transition number ``count`` (from 1).   error: (target − acceptance)/(count + OFFSET)."""
         t = self.count
         self.error = (1 - 1 / (t + OFFSET)) * self.error + error
         log_step = self.centre - t**0.5 / SHRINKAGE * self.error
@@ -56,9 +56,9 @@ class DualAveraging:
 
 
 class Warmup(DualAveraging):
-    """Of one chain of HMC or NUTS.   inverse_mass: (P,) variances, the diagonal of M⁻¹.
+    """The warm-up of one chain of HMC or NUTS.   inverse_mass: (P,) variances, the diagonal of M⁻¹.
 
-    ends: the last transition of each window, counted from 1; a step size of its own averages the last but one.
+    ends: the last transition (from 1) of each window; in the first and in the last one only the step size adapts.
     """
 
     def __init__(self, transitions: int, target: float, size: int) -> None:
@@ -68,17 +68,14 @@ class Warmup(DualAveraging):
         self.ends = [window.end for window in pyros.adaptation_schedule]
         self.target, self.done, self.window = target, 0, 0
         self.inverse_mass = torch.ones(size, dtype=torch.float64)
-        self._forget()
-
-    def _forget(self) -> None:
-        self.draws, self.mean, self.squares = 0, 0.0, 0.0
+        self.draws, self.mean, self.squares = 0, 0.0, 0.0  # of a window, by Welford's algorithm
 
     def restart(self, step: float) -> None:
-        """Begin the averages again, from this step size."""
+        """Restart dual averaging at this step size."""
         super().__init__(step, centre=math.log(10 * step))
 
     def learn(self, acceptance: float, z: np.ndarray) -> bool:
-        """From one transition. Returns whether ``inverse_mass`` has changed: the step size is to be found again."""
+        """Learn from one transition. Returns whether ``inverse_mass`` changed, which calls for a new step size."""
         self.done += 1
         if self.done > self.ends[-1]:
             return False
@@ -96,26 +93,26 @@ class Warmup(DualAveraging):
         if between:
             shrunk = self.draws / (self.draws + 5.0) * (self.squares / (self.draws - 1))
             self.inverse_mass = shrunk + 1e-3 * (5.0 / (self.draws + 5.0))
-            self._forget()
+            self.draws, self.mean, self.squares = 0, 0.0, 0.0
         elif self.window == len(self.ends):
             self.step = math.exp(self.log_step)
         return between
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from ``vars`` of another one; that of an earlier version has a list of one block of the mass matrix."""
+        """Continue from ``vars`` of another one; in an earlier version they held lists of one block."""
         own = {name: state[name] for name in vars(self)}
         former = {k: v[0] for k, v in own.items() if k in ("inverse_mass", "squares") and isinstance(v, list)}
         vars(self).update(own | former)
 
 
 def reasonable_step(step: float, dynamics: Dynamics, z: np.ndarray) -> float:
-    """``step`` times the first power of 2, or of ½, at which a leapfrog step's acceptance rate crosses the target."""
+    """``step``, doubled or halved until the acceptance rate of one leapfrog step crosses ``FIRST_TARGET``."""
     log_density, slope = dynamics.gradient(z)
 
     def accepted() -> bool:
         u = torch.randn(len(z), dtype=torch.float64).numpy()
         _, _, end, _, kinetic = dynamics.leap(step)(z, u, slope)
-        return math.log(FIRST_TARGET) < end - kinetic - log_density + 0.5 * float(u.dot(u))  # not where it is NaN
+        return math.log(FIRST_TARGET) < end - kinetic - log_density + 0.5 * float(u.dot(u))  # False for NaN
 
     grows = accepted()
     while SMALLEST_STEP < step < LARGEST_STEP:

@@ -1,7 +1,7 @@
-"""Runs the chains of a sampler, one after the other, several at once or on a cluster, to the very same draws.
+"""Runs the chains of a sampler in this process, in several, or on a cluster, with identical draws.
 
-A chain depends on its start and on a seed of its own, and where there are several each computes on one thread. Each
-keeps a checkpoint of its own beside the run's; one whose process dies goes on from there in another.
+A chain depends only on its start and its own seed, and several chains compute on one thread each. Each chain has a
+checkpoint of its own beside the one of the run; if its process dies, the chain resumes from there in another process.
 """
 
 import math
@@ -24,25 +24,25 @@ from bnn_pyro.parallel.executor import executor, on_cluster
 from bnn_pyro.parallel.map import WorkerDied, map_tasks
 from bnn_pyro.progress import Figures, report_progress
 
-#: What is shown of how well a sampler does, the first that it tells: the mean since its warm-up.
+#: {label: column of ``stats``}: the progress bar shows the mean of the first column that the sampler has.
 SHOWN = {"accept": "acceptance_rate", "energy error": "energy_error"}
-#: How the stats of thinned transitions become one; the last one's, where it isn't said.
+#: How the stats of the transitions of a draw are combined; for other stats the last value counts.
 COMBINED: dict[str, Callable[[Sequence], Any]] = {
     **dict.fromkeys(("acceptance_rate", "trajectory_length", "cut"), lambda values: sum(values) / len(values)),
     **dict.fromkeys(("diverging", "tree_depth"), lambda values: np.max(values, axis=0)),
     "energy_error": lambda values: np.sqrt(np.mean(np.square(values), axis=0)),
     "n_steps": sum,
 }
-COUNTS = ("done", "kept", "divergent")
+COUNTS = ("done", "kept", "divergent")  # the counts of a record that a checkpoint contains
 
 
 class Record:
-    """columns {name: (draws, …)}, of which the first ``kept`` are there: the stats, and positions "z".
+    """The draws and stats of one chain, or of C chains that move together; see ``thin`` of ``Sampler``.
 
-    z: (draws, P) of one chain, or (draws, C, P) of chains that move as one, whose stats are (draws, C).
-
-    ``done`` counts transitions, ``resumed`` those of a former run, ``divergent`` the bad ones after the warm-up. Of
-    ``thin`` transitions the last one's position is kept, with stats that speak for all of them.
+    columns    {name: array (draws, …)}, of which the first ``kept`` rows are filled: stats, (draws,) or (draws, C), and
+               positions "z", (draws, P) or (draws, C, P)
+    done       number of transitions, of which ``resumed`` were made before the run was resumed
+    divergent  number of divergent transitions after the warm-up
     """
 
     def __init__(self, draws: int, warmup: int, thin: int) -> None:
@@ -50,16 +50,15 @@ class Record:
         self.columns: dict[str, np.ndarray] = {}
         self.done = self.kept = self.divergent = self.resumed = 0
         self.interrupted = False
-        self.since: list[Mapping[str, float | np.ndarray]] = []  # of the transitions since the last draw that was kept
+        self.since: list[Mapping[str, float | np.ndarray]] = []  # stats of the transitions since the last draw
 
-    #: Whether every draw is there.
+    #: Whether all draws are made.
     finished = property(lambda self: self.kept == self.draws)
-
-    #: Transitions to the next draw, or to the end of the warm-up.
+    #: Number of transitions to the next draw, or to the end of the warm-up.
     until_draw = property(lambda self: max(self.warmup - self.done, 0) or self.thin - len(self.since))
 
     def add(self, z: np.ndarray, figures: Mapping[str, float | np.ndarray]) -> None:
-        """The outcome of one transition."""
+        """Record one transition: its position and its stats."""
         self.done += 1
         if self.done <= self.warmup:
             return
@@ -77,13 +76,13 @@ class Record:
         self.kept += 1
 
     def of_chain(self, c: int) -> Self:
-        """That of one of the chains that move as one."""
+        """The record of chain c of those that move together."""
         alone = copy(self)
         alone.columns = {name: values[:, c] for name, values in self.columns.items()}
         return alone
 
     def state(self) -> dict[str, Any]:
-        """All of it as tensors and numbers."""
+        """The contents as tensors and numbers."""
         stats = {name: torch.from_numpy(values[: self.kept]) for name, values in self.columns.items()}
         return {
             "z": stats.pop("z", torch.empty(0)),
@@ -93,7 +92,7 @@ class Record:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over such a state."""
+        """Continue from a ``state``."""
         vars(self).update({name: state[name] for name in COUNTS}, resumed=state["done"])
         self.since = [{name: value.numpy() for name, value in one.items()} for one in state["since"]]
         for name, values in {**state["stats"], "z": state["z"]}.items() if self.kept else ():
@@ -103,13 +102,13 @@ class Record:
 
 @dataclass
 class Chains:
-    """All that the chains of a run need, sent to every process once; draws one of them wherever it is called.
+    """What the chains of a run need, sent to every process once. Called with the number of a task, it runs that task.
 
-    sampler      settings, with the verb ``kernel(potential, start, *seeds)``
-    starts       (C, G, P): each of C tasks moves G chains as one
-    compiled     whether each process compiles the potential's gradient first
-    checkpoints  of each chain that has one in reach
-    max_minutes  of a chain, and the share of its draws that it takes even so
+    sampler      settings, with a method ``kernel(potential, start, *seeds)``
+    starts       (C, G, P): each of C tasks moves G chains together
+    compiled     whether each process first compiles the potential's gradient
+    checkpoints  one of each task, None if there is none or its file cannot be reached from other processes
+    max_minutes  time limit of a task, beyond which a chain still takes the share ``least`` of its draws
     """
 
     sampler: Any
@@ -122,35 +121,34 @@ class Chains:
     least: float = 0.0
 
     def numbers(self, c: int) -> range:
-        """Which chains a task moves, from 0."""
+        """The numbers (from 0) of the chains that task c moves."""
         each = self.starts.shape[1]
         return range(c * each, (c + 1) * each)
 
     def name(self, c: int) -> str:
-        """What an error calls a task."""
+        """The name of task c in messages."""
         one, of = self.numbers(c), self.numbers(len(self.starts) - 1).stop
         return f"chain {c + 1} of {of}" if len(one) == 1 else f"chains {one.start + 1} to {one.stop} of {of}"
 
     def record(self, state: Mapping[str, Any] | None) -> Record:
-        """That of a chain, with what a checkpoint has of it."""
+        """A record, with the contents of a checkpoint's state if there is one."""
         record = Record(self.sampler.draws, self.sampler.warmup, self.sampler.thin)
         if state is not None:
             record.restore(state["record"])
         return record
 
     def __call__(self, c: int) -> tuple[Record, Figures]:
-        """To the end of chain ``c`` or of its time, or until it is asked to stop."""
-        checkpoint, potential = self.checkpoints[c], self.potential
+        """Run task c until its chains are finished, its time is over, or it is asked to stop."""
+        checkpoint, potential, numbers = self.checkpoints[c], self.potential, self.numbers(c)
         if self.compiled and potential.compiled is None:  # once a process
             self.compiled = potential.compile(1)
-        quiet = pyro.validation_enabled(False), np.errstate(all="ignore")  # trajectories may meet infinities
-        with isolated(chain_seed(self.seed, c, stream=1)), quiet[0], quiet[1]:
-            seeds = [chain_seed(self.seed, one, stream=2) for one in self.numbers(c)]
-            kernel, first = self.sampler.kernel(potential, self.starts[c], *seeds), self.numbers(c).start + 1
-            chain = Chain(kernel, self.record(None), {"chain": first})
+        # Without Pyro's checks and numpy's warnings, as trajectories may meet infinities.
+        with isolated(chain_seed(self.seed, c, 1)), pyro.validation_enabled(False), np.errstate(all="ignore"):
+            kernel = self.sampler.kernel(potential, self.starts[c], *(chain_seed(self.seed, n, 2) for n in numbers))
+            chain = Chain(kernel, self.record(None), {"chain": numbers.start + 1})
             try:
                 Run(0, checkpoint, report_progress, self.max_minutes, self.least).take(chain)
-                if checkpoint is not None:  # whatever its timer says
+                if checkpoint is not None:  # even if it is not due
                     checkpoint.save(chain.state_dict())
             except KeyboardInterrupt as stop:
                 chain.record.interrupted = True
@@ -160,7 +158,7 @@ class Chains:
 
 
 class Chain:
-    """One chain on its way, or several that move as one.   figures: what a progress bar shows of it."""
+    """The job (see ``Run.take``) of one chain, or of several that move together.   figures: for a progress bar."""
 
     def __init__(self, kernel: Any, record: Record, figures: Figures) -> None:
         self.kernel, self.record, self.figures = kernel, record, figures
@@ -168,14 +166,14 @@ class Chain:
 
     #: Transitions so far.
     step = property(lambda self: self.record.done)
-    #: Of its draws.
+    #: Share of the draws that are made.
     share_drawn = property(lambda self: self.record.kept / self.record.draws)
 
     def steps(self) -> Iterator[Figures]:
-        """The transitions that the record lacks."""
+        """Make the transitions that are left, and yield the figures to show after each."""
         report_progress(self.step, self.total, self.figures)
         start, last, mean, since, gradients = time.perf_counter(), 0.0, 0.0, 0, 0
-        move = getattr(self.kernel, "steps", lambda _: [self.kernel.step()])  # some take several at once
+        move = getattr(self.kernel, "steps", lambda _: [self.kernel.step()])  # ``steps`` may make several at once
         while not self.record.finished:
             since = 0 if self.step == self.record.warmup else since
             made, now = move(self.record.until_draw), time.perf_counter()
@@ -185,7 +183,7 @@ class Chain:
             name, stat = next((name, stat) for name, stat in SHOWN.items() if stat in figures)
             mean += (np.mean([one[stat] for one in made]) - mean) * len(made) / since
             gradients += int(np.max(figures["n_steps"])) * len(made)
-            if now - last > 0.1 or self.record.finished:  # seconds between two updates of a progress bar
+            if now - last > 0.1 or self.record.finished:  # update the progress bar every 0.1 seconds
                 last = now
                 latest = {name: float(mean), "step size": float(np.mean(figures["step_size"]))}
                 latest |= {"gradients": int(np.max(figures["n_steps"])), "ms/gradient": 1e3 * (now - start) / gradients}
@@ -193,21 +191,21 @@ class Chain:
             yield self.figures
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """The contents of a checkpoint."""
         return {"record": self.record.state(), "kernel": self.kernel.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
-        self.kernel.restore(state.get("kernel", state))  # of ChEES once a part of the whole
+        """Continue from a :meth:`state_dict`."""
+        self.kernel.restore(state.get("kernel", state))  # in an earlier version ChEES had no part "kernel"
         self.record.restore(state["record"])
 
 
 def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
-    """(what each chain has drawn to its end or in its time, why they were stopped: "" where they were not).
+    """Run all chains; returns (the record of each task, the reason why some were stopped early or "").
 
-    Without a checkpoint, Ctrl-C returns what the chains have, and one whose process died time and again is without
-    draws. With one, which then holds all that was drawn, ``Interrupted`` is raised after a signal, and UserError for a
-    chain that died. One that diverged is without draws; its UserError is raised where no other chain has any.
+    Without a checkpoint, Ctrl-C ends the run with the draws so far, and a chain whose process died repeatedly has no
+    draws. With a checkpoint, which then holds all draws, ``Interrupted`` is raised after a signal, and UserError for a
+    chain that died. A chain that diverged (``ChainLost``) has no draws; its error is raised if no chain has any.
     """
     chains, in_reach, checkpoint = len(plan.starts), not on_cluster(), run.checkpoint
     children = [None if checkpoint is None else checkpoint.child(f"chain-{c}") for c in range(chains)]
@@ -216,7 +214,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
     todo = [c for c in range(chains) if not records[c].finished]
     transitions, done_now = plan.sampler.transitions, np.array([record.done for record in records])
     total, reported = chains * transitions, done_now.sum()
-    if run.max_minutes is not None:  # an equal share for every chain
+    if run.max_minutes is not None:  # each chain has an equal share of the time that is left
         plan.least = run.least
         plan.max_minutes = max(0.0, run.max_minutes - run.minutes) / max(1, math.ceil(len(todo) / cores))
     died, stopped, lost = [], "", {}
@@ -251,7 +249,7 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
         if run.stop or any(record.interrupted for record in records):
             raise KeyboardInterrupt
 
-    how = dict(cores=cores, names=[plan.name(c) for c in todo], all_threads=chains == 1, grace=math.inf)
+    how = dict(cores=cores, names=list(map(plan.name, todo)), all_threads=chains == 1, grace=math.inf)
     try:
         with executor("here" if in_reach and cores == 1 else None):
             map_tasks(plan, todo, **how, progress=progress, done=done, failed=failed, watch=watch)

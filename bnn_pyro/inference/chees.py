@@ -1,14 +1,13 @@
-"""ChEES-HMC: many short chains of Hamiltonian Monte Carlo, which tune step size, trajectories and mass together.
+"""ChEES-HMC: many short chains of Hamiltonian Monte Carlo with a common step size, trajectory length and mass.
 
     r ~ Normal(0, M),   (z', r') = ⌈h T/ε⌉ leapfrog steps of size ε from (z, r),   accept with min(1, exp(H − H'))
 
-h is a quasi-random number in (0, 1), the same for all chains, so that one batched call moves them all. Hoffman, Radul &
-Sountsov 2021, AISTATS, equations 6 to 9 and algorithm 1. After an approach, in which each chain has a step size of its
-own, all learn together: ε until the harmonic mean of the acceptance rates is the target, T by stochastic gradients of
+h is a quasi-random number in (0, 1), the same for all chains, which move in one batched call (Hoffman, Radul & Sountsov
+2021, AISTATS, equations 6 to 9 and algorithm 1). In the first part of the warm-up, the approach, each chain has its own
+step size. Then all chains together adapt ε to the harmonic mean of their acceptance rates, M to the inverse variances
+of the coordinates, and T by stochastic gradient ascent of
 
     ChEES(T) = ¼ E[(‖x' − E x'‖² − ‖x − E x‖²)²],  x = M^(1/2) z
-
-M, 1/variance of each coordinate. Superchains share a start (nested R-hat, Margossian et al. 2022, arXiv:2110.13017).
 """
 
 import math
@@ -33,11 +32,12 @@ from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR
 from bnn_pyro.isolation import generator_state, one_thread, set_generator_state
 from bnn_pyro.settings import setting
 
-#: The approach: iterations at most, and as a share of the warm-up; first step size, leapfrog steps, aim for the
-#: acceptance rate, and how fast it is followed; quantile of the chains' step sizes that the adaptation begins with.
+#: Length of the approach: largest number of iterations, and largest share of the warm-up.
 APPROACH, APPROACH_SHARE = 100, 0.25
-FIRST_STEP, APPROACH_STEPS, APPROACH_TARGET, GAIN, CAUTION = 0.01, 8, 0.65, 0.5, 0.1
-#: Adam's settings of the paper, section 4, for log T. In the variance, iteration t weighs as t^(WINDOW − 1).
+#: In the approach: first step size, leapfrog steps, acceptance rate to reach, and gain with which log ε follows it.
+FIRST_STEP, APPROACH_STEPS, APPROACH_TARGET, GAIN = 0.01, 8, 0.65, 0.5
+CAUTION = 0.1  # the common step size begins at this quantile of the chains' step sizes
+#: Adam's settings for log T, from section 4 of the paper; in M, iteration t has a weight ∝ t^(WINDOW − 1).
 LEARNING_RATE, MEMORY, WINDOW = 0.025, 0.95, 3.0
 
 
@@ -45,9 +45,10 @@ LEARNING_RATE, MEMORY, WINDOW = 0.025, 0.95, 3.0
 class ChEES(Sampler):
     """Settings of ChEES-HMC: many chains at once, 16 to 512, tuned across chains.
 
-    target_accept  the harmonic mean of the chains' acceptance rates; the plain mean is higher
-    superchains    starting points, each shared by as many chains; at most ``chains``, which it must divide
-    max_steps      at most so many leapfrog steps a transition
+    target_accept  harmonic mean of the chains' acceptance rates to adapt to; the arithmetic mean is higher
+    superchains    number of starting points, each shared by equally many chains: a divisor of ``chains``, or more
+                   (for nested R-hat, Margossian et al. 2022, arXiv:2110.13017)
+    max_steps      largest number of leapfrog steps a transition
     """
 
     tiny: ClassVar[Mapping[str, Any]] = {"chains": 32, "superchains": 16, "draws": 150, "warmup": 200}
@@ -73,19 +74,19 @@ class ChEES(Sampler):
         gradients = float(self.transitions * TYPICAL)
         compiled = choose_compiled(self.compiled, gradients, potential) and potential.compile(self.chains)
         record, stopped = Record(self.draws, self.warmup, self.thin), ""
-        # Compiled code has threads of its own; those of torch would only be in its way.
+        # Compiled code has its own threads, with which those of torch would compete for cores.
         with one_thread() if compiled else nullcontext():
             try:
                 run.take(Chain(Kernel(self, potential, starts), record, {}))
             except KeyboardInterrupt:
-                if run.checkpoint is not None:  # which has all that was drawn, but after a second Ctrl-C
+                if run.checkpoint is not None:  # it holds all draws, except after a second Ctrl-C
                     raise
                 stopped = "stopped by Ctrl-C"
         return [record.of_chain(c) for c in range(self.chains)], stopped
 
 
 class Kernel:
-    """All chains between two iterations, what their warm-up has learned, and the number of iterations ``done``."""
+    """All chains, what their warm-up has learned, and the number of iterations ``done``."""
 
     def __init__(self, settings: ChEES, potential: Potential, starts: Starts | None = None) -> None:
         self.settings, self.potential, self.starts = settings, potential, starts
@@ -94,18 +95,18 @@ class Kernel:
         self.each = settings.chains // min(settings.chains, settings.superchains)
         self.superchain = torch.arange(settings.chains, dtype=torch.float64) // self.each
 
-    #: Where the chains are, z (C, P) as a numpy array.
+    #: The chains' positions: ``z`` (C, P) as a numpy array.
     point = property(lambda self: SimpleNamespace(z=self.chains.z.cpu().numpy()))
 
     def begin(self, z: Tensor) -> None:
-        """At starts z (C, P)."""
+        """Start the chains at z (C, P)."""
         self.chains, self.adaptation = Chains(z, *self.potential(z)), None
-        # Of the approach: the step (C,) of each chain, in units of z over √mass, and the starts' variance (P,), 1/mass.
+        # For the approach: the step (C,) of each chain, in units of z / √variance, and the starts' variance (P,).
         steps = torch.full_like(z[:, 0], FIRST_STEP)
         self.first = SimpleNamespace(step=steps, variance=_variance(z, torch.ones_like(z[0])))
 
     def step(self) -> dict[str, np.ndarray]:
-        """One transition of every chain: what ``stats`` keeps of it."""
+        """Make one transition of every chain and return its ``stats``."""
         if self.chains is None:
             self.begin(self.starts(self.settings.chains // self.each).repeat_interleave(self.each, 0))
         settings, done, first = self.settings, self.done, self.first
@@ -127,20 +128,21 @@ class Kernel:
         return self._figures(moved, steps, sizes)
 
     def _figures(self, moved: "Transition", steps: int, step: Tensor) -> dict[str, np.ndarray]:
-        moving = dict(acceptance_rate=moved.acceptance, diverging=moved.diverging, energy=moved.energy)
-        figures = dict(moving, lp=self.chains.density, n_steps=torch.full_like(step, steps), step_size=step)
-        cut = torch.full_like(step, steps == self.settings.max_steps)
-        figures |= {"trajectory_length": steps * step, "superchain": self.superchain, "cut": cut}
+        figures = dict(
+            acceptance_rate=moved.acceptance, diverging=moved.diverging, energy=moved.energy, lp=self.chains.density,
+            n_steps=torch.full_like(step, steps), step_size=step, trajectory_length=steps * step,
+            superchain=self.superchain, cut=torch.full_like(step, steps == self.settings.max_steps),
+        )  # fmt: skip
         return {name: value.cpu().numpy() for name, value in figures.items()}
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next iteration depends on."""
+        """All that the next iteration depends on."""
         parts = {"chains": self.chains, "first": self.first, "adaptation": self.adaptation}
         state = {name: None if part is None else dict(vars(part)) for name, part in parts.items()}
         return {**state, "done": self.done, "centred": self.potential.centred, "generators": generator_state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Continue from a ``state``."""
         for name, kind in {"chains": Chains, "first": SimpleNamespace, "adaptation": Adaptation}.items():
             part = state[name] or {}
             values = {k: v.to(self.potential.initial.device) if isinstance(v, Tensor) else v for k, v in part.items()}
@@ -150,20 +152,20 @@ class Kernel:
 
 
 class Transition(NamedTuple):
-    """What became of all chains: where they were and are, where trajectories ended, the chance of acceptance."""
+    """The outcome of one transition of all chains."""
 
-    before: Tensor  # (C, P), as the next two
-    end: Tensor
-    after: Tensor  # the end where it was accepted
-    velocity: Tensor  # (C, P), dz/dt at the end
-    acceptance: Tensor  # (C,)
-    energy: Tensor  # (C,), nats, where they started
+    before: Tensor  # z (C, P) at the start of the trajectory
+    end: Tensor  # z (C, P) at its end
+    after: Tensor  # z (C, P) of the chain: the end if it was accepted, else the start
+    velocity: Tensor  # dz/dt (C, P) at the end
+    acceptance: Tensor  # acceptance probability (C,)
+    energy: Tensor  # H (C,) at the start, nats
     diverging: Tensor  # (C,), 0 or 1
 
 
 @dataclass
 class Chains:
-    """Where all chains are, z (C, P), with their log densities (C,) and gradients (C, P)."""
+    """The positions of all chains, z (C, P), with their log densities (C,) and gradients (C, P)."""
 
     z: Tensor
     density: Tensor
@@ -187,7 +189,7 @@ class Chains:
 
 
 def _van_der_corput(index: int) -> float:
-    """The quasi-random number in (0, 1) of an index from 1: its binary digits, mirrored at the point."""
+    """Element ``index`` (from 1) of the van der Corput sequence in (0, 1): the binary digits, mirrored at the point."""
     return int(f"{index:b}"[::-1], 2) / 2 ** index.bit_length()
 
 
@@ -198,7 +200,7 @@ def _variance(z: Tensor, otherwise: Tensor) -> Tensor:
 
 @dataclass
 class Adaptation(DualAveraging):
-    """length: T, in units of x per unit of time.   variance, mean: (P,) of z.   square: Adam's second moment."""
+    """length: T, in units of x.   variance, mean: (P,) of z.   square: Adam's second moment of the gradient of T."""
 
     length: float = 1.0
     variance: Tensor = None
@@ -208,13 +210,13 @@ class Adaptation(DualAveraging):
 
     @classmethod
     def begin(cls, steps: Tensor, z: Tensor, former: Tensor) -> Self:
-        """Where the chains have come to, z (C, P), with step sizes (C,) that suited the variance ``former``."""
+        """Begin at z (C, P), where chains have step sizes (C,) that were adapted with the variance ``former`` (P,)."""
         variance = _variance(z, former)
         step = steps.quantile(CAUTION).item() * (former / variance).sqrt().median().item()
         return cls(step, centre=math.log(step), log_step=math.log(step), variance=variance, mean=z.mean(0))
 
     def learn(self, moved: Transition, share: float, target: float, longest: float) -> None:
-        """From one iteration.   share: of T that was travelled.   longest: the longest T to consider."""
+        """Learn from one iteration.   share: h, travelled share of T.   longest: upper bound of T."""
         self.count += 1
         self._learn_length(moved, share, longest)
         harmonic = len(moved.acceptance) / moved.acceptance.clamp_min(1e-10).reciprocal().sum().item()
@@ -244,6 +246,6 @@ class Adaptation(DualAveraging):
         self.log_length = forget * log_length + (1 - forget) * self.log_length
 
     def settle(self) -> None:
-        """End the warm-up: the averages of what was tried are kept."""
+        """End the warm-up: use the averages of ε and T from now on."""
         if self.count:
             self.step, self.length = math.exp(self.log_step), max(math.exp(self.log_length), math.exp(self.log_step))

@@ -1,16 +1,14 @@
-"""Coordinates in which a posterior is about as wide in all directions: of a linear model, and of gamma priors.
+"""Coordinates in which the posterior is about equally wide in all directions, for linear models and gamma priors.
 
-Of a linear model f = W φ(x) with Λ, the curvature of its log joint (``linear``):
+For a linear model f = W φ(x) with Λ, the curvature of its log joint (``linear``):
 
-    up to DENSE weights:   z = Rᵀ w,  R Rᵀ = Λ at the centre
-    above, by Kronecker:   w = τ v,  Λ_v ≈ C ⊗ G + 1,  C = U diag(c) Uᵀ,  G = Q diag(g) Qᵀ,
-                           z_ij = (Uᵀ V Q)_ij (c_i g_j + 1)^(1/2)
+    up to DENSE weights:    z = Rᵀ w,  R Rᵀ = Λ at the centre
+    Kronecker, for more:    w = τ v,  Λ_v ≈ C ⊗ G + 1,  C = U diag(c) Uᵀ,  G = Q diag(g) Qᵀ,
+                            z_ij = (Uᵀ V Q)_ij (c_i g_j + 1)^(1/2)
 
-τ is the prior's scale, G the Gram matrix of φ, every row weighted by the trace of its I_n, and C their mean (Martens &
-Grosse 2015, arXiv:1503.05671). In the weights themselves the widest direction of the posterior can be a hundred times
-the narrowest. A linear change of coordinates alters no draw's distribution, however rough the approximation.
-
-Of other models gamma priors give their scales back, see :class:`NonCentred`.
+τ is the prior's scale, G the Gram matrix of φ with row n weighted by the trace of its Fisher information I_n, and C the
+mean of the I_n (Martens & Grosse 2015, arXiv:1503.05671). A linear map does not change the distribution of draws, so
+the approximation need not be accurate. For other models with gamma priors see :class:`NonCentred`.
 """
 
 import math
@@ -30,13 +28,12 @@ from bnn_pyro.parts.likelihoods import Likelihood
 from bnn_pyro.parts.priors import GammaNormal
 from bnn_pyro.parts.weights import cut
 
-#: The largest slope, in nats per standard deviation or so, at which a place will do for the mode.
+#: The search for a mode ends at this gradient, in nats per standard deviation (roughly).
 MAX_SLOPE = 0.01
-#: Rounds at most to find scales that are learned, the last of which changes log σ by so much at most.
+#: The search for learned scales ends after this number of rounds, or when log σ changes by less than MAX_CHANGE.
 ROUNDS, MAX_CHANGE = 30, 0.05
-#: How much wider the prior is where the second search for these scales begins.
-WIDER = 100.0
-#: Weights up to which Λ is used as it is: 4,096 make a matrix of 67 MB.
+WIDER = 100.0  # factor of the prior's scale with which the second search begins
+#: Number of weights up to which the dense Λ is used: 4,096 make a matrix of 67 MB in single precision.
 DENSE = 4096
 
 
@@ -48,7 +45,7 @@ class Rounded(Space):
     def __init__(self, curvature: Curvature, u: Tensor) -> None:
         self.root = torch.linalg.cholesky(curvature.precision(u, summed))
         eye = torch.eye(len(u), dtype=u.dtype, device=u.device)
-        # In single precision, half the memory to read: any fixed matrix will do.
+        # Single precision halves the memory traffic, and is allowed as any fixed matrix is.
         self.map = torch.linalg.solve_triangular(self.root.mT, eye, upper=True).float()
 
     def forward(self, z: Tensor) -> Tensor:
@@ -61,7 +58,7 @@ class Rounded(Space):
 
 
 class Whitened(Space):
-    """By Kronecker factors of Λ at u (P,)."""
+    """Coordinates by Kronecker factors of Λ at u (P,), see the top of the file."""
 
     whitened = True
 
@@ -97,11 +94,11 @@ class Whitened(Space):
 
 
 class NonCentred(Space):
-    """w = v eᵗ of each parameter with a gamma prior, which has one t: v ~ Normal(0, I), e⁻²ᵗ = τ ~ Gamma(shape, rate).
+    """w = v eᵗ for each parameter w with a gamma prior: v ~ Normal(0, I), e⁻²ᵗ = τ ~ Gamma(shape, rate).
 
-    z (…, P + T) are v and the other numbers, then the T scales t. Where the prior has τ integrated out, all of w has to
-    move for its scale to change, and a step is too long for small scales or too short for large ones; here t moves by
-    itself (Papaspiliopoulos, Roberts & Sköld 2007, doi:10.1214/088342307000000014).
+    z (…, P + T) consists of P numbers, v in the place of w, and the T log scales t. In a model with τ integrated out,
+    all of w has to move for its scale to change, and one step size does not suit both small and large scales; here t
+    is a coordinate (Papaspiliopoulos, Roberts & Sköld 2007, doi:10.1214/088342307000000014).
     """
 
     def __init__(self, potential: Potential) -> None:
@@ -109,7 +106,7 @@ class NonCentred(Space):
         self.priors = [prior if isinstance(prior, GammaNormal) else None for prior in potential.priors.values()]
 
     def _parts(self, z: Tensor) -> Iterator[tuple[Tensor, GammaNormal | None, Tensor]]:
-        """(numbers (…, n) of a site, its gamma prior, t (…, groups), which is 0 without one)."""
+        """For each site: (its numbers (…, n), its gamma prior or None, t (…, groups), which is 0 without one)."""
         *parts, t = z.split([*self.sizes, z.shape[-1] - sum(self.sizes)], -1)
         scales = iter(t.split([prior.groups for prior in self.priors if prior], -1))
         for part, prior in zip(parts, self.priors, strict=True):
@@ -120,7 +117,7 @@ class NonCentred(Space):
         return torch.cat([prior.scaled(part, t.exp()) if prior else part for part, prior, t in self._parts(z)], -1)
 
     def inverse(self, u: Tensor) -> Tensor:
-        """u (…, P) -> z (…, P + T), each t drawn from its distribution given w; call inside ``isolated``."""
+        """u (…, P) -> z (…, P + T); each t is drawn from its distribution given w: call it inside ``isolated``."""
         parts, scales = list(u.split(self.sizes, -1)), []
         for i, prior in enumerate(self.priors):
             if prior:
@@ -130,7 +127,7 @@ class NonCentred(Space):
         return torch.cat([*parts, *scales], -1)
 
     def extra(self, z: Tensor) -> Tensor:
-        """log p(t | w) + log |∂w/∂v|, by which the density of z exceeds that of u."""
+        """log density of z minus log density of u: log p(t | w) + log |∂w/∂v|."""
         total = z.new_zeros(z.shape[:-1])
         for v, prior, t in self._parts(z):
             if prior:
@@ -141,10 +138,10 @@ class NonCentred(Space):
 
 
 def coordinates(potential: Potential) -> Space:
-    """Rounded at the centre of a linear model, else NonCentred or plain; call inside ``isolated``.
+    """The coordinates that suit a model: Rounded or Whitened, NonCentred, or z = u; call it inside ``isolated``.
 
-    The centre becomes the potential's initial numbers, around which chains start. A run that an earlier version began,
-    as ``potential.centred`` says, has the coordinates that it began with, as it recorded positions in them.
+    The centre of a linear model becomes ``potential.initial``, around which chains start. A run that an earlier version
+    began (see ``Potential.centred``) keeps its coordinates, as positions were recorded in them.
     """
     likelihood = type(getattr(potential.model, "likelihood", None))
     unknown = getattr(likelihood, "information", Likelihood.information) is Likelihood.information
@@ -160,15 +157,15 @@ def coordinates(potential: Potential) -> Space:
 
 
 def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
-    """u (P,), the mode of the weights given scales of the highest evidence; of gamma priors the curvature takes them.
+    """u (P,), the mode of the weights given the noise σ and the prior precisions τ of the highest evidence.
 
-    The most probable of all together is of no use: with as many weights as rows a noise of 0, where no posterior is.
+    The mode over all of them would not do: with as many weights as rows its noise is 0, far from the posterior.
 
         ∂ log p(y, w, σ) / ∂ log σ = −γ,  γ = Σ (1 − τ var w)        τ = (shape + γ_τ/2) / (rate + Σ w²/2)
 
     var w is the diagonal of Λ⁻¹, γ_τ the sum over the weights of that prior (MacKay 1992, Neural Computation 4:415,
-    section 4, where Normal noise has σ² = Σ (y − f)² / (N − γ)). The evidence can have two maxima, so that a second
-    search begins at weights ``WIDER`` times as large and a tenth of the noise; the higher one counts.
+    section 4, where Normal noise has σ² = Σ (y − f)² / (N − γ)). The evidence can have two maxima, so a second search
+    begins at a wider prior and less noise, and the higher one counts. τ is written to ``curvature.prior_precision``.
     """
     at, order, tau = cut(torch.arange(potential.size), potential.free), curvature.order, curvature.prior_precision
     gammas = [(at[s].flatten(), prior) for s, prior in potential.priors.items() if isinstance(prior, GammaNormal)]
@@ -177,7 +174,7 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
         held[at["log_noise"].flatten()] = True
 
     def density(v: Tensor, u: Tensor) -> Tensor:
-        """At the noise of u, and gamma priors as Normal ones."""
+        """Log density with the noise of u, and with Normal(0, 1/√τ) in place of gamma priors."""
         v = torch.where(held.to(u.device), u, v)
         others = [p.log_prob(v[:, i].view(-1, *p.event_shape)) + v[:, i].square() @ tau[i] / 2 for i, p in gammas]
         return potential.log_density(v) - sum(others)
@@ -216,7 +213,7 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
 
 
 def mode_of(density: Callable[[Tensor], Tensor], space: Space, start: Tensor) -> Tensor:
-    """The u (P,) of the highest density, (C, P) -> (C,), or near enough: L-BFGS in the coordinates given."""
+    """The mode u (P,) of a density, (C, P) -> (C,), up to ``MAX_SLOPE``, by L-BFGS in the coordinates ``space``."""
 
     def evaluate(z: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = with_gradient(lambda z: density(space.forward(z)), torch.from_numpy(z)[None].to(start))

@@ -1,8 +1,9 @@
-"""What a fit is going to cost, and what follows: whether to compile, how many processes, what to say.
+"""Estimates of the run time of a fit, which decide whether to compile and how many processes to use; a forecast.
 
     seconds of a run  ≈  gradients · (overhead + arithmetic),   arithmetic ∝ rows · weights
 
-Decided by settings and sizes, never by a clock: compiled gradients round otherwise, and draws must be the same again.
+Decisions depend on settings and sizes alone, not on measured times: compiled gradients have other rounding errors, and
+draws must be reproducible.
 """
 
 import math
@@ -23,26 +24,28 @@ from bnn_pyro.parallel.executor import current_executor, on_cluster, usable_core
 from bnn_pyro.parts.nets import outputs_seen
 from bnn_pyro.progress import Figures, duration
 
-#: Seconds that a gradient takes besides its arithmetic, by PyTorch's operators one by one and compiled, and a step of
-#: an optimiser through Pyro; and seconds for 6 floating-point operations, what a weight costs with a row, both ways.
-EAGER, COMPILED, PYRO_STEP, ARITHMETIC = 1e-3, 1e-5, 2.5e-3, 5e-10
-#: Seconds of these 6 operations in code compiled for one chain; rows · weights above which its arrays are not in the
-#: cache of one core (512 KiB) any more; seconds of the 6 operations there.
+#: Overhead in seconds of a gradient by PyTorch's operators, of a compiled gradient, and of an optimiser's step by Pyro.
+EAGER, COMPILED, PYRO_STEP = 1e-3, 1e-5, 2.5e-3
+#: Seconds for the 6 floating-point operations that a weight takes for a row, forward and backward.
+ARITHMETIC = 5e-10
+#: The same in code compiled for one chain: up to CACHED rows · weights, for which its arrays are in the cache of a core
+#: (512 KiB), and above.
 COMPILED_ARITHMETIC, CACHED, LARGE_ARITHMETIC = 3.5e-10, 2e6, 5e-10
-#: Rows · weights above which that code is no faster than operators on several chains where inputs are many (784; of
-#: narrow networks it is up to 5e7).
+#: Rows · weights above which compiled code is no faster than operators on several chains, for 784 inputs (for narrow
+#: networks: 5e7).
 LARGE = 2e7
-#: Seconds that a compilation takes, and that a process takes to start.
+#: Seconds of a compilation, and of the start of a process.
 COMPILATION, PROCESS = 2.5, 5.0
-#: Transitions that a run is timed by, after those that are not typical, and seconds that either may last; seconds of a
-#: run that is long; the share of its draws that is proposed instead.
-TIMED, MAX_TIMED, LONG, FEWER = 20, 30.0, 60.0, 5
-#: Steps that a trajectory of ChEES or of the adjusted microcanonical sampler may be expected to take.
+#: A forecast is made from TIMED transitions, or from those in MAX_TIMED seconds, and reported above LONG seconds.
+TIMED, MAX_TIMED, LONG = 20, 30.0, 60.0
+#: The forecast suggests to make this fraction (1/FEWER) of the draws.
+FEWER = 5
+#: Expected number of steps of a trajectory of ChEES or of the adjusted microcanonical sampler.
 TYPICAL = 20
-#: Seconds besides their arithmetic of a transition of chains that move as one, alone and with others in compiled code,
-#: and of a step of several networks.
+#: Overhead in seconds of a transition of mile, for one chain and for further ones in compiled code, and of a step of
+#: the optimisation of its members.
 TRANSITION, TOGETHER, STEP = 3e-4, 4e-5, 6e-3
-#: Gradients of a transition of theirs, and of NUTS.
+#: Number of gradients in a transition of mile, and of NUTS.
 GRADIENTS, TREE = 2, 30
 
 #: (settings of the method, N, M, cores) -> seconds.
@@ -50,30 +53,30 @@ Cost = Callable[[Mapping[str, Any], int, int, int], float]
 
 
 def choose_compiled(setting: str, gradients: float, potential: Potential) -> bool:
-    """For "auto", whether to compile saves twice the time that it takes. PyTorch multiplies large matrices faster."""
+    """Whether to compile; for "auto", if that saves twice the time it takes. PyTorch is faster for large matrices."""
     long = gradients * (EAGER - COMPILED) > 2 * COMPILATION
     small = potential.x.device.type == "cpu" and len(potential.x) * potential.size <= LARGE
     return setting == "yes" or (setting == "auto" and long and small)
 
 
 def gradient_seconds(rows: int, macs: int) -> float:
-    """Of the arithmetic of one chain's gradient, on one core.   macs: multiplications of a row, forward."""
+    """Seconds of the arithmetic of one chain's gradient on one core.   macs: multiplications of a row, forward."""
     return rows * macs * (LARGE_ARITHMETIC if rows * macs > CACHED else COMPILED_ARITHMETIC)
 
 
 def run_cost(gradients: float, compiled: bool, potential: Potential, chains: int = 1) -> tuple[float, float]:
-    """(seconds of so many gradients of C chains at once, seconds until another process takes its first)."""
+    """(seconds of ``gradients`` gradients of C chains at once, seconds until another process computes its first)."""
     work = chains * len(potential.x) * potential.size if potential.x.device.type == "cpu" else 0
     seconds = gradients * ((COMPILED if compiled else EAGER) + ARITHMETIC * work)
     return seconds, PROCESS + (COMPILATION if compiled else 0.0)
 
 
 def choose_cores(cores: int, tasks: int, device: torch.device, seconds: float, price: float = PROCESS) -> int:
-    """How many processes: ``cores``, or for 0 as many as there are where that saves twice their price.
+    """Number of processes: ``cores``, or for 0 one for each core if that saves twice the price, else 1 (this process).
 
-    1: in this process, as on a GPU and in a process that is itself one of several. An executor in force decides.
+    It is 1 on a GPU and in a process that is itself one of several. An executor in force decides instead.
 
-    device: where tasks compute.   seconds: of all of them.   price: seconds that a process takes to start.
+    device: where tasks compute.   seconds: of all tasks.   price: seconds that a process takes to start.
     """
     cpu, usable = device.type == "cpu", min(tasks, usable_cores())
     if current_executor() is not None and not on_cluster():
@@ -85,7 +88,7 @@ def choose_cores(cores: int, tasks: int, device: torch.device, seconds: float, p
 
 @torch.no_grad()
 def multiplications(net: nn.Module, x: Tensor) -> int:
-    """Of a forward pass of x (1, *input_shape) by layers; at least one a weight, which convolutions use often."""
+    """Multiplications in the layers of a forward pass of x (1, *input_shape), but at least one for each weight."""
     counts = []
 
     def count(path: str, output: object) -> None:
@@ -95,17 +98,17 @@ def multiplications(net: nn.Module, x: Tensor) -> int:
         if isinstance(weight, Tensor) and isinstance(output, Tensor) and weight.dim() > 1:
             counts.append(output.numel() * weight[0].numel())
 
-    initial = getattr(net, "initial", {})  # points, and improper priors, have no draws
+    initial = getattr(net, "initial", {})  # instead of draws, which points and improper priors do not have
     with isolated(0), outputs_seen(net, count), poutine.condition(data=initial):
         net(x)
     return max(sum(counts), sum(value.numel() for value in net.parameters() if value.dim() > 1))
 
 
 def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
-    """Seconds of chains that see all rows in every gradient, after members that were optimised by mini-batches."""
-    chains, batch = s["chains"] or 8, s["batch_size"] or rows  # 8 where settings leave them out
+    """Seconds of mile: of its members' optimisation, and of chains."""
+    chains, batch = s["chains"] or 8, s["batch_size"] or rows  # 8 if left out
     members = s["epochs"] * math.ceil(rows / batch) * (STEP + ARITHMETIC * chains * batch * macs)
-    processes = 1 if rows * macs > LARGE else min(cores, chains)  # there operators move all chains
+    processes = 1 if rows * macs > LARGE else min(cores, chains)  # large: operators move all chains in one process
     steps, besides = (TYPICAL, TRANSITION) if s.get("adjusted") else (1, TOGETHER)
     step = besides + math.ceil(chains / processes) * GRADIENTS * gradient_seconds(rows, macs)
     sampled = s["warmup"] * TRANSITION / 2 + (s["warmup"] + s["draws"] * s["thin"]) * steps * step
@@ -113,25 +116,25 @@ def sampling(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
 
 
 def trees(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
-    """Seconds of NUTS, a chain at a time in each process."""
+    """Seconds of NUTS, with one chain at a time in each process."""
     gradient = COMPILED + gradient_seconds(rows, macs)
     return COMPILATION + (s["warmup"] + s["draws"] * s["thin"]) * math.ceil(s["chains"] / cores) * TREE * gradient
 
 
 def optimisation(s: Mapping[str, Any], rows: int, macs: int, cores: int) -> float:
-    """Seconds of epochs of mini-batches, of one fit or of members side by side."""
+    """Seconds of an optimisation by mini-batches, of one fit or of the members of an ensemble."""
     batch, members = s["batch_size"] or rows, s.get("members", 1)
     seconds = s["epochs"] * math.ceil(rows / batch) * (PYRO_STEP + ARITHMETIC * batch * macs / 2)
     return seconds * math.ceil(members / cores) + (PROCESS if min(members, cores) > 1 else 0)
 
 
 class Forecast:
-    """Says how long a sampler takes, once, by the pace of its first transitions, and how to have it done sooner."""
+    """Warns once of a long run, estimated from the pace of its first transitions, and says how to shorten it."""
 
     def __init__(self, sampler: Any, run: Run) -> None:
         self.sampler, self.tell, self.run = sampler, run.tell, replace(run, report=self)
         self.typical = self.said = False
-        #: Transitions and time at which the run began, then of the first typical one.
+        #: (transitions, time) at the beginning of the run, then at the first transition of typical duration.
         self.since: tuple[float, float] | None = None
 
     def __call__(self, done: float, of: int, figures: Figures) -> None:

@@ -1,20 +1,19 @@
-"""Early stopping: training ends where the NLL of held-out rows no longer falls; the weights of the lowest are kept.
+"""Early stopping: training ends when the NLL of held-out rows no longer falls; the weights of the lowest are kept.
 
     NLL(t) = −1/M Σ_m log p(y_m | x_m, w_t, σ_t),     σ_t² = 1/(M − 2) Σ_m (y_m − f(x_m, w_t))²
 
-Of all multiples of that sum, 1/(M − 2) gives new rows the highest expected log density. Of a guide q the NLL is that of
-an equal mixture of draws of w. The rows held out are the validation rows, or a share of the training rows where the
-data have none or few (Prechelt 1998, doi:10.1007/3-540-49430-8_3). They choose the epoch, and a noise that is learned:
-that of residuals of rows that train falls to 0 as a network learns them by heart.
+Of all multiples of that sum, 1/(M − 2) gives new rows the highest expected log density. For a guide q the NLL is that
+of an equal mixture of draws of w. Held out are the validation rows, or some training rows if the data have none or few
+(Prechelt 1998, doi:10.1007/3-540-49430-8_3). They choose the epoch and a learned noise σ: by the residuals of training
+rows σ would fall to 0, as the network overfits them.
 
-While the learning rate stays, as it does first where ``epochs`` is left out, and a step is noisy, by a mini-batch or by
-draws of q, these rows score a running mean of the iterates w_1 … w_n (weights, or parameters of q), which a fit keeps.
-It is by polynomial decay (Shamir & Zhang 2013, arXiv:1212.1824), here with γ = 3:
+If steps are noisy, by mini-batches or by draws of q, then as long as the learning rate is constant (``epochs`` is left
+out) the held-out rows score, and the fit keeps, a running mean of the iterates w_1 … w_n, weights or parameters of q.
+It has polynomial decay, γ = 3 (Shamir & Zhang 2013, arXiv:1212.1824; for q see Dhaka et al. 2020, arXiv:2009.00666):
 
     w̄_n = w̄_{n−1} + (γ + 1) / (n + γ) · (w_n − w̄_{n−1}) = 4 Σ_i i (i + 1) (i + 2) w_i / (n (n + 1) (n + 2) (n + 3))
 
-It averages that noise away (of q see Dhaka et al. 2020, arXiv:2009.00666). Training ends when patience is over: of a
-point for the second time, after the learning rate has fallen.
+When patience is over, the training of q ends. The learning rate of a point then falls, until patience is over again.
 """
 
 import math
@@ -35,30 +34,30 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, model_buffers
 from bnn_pyro.progress import announce
 
-#: Share of the training rows that are held out where the data have no validation rows.
+#: Share of the training rows that are held out if the data have no validation rows.
 HELD_OUT = 0.15
-#: Held-out rows, at least, where they are no more than a third of all.
+#: Smallest number of held-out rows, but never more than a third of all rows.
 MIN_HELD_OUT = 8
-#: Patience by rule: steps of a point, of a q (whose σ grows first, with worse predictions for a while); least epochs.
+#: Patience by rule, in steps for points and for q (whose growing σ first worsens predictions), and at least in epochs.
 PATIENT_STEPS, GUIDE_STEPS, PATIENT_EPOCHS = 300, 1000, 10
-#: Draws of a guide, by the same noise every time, on at most this share of the rows that train, or this number.
+#: A guide is scored by so many draws, on at most SCORED · (training rows) or MIN_SCORED held-out rows if that is more.
 DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
-#: A q is better by more than chance where the held-out rows favour it by so many nats in all (a Bayes factor of 55:
-#: about what one row that is missed costs), and by so many standard errors of the paired differences.
+#: A q counts as better if the held-out rows favour it by EVIDENCE nats in total (a Bayes factor of 55, about the cost
+#: of one outlier) and by this number of standard errors of the paired differences.
 EVIDENCE, ERRORS = 4.0, 2.0
-#: γ of the running mean; how many iterates of an epoch are in it.
+#: γ of the running mean, and number of iterates of an epoch that enter it.
 GAMMA, ITERATES = 3, 10
-#: Lines of the trace whose mean NLL is compared.
+#: For a guide, means over this number of lines of the trace are compared.
 SMOOTHED = 5
-#: Draws for the width of q at the end, which is multiplied by this, and so often at most.
+#: At the end σ is multiplied by NARROWER, at most NARROWINGS times, while LAST_DRAWS draws score better.
 LAST_DRAWS, NARROWER, NARROWINGS = 32, math.sqrt(0.5), 12
 
 
 def hold_out(data: Dataset, seed: int) -> Dataset:
-    """The data with validation rows: their own, or else a share of the training rows that the seed chooses.
+    """The data with validation rows: their own, or a share of the training rows, chosen by the seed.
 
-    Of a target that has a noise, training rows join them until they are ``MIN_HELD_OUT``, or a third of all; but not
-    where rows are divided by groups or time, or in their file.
+    For a target with a noise, training rows are added to few validation rows, up to ``MIN_HELD_OUT`` or a third of all
+    rows; but not if rows were divided by groups or time, or if they stay in their file.
     """
     x, y, known = data.x_train, data.y_train, len(data.x_val)
     least = min(MIN_HELD_OUT, (len(x) + known) // 3)
@@ -76,14 +75,14 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
 
 
 def fewest(data: Dataset) -> int:
-    """Held-out rows below which none stop a training by rule: of labels, which have no noise that falls to 0, more."""
+    """Smallest number of held-out rows for early stopping by rule; more for labels, which have no noise to overfit."""
     return MIN_HELD_OUT if data.schema.has_classes or data.schema.task == "labels" else 2
 
 
 def chosen_settings(
     options: Sequence[dict[str, Any]], data: Dataset, seed: int, fit: Callable[..., Posterior], show: bool = False
 ) -> dict[str, Any]:
-    """The settings whose ``fit(settings, data)`` has the lowest NLL of rows of :func:`hold_out`; {} of too few rows."""
+    """The settings whose ``fit(settings, data)`` has the lowest NLL of held-out rows; {} if these are too few."""
     apart, names = hold_out(data, seed), ", ".join(options[0])
     if (num := len(apart.x_val)) < MIN_HELD_OUT:
         return {}
@@ -95,7 +94,7 @@ def chosen_settings(
 
 
 def default_patience(data: Dataset, batch_size: int, steps: int = PATIENT_STEPS) -> int:
-    """Epochs of patience by rule; 0: too few rows are held out.   data: of :func:`hold_out`.   batch_size: 0: all."""
+    """Patience by rule in epochs; 0: too few rows are held out.   data: from :func:`hold_out`.   batch_size: 0: all."""
     if len(data.x_val) < fewest(data):
         return 0
     num = len(data.x_train)
@@ -103,22 +102,19 @@ def default_patience(data: Dataset, batch_size: int, steps: int = PATIENT_STEPS)
 
 
 class EarlyStopping:
-    """Watches the NLL (nats per row) of rows x, y by a point's running mean, and keeps the best.   patience: epochs."""
+    """Scores a point or its running mean by the NLL (nats per row) of rows x, y; keeps the best.   patience: epochs."""
 
     def __init__(self, model: nn.Module, point: nn.Module, x: Tensor, y: Tensor, patience: int) -> None:
         self.model, self.point, self.x, self.y, self.patience = model, point, x, y, patience
         self.parameters = [p for p in point.parameters() if p.requires_grad]
-        #: {site: value} of a learned noise by these rows, for the weights as they are.
+        #: {site: value} of a learned noise, fitted to these rows with the present weights.
         self.noise: dict[str, Tensor] = {}
-        #: For a checkpoint: the best weights so far, with their NLL and epoch; and the number of iterates in "mean".
+        #: For checkpoints: the best weights so far, their NLL and epoch, and the number of iterates in "mean".
         self.state: dict[str, Any] = {"best": self._weights(), "best_nll": math.inf, "best_epoch": 0.0, "iterates": 0}
 
     @torch.no_grad()
     def update_mean(self, step: int, per_epoch: int, rate_falls: bool) -> None:
-        """Take the weights after this step into the running mean, where one is due; there is none where the rate falls.
-
-        per_epoch: steps.
-        """
+        """Add the weights after this step to the running mean, if due; drop the mean once the learning rate falls."""
         noisy = per_epoch > 1 or not isinstance(self.point, PointMass)
         if rate_falls:
             self.state.pop("mean", None)
@@ -131,7 +127,7 @@ class EarlyStopping:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The running mean in place of the weights, where there is one."""
+        """Replace the weights by the running mean, if there is one, within a ``with`` block."""
         weights = [p.data for p in self.parameters]
         try:
             for p, mean in zip(self.parameters, self.state.get("mean", weights), strict=True):
@@ -142,7 +138,7 @@ class EarlyStopping:
                 p.data = own
 
     def evaluate(self, epoch: float, ranks: Ranks) -> float:
-        """The mean NLL after this epoch; the weights are kept where it is the lowest."""
+        """The mean NLL after this epoch; the weights are kept if it is the lowest."""
         with self.averaged():
             nll = self.score(ranks)
             self.seen(epoch, nll)
@@ -150,7 +146,7 @@ class EarlyStopping:
 
     @torch.no_grad()
     def score(self, ranks: Ranks) -> float:
-        """The mean NLL by the weights as they are, and the noise that fits; each rank scores its share of the rows."""
+        """The mean NLL with the present weights and the noise fitted to them. Each rank scores its share of rows."""
         x, y, num = ranks.part(self.x), ranks.part(self.y), len(self.x)
         weights = {site: value[None] for site, value in self.point.sites().items()}
         with in_mode(self.model, training=False):
@@ -158,7 +154,7 @@ class EarlyStopping:
             if getattr(likelihood, "initial", None) and not likelihood.has_classes:
                 parts = ((p, p.transform.inv(y_part)) for p, y_part in mixtures(self.model, weights, x, y))
                 squares = [(y_part - p.untransformed.mean).square().sum(0) for p, y_part in parts]
-                squares = torch.stack([self.y.new_zeros(self.y.shape[1:]), *squares])  # of each target
+                squares = torch.stack([self.y.new_zeros(self.y.shape[1:]), *squares])  # (chunks, *targets)
                 total = ranks.total(squares.sum(0, dtype=torch.float64))
                 self.noise = likelihood.fitted_noise((total / max(num - 2, 1)).sqrt().to(self.y.dtype))
                 weights |= {site: value[None] for site, value in self.noise.items()}
@@ -166,51 +162,49 @@ class EarlyStopping:
         return -ranks.total(scores).item() / num
 
     def seen(self, epoch: float, nll: float) -> None:
-        """The weights after this epoch have this mean NLL."""
+        """Keep the weights after this epoch if their mean NLL is the lowest so far."""
         if nll < self.state["best_nll"]:
             self.state |= {"best": self._weights(), "best_nll": nll, "best_epoch": epoch}
 
     def enough(self, epochs: list[float], since: float = 0.0) -> bool:
-        """Whether to stop after the last of these epochs; patience begins anew at the epoch ``since``."""
+        """Whether patience is over at the last of these epochs, counted from the best one or from a later ``since``."""
         return bool(epochs) and epochs[-1] - max(self.state["best_epoch"], since) >= self.patience
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the best weights back, and the noise that fitted."""
+        """Restore the best weights and the noise fitted to them."""
         best = self.state["best"]
-        self.point.load_state_dict(best.get("weights", best))  # those of an earlier version are the weights alone
+        self.point.load_state_dict(best.get("weights", best))  # in an earlier version "best" were the weights alone
         self.model.load_state_dict(best.get("buffers", {}), strict=False)
         for site, value in best.get("noise", {}).items():
             self.point.sites()[site].copy_(value)
 
-    finish = restore  # what is done after the last step
+    finish = restore  # called after the last step
 
     def _weights(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of the weights, of the noise, and of the model's buffers, which training may change too."""
+        """Copies of the weights, the noise, and the model's buffers, which training may change."""
         parts = {"weights": self.point.state_dict(), "noise": self.noise, "buffers": model_buffers(self.model)}
         return {part: {name: value.clone() for name, value in values.items()} for part, values in parts.items()}
 
 
 class GuideStopping(EarlyStopping):
-    """The same by draws of a guide, whose parameters are kept.
+    """Early stopping of a guide, scored by draws.
 
-    Where the prior outweighs the rows a q on the way to the highest ELBO, on which σ rises, predicts better than that
-    one, so that held-out rows decide, by the mean NLL of the last ``SMOOTHED`` lines of the trace: of a single one
-    the lowest is partly chance. In the end σ is divided by √2 as long as they gain more than by chance.
-
-    data: with the rows held out as validation rows, of which some are scored where they are many.
+    If the prior outweighs the rows, σ grows on the way to the highest ELBO, and an earlier q predicts better. Held-out
+    rows, the validation rows of ``data`` or a part of them, choose it by a mean NLL over ``SMOOTHED`` lines of the
+    trace. At the end σ is divided by √2 as long as that improves their NLL by more than chance.
     """
 
     def __init__(self, model: nn.Module, guide: nn.Module, data: Dataset, patience: int) -> None:
         self.posterior = Posterior(model, data.schema, guide=guide)
-        #: What every σ of a mean-field q was multiplied by at the end.
+        #: The factor by which every σ of a mean-field q was multiplied at the end.
         self.factor = 1.0
         most = max(MIN_SCORED, int(SCORED * len(data.x_train)))
         rows = torch.linspace(0, len(data.x_val) - 1, min(most, len(data.x_val))).round().long()
         super().__init__(model, guide, part_of(data.x_val, rows), data.y_val[rows], patience)
 
     def score(self, ranks: Ranks) -> float:
-        """The mean NLL of the mixture by the guide as it is; each rank scores its share of the rows."""
+        """The mean NLL of the mixture of draws from the present guide; each rank scores its share of the rows."""
         own = mixture_log_p(self.posterior, ranks.part(self.x), ranks.part(self.y))
         self.log_p = ranks.joined_rows(own, len(self.x))
         return -self.log_p.mean().item()
@@ -222,7 +216,7 @@ class GuideStopping(EarlyStopping):
         self.state["recent"] = recent
 
     def finish(self) -> None:
-        """The best q; σ divided by √2 as long as that is better by more than chance."""
+        """Restore the best q, and divide σ by √2 as long as that is better by more than chance."""
         self.restore()
         log_p = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
         for _ in range(NARROWINGS):
@@ -244,7 +238,7 @@ class GuideStopping(EarlyStopping):
 
 @torch.no_grad()
 def mixture_log_p(posterior: Posterior, x: Tensor, y: Tensor, draws: int = DRAWS) -> Tensor:
-    """Log-density of each row by an equal mixture of draws, the same ones every time: (B,) float64."""
+    """Log density (B,) of each row under an equal mixture of draws, float64; the draws are the same every time."""
     with in_mode(posterior.model, training=False):
         log_p = log_likelihood(posterior.model, posterior.draw(draws, seed=0), x, y)
     return log_p.double().logsumexp(0) - math.log(log_p.shape[0])

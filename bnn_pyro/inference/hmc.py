@@ -2,9 +2,8 @@
 
     H(w, r) = −log p(y | x, w) / T − log p(w) + ½ rᵀ M⁻¹ r
 
-Exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014, arXiv:1111.4246), every gradient a
-pass over all rows: a reference for small networks and last layers, not a way to train large ones. Step size and M, a
-diagonal, are adapted in the warm-up, which is dropped. A linear model's ``coordinates`` shorten trajectories.
+Draws are exact up to Monte-Carlo error (Neal 2011, arXiv:1206.1901; Hoffman & Gelman 2014, arXiv:1111.4246). As every
+gradient is a pass over all rows, these samplers are a reference for small networks and last layers.
 """
 
 import json
@@ -29,29 +28,29 @@ from bnn_pyro.settings import setting
 
 @dataclass(frozen=True)
 class SeparateChains(Sampler):
-    """What samplers have whose chains do not learn from one another.
+    """Samplers whose chains do not learn from one another.
 
-    A subclass has ``typical(whitened)``, the gradients that a transition may be expected to take, and ``_move(dynamics,
-    rng, point, step)``, a transition and what ``stats`` has of its own; or a ``kernel`` of several chains.
+    A subclass defines ``typical(whitened)``, the expected number of gradients a transition, and either ``kernel`` or
+    ``_move(dynamics, rng, point, step)``, which returns a transition and the additional columns of ``stats``.
 
-    cores  processes for the chains; 1: this one; 0: as many as there are cores, of long runs. The draws are the same
+    cores  number of processes, which changes no draw; 1: the present one; 0: one for each core if the run is long
     """
 
     cores: int = setting(0, low=0)
 
     former: ClassVar[Mapping[str, Any]] = {"mass": "diagonal"}
-    #: Settings that no draw depends on: a run may be resumed with others.
+    #: Settings on which no draw depends: a run may be resumed with other values of them.
     incidental: ClassVar[tuple[str, ...]] = ("cores",)
-    #: Whether kernels move several chains as one: operators all of them, compiled code those of a process, since what
-    #: Python does for a transition takes longer than a small network's gradient.
+    #: Whether a kernel moves several chains together, as Python's share of a transition takes longer than the gradient
+    #: of a small network: all chains with PyTorch's operators, the chains of a process with compiled code.
     group: ClassVar[bool] = False
 
     def kernel(self, potential: Potential, start: np.ndarray, seed: int) -> "Kernel":
-        """At the start of its chain, P numbers; call inside ``isolated``."""
+        """The kernel of one chain.   start: P numbers, in an array of any shape.   Call it inside ``isolated``."""
         return Kernel(self, potential, start.ravel(), seed)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
-        """See ``Sampler``; from starts that are kept in the checkpoint."""
+        """See ``Sampler``. The starts are kept in the checkpoint."""
         gradients = float(self.chains * self.transitions * self.typical(potential.space.whitened))
         compiled = choose_compiled(self.compiled, gradients, potential)
         tasks = 1 if self.group and not compiled else self.chains
@@ -62,7 +61,7 @@ class SeparateChains(Sampler):
             tasks = next(n for n in range(cores, self.chains + 1) if self.chains % n == 0)
         if run.checkpoint is not None and (state := run.checkpoint.load()) is not None:
             z = state["starts"]
-            tasks = len(z) if z.dim() == 3 or compiled else tasks  # as it was begun
+            tasks = len(z) if z.dim() == 3 or compiled else tasks  # the same groups of chains as when the run began
         else:
             z = starts(self.chains).cpu()
             z = z.reshape(tasks, -1, z.shape[-1])
@@ -73,7 +72,7 @@ class SeparateChains(Sampler):
 
 
 class Kernel:
-    """One chain: where it is, what its warm-up has learned, and its generator."""
+    """One chain: its position, what its warm-up has learned, and its random generator."""
 
     def __init__(self, sampler: Any, potential: Potential, start: np.ndarray, seed: int) -> None:
         self.sampler, self.potential = sampler, potential
@@ -83,11 +82,11 @@ class Kernel:
         self._new_metric()
 
     def start_at(self, z: np.ndarray) -> None:
-        """Go on from z (P,), with the density as the potential now has it."""
+        """Continue from z (P,), with the potential's present density there."""
         self.point = Point(z.copy(), *self.gradient(z))
 
     def step(self) -> dict[str, float]:
-        """One transition: what ``stats`` keeps of it. Raises UserError where the step size has become too small."""
+        """Make one transition and return its ``stats``. Raises UserError if the step size has become too small."""
         step = self.warmup.step
         done, figures = self.sampler._move(self.dynamics, self.rng, self.point, step)
         self.point = done.point
@@ -108,7 +107,7 @@ class Kernel:
         self.dynamics = Dynamics(self.gradient, scale, getattr(self.potential, "compiled", None))
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next transition depends on: tensors, numbers and a line of JSON."""
+        """All that the next transition depends on: tensors, numbers and a string of JSON."""
         z, log_density, gradient = self.point
         return {
             "point": [torch.from_numpy(z), log_density, torch.from_numpy(gradient)],
@@ -118,7 +117,7 @@ class Kernel:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, in a kernel that was made in the same way."""
+        """Continue from a ``state`` of a kernel with the same settings and potential."""
         z, log_density, gradient = state["point"]
         self.point = Point(z.numpy(), log_density, gradient.numpy())
         self.warmup.restore(state["warmup"])
@@ -131,7 +130,7 @@ class Kernel:
 class NUTS(SeparateChains):
     """Settings of the No-U-Turn sampler: trajectories go on until they turn back.
 
-    max_tree_depth  at most 2^depth − 1 gradients a transition
+    max_tree_depth  largest depth of the tree of a transition, which then takes 2^depth − 1 gradients
     """
 
     max_tree_depth: int = setting(10, low=1)
@@ -149,9 +148,9 @@ class NUTS(SeparateChains):
 class HMC(SeparateChains):
     """Settings of Hamiltonian Monte Carlo with trajectories of random length.
 
-    length     mean length of a trajectory, in standard deviations of the posterior as the mass matrix knows them; each
-               is drawn uniformly between a half and one and a half of it (Neal 2011, section 3.2)
-    max_steps  at most so many gradients a transition
+    length     mean length of a trajectory, in standard deviations of the posterior as the mass matrix estimates them;
+               each length is drawn uniformly between 0.5 and 1.5 times the mean (Neal 2011, section 3.2)
+    max_steps  largest number of gradients a transition
     """
 
     length: float = setting(3.0, above=0)

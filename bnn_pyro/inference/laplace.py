@@ -1,10 +1,9 @@
-"""The Laplace approximation of a linear model: a Normal at the most probable weights, as wide as the curvature there.
+"""The Laplace approximation of a linear model: a Normal at the mode ŵ, with the inverse of the curvature there.
 
     ŵ = argmax_w  log p(y | x, w)/T + log p(w)             q(w) = Normal(ŵ, Λ⁻¹)
 
-Λ is the one of :mod:`bnn_pyro.inference.linear` (MacKay 1992, doi:10.1162/neco.1992.4.5.720). For regression with a
-known noise and a Normal prior nothing is approximate: q is the conjugate posterior, and the evidence is exact too.
-All of it is float64; the guide that comes out is of the model's type.
+Λ is the curvature of ``inference.linear`` in float64 (MacKay 1992, doi:10.1162/neco.1992.4.5.720). For regression with
+a known noise and a Normal prior, q is the exact conjugate posterior, and the evidence is exact too.
 """
 
 import copy
@@ -27,13 +26,13 @@ from bnn_pyro.parts.weights import CentredNormal, base_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, setting
 
-#: Weights whose (P, P) matrices are made: 5,000 take 0.2 GB each, in float64.
+#: Largest number of weights P: a (P, P) matrix of 5,000 takes 0.2 GB in float64.
 MAX_WEIGHTS = 5000
-#: Rows that count one by one in the curvature that a search for the mode goes by.
+#: Number of rows whose exact curvature is used in the search for the mode; see :func:`_near_the_mode`.
 MAX_SINGLE_ROWS = 4096
-#: Iterations of L-BFGS before it gets the curvature of the place that it has come to.
+#: Iterations of L-BFGS after which its coordinates are computed again from the curvature at the present position.
 MAX_ROUND = 30
-#: Posterior standard deviations between the mode and where the search ends, all directions together.
+#: The search ends within this distance from the mode, in posterior standard deviations.
 MAX_DISTANCE = 1e-3
 
 
@@ -42,7 +41,7 @@ class Laplace(Settings):
     """Settings of the Laplace approximation, for last layers, of inputs too: LastLayer(backbone=torch.nn.Identity()).
 
     temperature     T: the posterior of p(y | x, w)^(1/T); 1 is Bayes, less is a cold posterior
-    max_iterations  of L-BFGS over all rows, in search of the most probable weights
+    max_iterations  largest number of iterations of L-BFGS over all rows, which searches for the most probable weights
     """
 
     converges_to: ClassVar[str] = "normal at the mode"
@@ -52,15 +51,15 @@ class Laplace(Settings):
     max_iterations: int = setting(1000, low=1)
 
     former: ClassVar[Mapping[str, Any]] = {"structure": "full"}
-    #: Of the guide, which is not the variant's.
+    #: The kind of guide that results, whatever guide the variant has.
     family: ClassVar[str] = "full"
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
-        """Find the mode and the curvature there; see ``Method.run``. The guide is a :class:`FullNormal` of its own.
+        """Find the mode and the curvature there; see ``Method.run``. The posterior's guide is a :class:`FullNormal`.
 
-        ``stats["log_evidence"]`` (1, 1) is log p(y | x) in nats as q has it: log p(y, ŵ) + ½ P log 2π − ½ log det Λ.
-        Nothing is random, and what takes seconds is not saved half-way: after an interruption it starts again.
-        Raises UserError for a model that is not linear, a prior that is not Normal, more weights than ``MAX_WEIGHTS``,
+        ``stats["log_evidence"]`` (1, 1) approximates log p(y | x) in nats: log p(y, ŵ) + ½ P log 2π − ½ log det Λ.
+        Nothing is random. As it takes seconds, no checkpoint is written: after an interruption it starts again.
+        Raises UserError for a model that is not linear, a prior that is not Normal, more than ``MAX_WEIGHTS`` weights,
         or a mode that is not found; FitFailed for a curvature that is numerically singular.
         """
         log_joint = _log_joint(model, data, self.temperature)
@@ -68,12 +67,12 @@ class Laplace(Settings):
         try:
             mode, trace = self._mode(curvature, Run(**how))
             upper = torch.linalg.cholesky(curvature.precision(mode, summed).flip(-2, -1)).flip(-2, -1)  # Λ = U Uᵀ
-        except torch.linalg.LinAlgError:  # as where the features fit all rows, and a learned noise is about 0
+        except torch.linalg.LinAlgError:  # for example if the features fit all rows, and a learned noise is about 0
             raise FitFailed("the curvature of the log joint is not positive definite in 64 bits: the features fit the "
                             "training rows all but exactly; set the noise (--noise), take a narrower prior, or "
                             "--inference svi") from None  # fmt: skip
         lower = torch.linalg.solve_triangular(upper.mT, torch.eye(len(upper)).to(upper), upper=False)  # L Lᵀ = Λ⁻¹
-        # A Newton step: where the log joint is quadratic, it is exact.
+        # A Newton step, which is exact if the log joint is quadratic.
         mode = mode + lower @ (lower.mT @ log_joint.gradient(mode[None])[1][0])
         density = log_joint.log_density(mode[None]).item()
         evidence = density + 0.5 * (len(mode) * math.log(2 * math.pi) - 2 * upper.diagonal().log().sum().item())
@@ -82,7 +81,7 @@ class Laplace(Settings):
         return Posterior(model, data.schema, guide=q, stats=stats, trace=trace)
 
     def _mode(self, curvature: Curvature, run: Run) -> tuple[Tensor, dict[str, list[float]]]:
-        """(ŵ, trace): L-BFGS in coordinates in which the curvature is about I, and the gradient is in posterior sd."""
+        """(ŵ, trace), by L-BFGS in coordinates in which the curvature is about I, so 1 is a posterior sd."""
         log_joint, left, most = curvature.log_joint, self.max_iterations, 2 * self.max_iterations
         place = log_joint.initial
         trace: dict[str, list[float]] = {"epoch": [], "log_joint": [], "log_likelihood": [], "log_prior": []}
@@ -122,7 +121,7 @@ class Laplace(Settings):
 
 
 def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
-    """In float64. Raises UserError where there is no approximation of it here."""
+    """The log joint in float64. Raises UserError if this file does not support the model."""
     if linear_layer(model) is None:
         raise UserError("the Laplace approximation here is for linear models: a last layer, which is one of the "
                         "inputs with backbone=torch.nn.Identity(); take --inference svi for this one")  # fmt: skip
@@ -138,7 +137,7 @@ def _log_joint(model: nn.Module, data: Dataset, temperature: float) -> LogJoint:
 
 
 def _near_the_mode(features: Tensor, information: Information) -> Tensor:
-    """The sum over the few rows that tell most, and its factors over the others: a good guide to the mode."""
+    """:func:`summed` over the MAX_SINGLE_ROWS rows with the largest curvature, plus :func:`factored` over the rest."""
     traces = [torch.einsum("bkk->b", information(rows)) * rows.square().sum(-1) for rows in features.split(ROWS)]
     first, rest = torch.cat(traces).argsort(descending=True).tensor_split([MAX_SINGLE_ROWS])
     precision = summed(features[first], information)

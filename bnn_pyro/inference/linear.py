@@ -1,11 +1,11 @@
 """Linear models, f = W φ(x): how they are recognised, and the curvature of their log joint.
 
-φ(x) = [x, 1] where the layer has a bias, else x; W is (K, D), K outputs and D numbers in φ, the bias its last column.
+φ(x) = [x, 1] if the layer has a bias, else x. W is (K, D), with K outputs, D entries of φ, and the bias as last column.
 
     Λ = (1/T) Σ_n φ_n φ_nᵀ ⊗ I_n − ∂² log p(w)             f_n = W φ_n
 
-I_n is the Fisher information of the likelihood in the outputs at row n: for labels, and for targets with one noise, the
-very Hessian. A learned noise has the information 2N/T about its logarithm, and none in common with the weights.
+I_n is the Fisher information of the likelihood about the outputs at row n; for labels, and for targets with one noise,
+it equals the Hessian. The information about the logarithm of a learned noise is 2N/T, with no cross terms to W.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.parts.weights import CentredNormal, base_of
 
-#: Rows whose weighted features are held at once: they stay in the processor's cache.
+#: Number of rows processed at once, so that their features stay in the processor's cache.
 ROWS = 1024
-#: φ (B, D) -> I (B, K, K).
+#: A function φ (B, D) -> I (B, K, K).
 Information = Callable[[Tensor], Tensor]
 
 
 def linear_layer(model: nn.Module) -> nn.Module | None:
-    """The layer of a ``BayesianNet`` over an ``MLP`` without hidden layers, first in the flat vector; else None."""
+    """The layer of a ``BayesianNet`` over an ``MLP`` without hidden layers, or None. It comes first in u."""
     net = getattr(model, "net", None)
     plain = isinstance(model, BayesianNet) and type(model).forward is BayesianNet.forward
     known = plain and isinstance(net, MLP) and type(net).forward is MLP.forward
@@ -35,11 +35,11 @@ def linear_layer(model: nn.Module) -> nn.Module | None:
 
 
 class Curvature:
-    """Of a linear model, in float64, over the flat vector of ``LogJoint``; call inside ``isolated``.
+    """The curvature Λ of a linear model, float64, over the flat vector u of ``LogJoint``; use it inside ``isolated``.
 
-    features         φ (N, D), and a column of log exposure where there is one
-    order            (K, D), where in the flat vector each number of W stands
-    prior_precision  (P,), −∂² log p(w) of a Normal prior, 1/variance of another; see also ``coordinates``
+    features         φ (N, D), followed by a column of log exposure if there is one
+    order            (K, D), the index in u of each entry of W
+    prior_precision  (P,), −∂² log p(w) of a Normal prior, 1/variance of another; ``coordinates`` may change it
     """
 
     def __init__(self, log_joint: LogJoint) -> None:
@@ -53,12 +53,12 @@ class Curvature:
         if log_joint.model.net.exposure:
             self.features = torch.cat([self.features, log_joint.model.net.add_exposure(0.0, log_joint.x).double()], 1)
         numbers = torch.cat([self.order.flatten(), torch.arange(self.order.numel(), log_joint.size)])
-        self.inverse = numbers.argsort()  # where each number stands in (output, input) order
+        self.inverse = numbers.argsort()  # the index in (output, input) order of each entry of u
         pieces = [_scale(log_joint.priors[s]).pow(-2).expand(shape).flatten() for s, shape in log_joint.free.items()]
         self.prior_precision = torch.cat(pieces)
 
     def information(self, u: Tensor) -> Information:
-        """I_n of rows φ at weights u (P,)."""
+        """The function that computes I_n of rows φ, at weights u (P,)."""
         likelihood, exposed = self.log_joint.model.likelihood, self.features.shape[1] - self.order.shape[1]
         own = {s: v.double() for s, v in self.log_joint.sites(u).items() if s in likelihood.initial}
         weight = nn.functional.pad(u[self.order], (0, exposed), value=1.0)
@@ -66,7 +66,7 @@ class Curvature:
 
     @property
     def own_precision(self) -> Tensor:
-        """Λ of the likelihood's own sites, which is diagonal: (P − K·D,)."""
+        """The diagonal of Λ for the likelihood's own sites, (P − K·D,); there it is a diagonal matrix."""
         likelihood = self.log_joint.model.likelihood
         each = [likelihood.own_information[site] for site in likelihood.initial]
         rows = len(self.features) / self.log_joint.temperature
@@ -74,7 +74,7 @@ class Curvature:
 
     @torch.no_grad()
     def precision(self, u: Tensor, structure: Callable[[Tensor, Information], Tensor]) -> Tensor:
-        """Λ (P, P) at u (P,).   structure: :func:`summed`, or what stands for it."""
+        """Λ (P, P) at u (P,).   structure: :func:`summed`, or an approximation of it."""
         weights = structure(self.features, self.information(u)) / self.log_joint.temperature
         outputs, inputs = self.order.shape
         weights = weights.view(outputs, -1, outputs, self.features.shape[1])[:, :inputs, :, :inputs]
@@ -84,14 +84,14 @@ class Curvature:
 
 
 def _scale(prior: TorchDistribution) -> Tensor:
-    """The standard deviation of a weight, from draws where the prior does not say it."""
+    """The standard deviation of a prior; it is estimated from 20 draws, roughly, unless the prior is Normal."""
     if isinstance(prior := base_of(prior), CentredNormal | Normal):
         return prior.scale.double()
-    return torch.stack([prior.sample() for _ in range(20)]).double().square().mean().sqrt()  # roughly
+    return torch.stack([prior.sample() for _ in range(20)]).double().square().mean().sqrt()
 
 
 def summed(features: Tensor, information: Information) -> Tensor:
-    """Σ_n I_n ⊗ φ_n φ_nᵀ, (K·D, K·D) by (output, input): the upper blocks, a row in one product, and their mirror."""
+    """Σ_n I_n ⊗ φ_n φ_nᵀ, (K·D, K·D) by (output, input). Only blocks on and above the diagonal are computed."""
     outputs, inputs = information(features[:1]).shape[-1], features.shape[-1]
     total = features.new_zeros(outputs, inputs, outputs, inputs)
     for rows in features.split(ROWS):
@@ -105,6 +105,6 @@ def summed(features: Tensor, information: Information) -> Tensor:
 
 
 def factored(features: Tensor, information: Information) -> Tensor:
-    """mean_n I_n ⊗ Σ_n φ_n φ_nᵀ in the place of the sum (Ritter, Botev & Barber 2018, openreview Skdvd2xAZ)."""
+    """mean_n I_n ⊗ Σ_n φ_n φ_nᵀ, an approximation of the sum (Ritter, Botev & Barber 2018, openreview Skdvd2xAZ)."""
     mean = sum(information(rows).sum(0) for rows in features.split(ROWS)) / len(features)
     return torch.kron(mean, features.mT @ features)

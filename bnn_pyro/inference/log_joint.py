@@ -2,9 +2,9 @@
 
     log π(u) = log p(w) + log |∂w/∂u| + (1/T)·(N/B)·Σ_b log p(y_b | x_b, w),     w = transform(u)
 
-u is (C, P), P unconstrained numbers for all latent sites. N rows meet a mini-batch of B of them here and nowhere else.
-The model is evaluated in its own precision, for all chains in one call, and its terms are added up in float64: at
-50,000 rows a float32 sum is off by a hundredth of a nat, which is noise in every Metropolis step.
+u is (C, P), P unconstrained numbers for all latent sites. The factor N/B of a mini-batch is applied here alone.
+The model is evaluated in its own precision, for all chains in one call, and its terms are added up in float64: with
+50,000 rows a sum in float32 has an error of 0.01 nats, which would be noise in every Metropolis step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +33,8 @@ Weights = Mapping[str, Tensor]  # {site: (num, *shape)}
 class Rescale(Messenger):
     """Multiply log p(y | x, w) by ``likelihood`` and the log-density of every latent site by ``latent``.
 
-    likelihood: N/B, for the log joint of B random rows to estimate that of all N without bias.
-    latent: the temperature T, of a model and its guide alike; 1 is Bayes, 0 leaves the likelihood alone.
+    likelihood: N/B, with which the log joint of B random rows is an unbiased estimate for all N rows.
+    latent: the temperature T, the same for a model and its guide; 1 is Bayes, 0 leaves only the likelihood.
     """
 
     def __init__(self, likelihood: float = 1.0, latent: float = 1.0) -> None:
@@ -46,9 +46,9 @@ class Rescale(Messenger):
 
 
 def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor) -> None:
-    """Raises UserError for what fits would misread in a user's model, and guide where one is trained; at a few rows."""
+    """Raise UserError if a model, or a guide to train, has sites that a fit would treat wrongly.   x, y: a few rows."""
     values = {site: value.detach().to(x.device) for site, value in model.initial.items()}
-    trained = [] if guide is None else list(guide.parameters())  # before a first call: those of AutoGuides come late
+    trained = [] if guide is None else list(guide.parameters())  # before a call, in which AutoGuides make parameters
     with isolated(0), torch.no_grad(), in_mode(model, training=False):
         with Recorder() as q:
             if guide is not None:
@@ -85,18 +85,18 @@ class LogJoint:
     priors       {latent site: its prior}
     free         {latent site: shape of its unconstrained numbers}, in the order of u
     size         P
-    initial      (P,) u where the model starts, float64
-    constrained  whether a site does not have all of ℝ for its support, so that u is not w
+    initial      (P,), u of the model's initial values, float64
+    constrained  whether the support of a site is not all of ℝ, so that u differs from w
     Raises UserError for a latent site that is discrete or has no initial value.
     """
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
         self.model, self.x, self.y, self.temperature = model, x, y, temperature
         values = {site: value.detach().to(x.device) for site, value in model.initial.items()}
-        # Once with Pyro's checks of shapes and supports, which then stay off: a trajectory may meet infinities.
+        # Pyro's checks of shapes and supports are on in this call alone, as trajectories may meet infinities.
         with torch.no_grad(), in_mode(model, training=False), Recorder(values) as first:
             model(x[:2], y[:2])
-        self.event_dim = first.sites[OBSERVED]["fn"].event_dim  # 1 of several targets, y (N, T)
+        self.event_dim = first.sites[OBSERVED]["fn"].event_dim  # 1 for several targets, y (N, T)
         for site in {name for name, site in first.sites.items() if not site["is_observed"]} - values.keys():
             raise UserError(f"the model's `initial` has no value for its latent site '{site}'")
         for site in values.keys() - first.sites.keys():
@@ -104,7 +104,7 @@ class LogJoint:
         self.priors = {site: first.sites[site]["fn"] for site in values}
         self.dtype = next(iter(values.values())).dtype
         self._transforms = {site: _transform(site, prior) for site, prior in self.priors.items()}
-        # Equal transforms: not the same objects any more after a journey to another process.
+        # Compared by ==, since a copy in another process holds other objects.
         self.constrained = any(transform != _IDENTITY for transform in self._transforms.values())
         self.free = {site: self._transforms[site].inv(value).shape for site, value in values.items()}
         self.initial = self.flat({site: value[None] for site, value in values.items()})[0].double()
@@ -113,7 +113,7 @@ class LogJoint:
     def terms(self, u: Tensor, x: Rows = None, y: Rows = None) -> Pair:
         """(log p(w) + log |∂w/∂u|, (N/B)·log p(y | x, w)/T), each (C,) in nats, at u (C, P); differentiable.
 
-        x, y: as for :func:`log_joints`; without them, those of all rows.
+        x, y: as for :func:`log_joints`; by default all rows.
         """
         y = self.y if y is None else y
         jacobian, w = 0.0, {}
@@ -129,7 +129,7 @@ class LogJoint:
         return prior + jacobian, likelihood
 
     def log_density(self, u: Tensor, y: Tensor | None = None) -> Tensor:
-        """log π (C,) in nats at u (C, P), given all rows; differentiable.   y: other targets than theirs."""
+        """log π (C,) in nats at u (C, P), given all rows; differentiable.   y: replaces their targets."""
         prior, likelihood = self.terms(u, y=y)
         return prior + likelihood
 
@@ -148,7 +148,7 @@ class LogJoint:
     @torch.no_grad()
     @pyro.validation_enabled(False)
     def sample_prior(self, *numbers: int) -> list[dict[str, Tensor]]:
-        """For each number as many draws, {site: (number, *shape)}. Raises UserError for a prior without draws."""
+        """For each of ``numbers``, so many draws {site: (number, *shape)}. Raises UserError if a prior has no draws."""
         improper = "samplers need a proper prior, and this variant's has no samples; take another, such as fan-in:1"
         with refusing(improper, NotImplementedError), in_mode(self.model, training=False), _PriorDraws(numbers) as made:
             self.model(self.x[:1], self.y[:1])
@@ -157,7 +157,7 @@ class LogJoint:
 
 
 class _PriorDraws(Recorder):
-    """Draws latent sites, each given those before it: (sum of the numbers, *shape), so many at a time."""
+    """Draws latent sites, each given the previous ones: (sum of ``numbers``, *shape), by one call for each number."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _PriorDraws(Recorder):
 
     def _pyro_sample(self, msg: dict) -> None:
         if not (msg["is_observed"] or site_is_subsample(msg)):
-            prior, given = msg["fn"], msg["fn"].batch_shape  # of as many, where another site is in it
+            prior, given = msg["fn"], msg["fn"].batch_shape  # not empty if the prior depends on another site
             every = (sum(self.numbers),)
             parts = [prior.expand(every).sample()] if given else [prior.sample((num,)) for num in self.numbers]
             msg["value"], msg["done"] = torch.cat(parts), True
@@ -184,7 +184,7 @@ _IDENTITY = biject_to(constraints.real)
 
 
 def _transform(site: str, prior: TorchDistribution) -> Transform:
-    """From ℝ to the support of a site."""
+    """The transform from ℝ to the support of a site."""
     if (support := prior.support).is_discrete:
         raise UserError(f"the latent site '{site}' is discrete, and samplers need gradients; sum it out of the model, "
                         "or give it a continuous relaxation")  # fmt: skip
@@ -201,8 +201,8 @@ def _of_each(support: constraints.Constraint) -> constraints.Constraint:
 def log_joints(model: nn.Module, w: Weights, x: Tensor, y: Tensor, likelihood: float = 1.0) -> Pair:
     """(log p(w), ``likelihood`` · log p(y | x, w)) of C sets of weights at once, each (C,), in nats.
 
-    w: {site: (C, *shape)}.   x, y: (B, *input_shape) and (B,) for all of them, or (C, B, …), rows of its own for each.
-    likelihood: N/B/T where the B rows stand for N, at temperature T.
+    w: {site: (C, *shape)}.   x, y: the same rows for all, (B, *input_shape) and (B,), or rows for each, (C, B, …).
+    likelihood: N/B/T if the B rows represent N rows, at temperature T.
     """
     with _Terms(w) as terms:
         model(x, y)
@@ -210,7 +210,7 @@ def log_joints(model: nn.Module, w: Weights, x: Tensor, y: Tensor, likelihood: f
 
 
 class _Terms(Recorder):
-    """Adds up log densities as they come, each (C,): of latent sites, and of the observed one (True)."""
+    """Adds up log densities (C,): ``totals[True]`` of the site "y", ``totals[False]`` of all others."""
 
     def __init__(self, values: Weights) -> None:
         super().__init__(values)
@@ -221,16 +221,16 @@ class _Terms(Recorder):
             return
         term = scale_and_mask(msg["fn"].log_prob(msg["value"]), msg["scale"], msg["mask"])
         if term.dim() > 1:
-            term = term.flatten(1).sum(1, dtype=torch.float64)  # thousands of rows: float32 would be noise
-        is_y = msg["name"] == OBSERVED  # what else is observed is of no row
+            term = term.flatten(1).sum(1, dtype=torch.float64)
+        is_y = msg["name"] == OBSERVED  # another observed site belongs to no row
         self.totals[is_y] = self.totals[is_y] + term
 
 
 def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1) -> tuple[Tensor, Tensor]:
-    """(ELBO with its gradient, its likelihood part detached), scalars in nats, means over the particles.
+    """(the ELBO, differentiable; its likelihood part, detached), scalars in nats, means over the particles.
 
-    The same number as of Pyro's TraceMeanField_ELBO, without the densities that a closed-form KL makes superfluous:
-    more than half of a step at 784-400-400-10. For models without subsampled or enumerated sites.
+    The value is that of Pyro's TraceMeanField_ELBO, but densities that a closed-form KL makes superfluous, more than
+    half of the time of a step at 784-400-400-10, are not computed. No site may be subsampled or enumerated.
     """
     terms, likelihood = [], 0.0
     for _ in range(particles):
@@ -258,7 +258,7 @@ def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1)
 
 
 class Objective(nn.Module):
-    """(ELBO with its gradient, its likelihood part) of some rows: a module, as gradients are averaged by modules."""
+    """:func:`elbo_of` some rows, as a module, since DistributedDataParallel averages the gradients of a module."""
 
     def __init__(self, model: nn.Module, guide: nn.Module, num_particles: int) -> None:
         super().__init__()
@@ -266,13 +266,13 @@ class Objective(nn.Module):
         self._model = (model,)  # not as a submodule: its parameters are not trained
 
     def forward(self, x: Tensor, y: Tensor, likelihood: float, latent: float) -> tuple[Tensor, Tensor]:
-        """x, y: rows whose log-likelihood counts ``likelihood`` times; the KL counts ``latent`` times."""
+        """The log-likelihood of the rows x, y is multiplied by ``likelihood``, the KL by ``latent``."""
         model, guide = Rescale(likelihood, latent)(self._model[0]), Rescale(latent=latent)(self.guide)
         return elbo_of(model, guide, x, y, particles=self.num_particles)
 
 
 def _kl(q: dict, p: dict) -> Tensor:
-    """KL(q ‖ p) of one latent site, in closed form, else log q(w) − log p(w) at the draw."""
+    """KL(q ‖ p) of one latent site in closed form, or else log q(w) − log p(w) at the draw w."""
     try:
         return _scaled(kl_divergence(q["fn"], p["fn"]), q)
     except NotImplementedError:
@@ -280,7 +280,7 @@ def _kl(q: dict, p: dict) -> Tensor:
 
 
 def _entropy(q: dict) -> Tensor:
-    """−E[log q] of an auxiliary site, which the guide alone has. Raises UserError for others: they may be misspelt."""
+    """−E[log q] of a site of the guide alone. Raises UserError if it is not marked auxiliary: it may be misspelt."""
     if not q["infer"].get("is_auxiliary"):
         raise UserError(f"the guide's site '{q['name']}' is none of the model's, and is not marked as auxiliary")
     try:

@@ -1,9 +1,9 @@
-"""Members of an ensemble as starts of chains: M networks by AdamW on mini-batches, all in one call, stopped early.
+"""Optimised networks at which chains start: M members, trained together by AdamW on mini-batches with early stopping.
 
     u ← (1 − lr·decay) u + lr · Adam(∇ log π(u)),     u (M, P)
 
-The log joint of the training rows that are not held out, N/B-scaled (Loshchilov & Hutter 2019, arXiv:1711.05101). Each
-member has initial weights and mini-batches of its own, and ends at its epoch of the lowest held-out NLL.
+(Loshchilov & Hutter 2019, arXiv:1711.05101.) Each member has its own initial weights and mini-batches of the training
+rows that are not held out, and its result is the weights of the epoch with its lowest held-out NLL.
 """
 
 import copy
@@ -28,11 +28,11 @@ from bnn_pyro.progress import Figures
 
 
 def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **settings: Any) -> dict[str, Tensor]:
-    """{site: (members, *shape)}, by :class:`Members`. Raises UserError without a finite NLL, or enough time."""
+    """Trained :class:`Members`, {site: (members, *shape)}. Raises UserError for an infinite NLL, or at a time limit."""
     checkpoint = None if run.checkpoint is None else run.checkpoint.child("members")
     job = Members(model, data, members, run.seed, **settings)
     replace(run, checkpoint=checkpoint, max_minutes=None if run.least else run.max_minutes).take(job)
-    if checkpoint is not None:  # whatever its timer says
+    if checkpoint is not None:  # even if it is not due
         checkpoint.save(job.state_dict())
     if not job.finished:
         raise UserError(f"the limit of {run.max_minutes:g} min was reached at epoch {job.epoch:,} of {job.epochs:,} of "
@@ -45,15 +45,15 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
 
 
 def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
-    """Settings of :class:`Members` by the rules of ``inference.optimise`` and ``early_stopping``."""
+    """Settings of :class:`Members` by the rules of ``inference.optimise`` and ``early_stopping``; 2,500 steps."""
     apart = hold_out(data, seed)
     rule = schedule(num := len(apart.x_train), sum(value.numel() for value in model.initial.values()))
-    epochs = max(MIN_EPOCHS, 2_500 // math.ceil(num / (size := rule["batch_size"] or num)))  # steps
+    epochs = max(MIN_EPOCHS, 2_500 // math.ceil(num / (size := rule["batch_size"] or num)))
     return dict(epochs=epochs, patience=default_patience(apart, size), lr=rule["lr"], batch_size=size)
 
 
 class Members:
-    """M networks between two epochs, moved at once; lr falls by a cosine over at most ``epochs``; patience 0: all."""
+    """The job (see ``Run.take``) that trains M networks. lr falls by a cosine; patience 0: no early stopping."""
 
     def __init__(
         self, model: nn.Module, data: Dataset, members: int, seed: int, *, epochs: int = 300, patience: int = 50,
@@ -65,24 +65,24 @@ class Members:
         self.epochs, self.patience, self.epoch = epochs, patience if len(data.x_val) else 0, 0
         self.members, self.total = members, epochs * members
         starts = [self.log_joint.initial[None]]
-        for m in range(1, members):  # what the model might have begun with
+        for m in range(1, members):  # other initial weights that the model might have had
             with isolated(chain_seed(seed, m, stream=3)):
                 sites = {site: value[None] for site, value in restarted(model).initial.items()}
                 starts.append(self.log_joint.flat(sites).double())
         u = torch.cat(starts)
         self.u, self.best = u.clone().requires_grad_(True), u
-        self.optimiser = torch.optim.AdamW([self.u], lr, weight_decay=1e-3)  # besides the prior's own
+        self.optimiser = torch.optim.AdamW([self.u], lr, weight_decay=1e-3)  # in addition to the prior
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimiser, epochs)
         self.batches = Batches(x, y, batch_size, members, seed)
         self.least, self.since = u.new_full((members,), math.inf), u.new_zeros(members)
 
-    #: Epochs so far, of all members.
+    #: Epochs so far, summed over members.
     step = property(lambda self: self.epoch * self.members)
-    #: Whether all epochs are done, or all members have stopped.
+    #: Whether all epochs are done or all members have stopped.
     finished = property(lambda s: s.epoch == s.epochs or (s.patience > 0 and bool((s.since >= s.patience).all())))
 
     def steps(self) -> Iterator[Figures]:
-        """The epochs that are left."""
+        """Take the epochs that are left."""
         while not self.finished:
             first = self.epoch * self.batches.per_epoch
             for rows in self.batches.steps(first, first + self.batches.per_epoch):
@@ -104,13 +104,13 @@ class Members:
         self.best = torch.where(better[:, None], u, self.best)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """The contents of a checkpoint."""
         parts = {name: getattr(self, name) for name in ("epoch", "best", "least", "since")}
         learned = {"optimiser": self.optimiser.state_dict(), "schedule": self.schedule.state_dict()}
         return {"u": self.u.detach(), **parts, **learned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Continue from a :meth:`state_dict`."""
         self.best, self.least, self.since = (state[name].to(self.u.device) for name in ("best", "least", "since"))
         self.u.data.copy_(state["u"])
         self.epoch = state["epoch"]
@@ -120,15 +120,15 @@ class Members:
 
 @torch.no_grad()
 def restarted(model: nn.Module) -> nn.Module:
-    """A copy with initial weights drawn anew, but no buffers: weights that are frozen; call inside ``isolated``.
+    """A copy of the model whose initial weights are drawn again; call it inside ``isolated``.
 
-    Weights that are those of a trained network, by ``start="pretrained"``, stay. Those that no ``reset_parameters``
-    draws, such as parameters of a module's own, get another order.
+    Buffers stay, among them frozen weights, and so do all weights of a trained network (``start="pretrained"``).
+    Parameters that no ``reset_parameters`` draws, such as a module's own, are shuffled.
     """
     former, buffers, model = dict(model.named_parameters()), dict(model.named_buffers()), copy.deepcopy(model)
     if getattr(model, "is_pretrained", False):
         return model
-    for part in reversed([*model.modules()]):  # what a layer makes of its parts comes last
+    for part in reversed([*model.modules()]):  # parts before the layer that contains them
         own = "_reset_parameters" if isinstance(part, nn.MultiheadAttention | nn.Transformer) else "reset_parameters"
         with users_code(f"{own}() of {type(part).__name__}, which draws the weights of another start, fails"):
             getattr(part, own, lambda: None)()

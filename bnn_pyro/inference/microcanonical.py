@@ -1,18 +1,17 @@
-"""Microcanonical dynamics of G chains in flat coordinates: integrators, refreshment, and what their tuning measures.
+"""Microcanonical dynamics of G chains in flat coordinates: integrator, refreshment, and statistics for their tuning.
 
     dz = u dt,    du = (1 − u uᵀ) ∇log p(z) / (d − 1) dt,    |u| = 1
 
-The speed is fixed and the direction u alone turns towards where the density is higher; in continuous time p(z) is
-stationary with u uniform on the sphere (Robnik & Seljak 2024, arXiv:2303.18221; Ver Steeg & Galstyan 2021,
-arXiv:2111.02434). With the gradient g = |g| e held fixed for a time t, and δ = t |g| / (d − 1), the turn is exact:
+The speed is fixed, and the direction u turns towards higher density; in continuous time the stationary distribution is
+p(z), with u uniform on the sphere (Robnik & Seljak 2024, arXiv:2303.18221; Ver Steeg & Galstyan 2021,
+arXiv:2111.02434). For a gradient g = |g| e that is constant for a time t, and δ = t |g| / (d − 1), the solution is
 
     u' = (u + e (sinh δ + e·u (cosh δ − 1))) / (cosh δ + e·u sinh δ)
     K' − K = (d − 1) log(cosh δ + e·u sinh δ)
 
-and a step of an integrator is turns B between drifts A: z' = z + t u. Its error ΔE = K' − K − (log p' − log p) is 0 in
-continuous time, of the third order in the step, and less the log ratio of a Metropolis test (arXiv:2503.01707).
-
-z stands for z / scale here. Arrays are numpy's, float64: z, u, gradients (G, d), what is one number a chain (G,).
+A step of an integrator alternates such turns, B, with drifts A: z' = z + t u. Its energy error ΔE = K' − K −
+(log p' − log p) is 0 in continuous time and of third order in the step. −ΔE is the log ratio of a Metropolis test
+(arXiv:2503.01707). These z are z / scale in the code. Arrays are float64, z, u and gradients (G, d), others (G,).
 """
 
 import math
@@ -25,17 +24,18 @@ from scipy.fft import irfft, next_fast_len, rfft
 
 from bnn_pyro.inference.trajectories import evaluator
 
-#: The step's shares of turns and drifts, B A B A B: the minimal-norm integrator of McLachlan 1995
+#: Lengths of the turns and drifts B A B A B as shares of the step: the minimal-norm integrator of McLachlan 1995
 #: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
 LAMBDA = 0.1931833275037836
 SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
-#: Gradients of a step; steps that compiled code takes at once, where nothing is learned of them, at most; and steps ·
-#: chains · rows · weights of one call, about a tenth of a second, for which Ctrl-C waits.
-GRADIENTS, AT_ONCE, WORK = 2, 64, 1e8
-#: Least mean ξ that a step grows by, as a few errors tell little of the largest; the most of stiffer places, as with
-#: shorter steps chains would not get around there.
+#: Number of gradients in a step.
+GRADIENTS = 2
+#: Bounds of one call of compiled code: steps, and steps · chains · rows · weights (0.1 s, for which Ctrl-C waits).
+AT_ONCE, WORK = 64, 1e8
+#: Bounds on the mean ξ in ``EnergyTuning.factor``: a smaller one counts as LEAST, since few errors say little about the
+#: largest ones; one up to MOST is tolerated, since chains with shorter steps would move too slowly.
 LEAST, MOST = 0.5, 5.0
-#: Transitions of a window after which log scales count half: positions are correlated.
+#: Number of transitions of a window for which log scales are shrunk by half, as positions are correlated.
 FEW = 100
 
 
@@ -49,18 +49,18 @@ class State(NamedTuple):
     scale: np.ndarray
 
     def where(self, chosen: np.ndarray, other: "State") -> "State":
-        """This one of chains that are chosen (G,), the other one of the rest."""
+        """This state for the chains that are chosen (G,), the other state for the rest."""
         pairs = zip(self, other, strict=True)
         return State(*(np.where(chosen.reshape(-1, *(1,) * (a.ndim - 1)), a, b) for a, b in pairs))
 
 
-Moved = tuple[State, np.ndarray]  # the state after steps, and their ΔE in nats
+Moved = tuple[State, np.ndarray]  # (the state after some steps, their ΔE in nats)
 
 
 def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(u', K' − K in nats) after a time (G,) in a fixed gradient; see the top of the file.
+    """(u', K' − K in nats) after a time (G,) with a constant gradient; see the top of the file.
 
-    By exp(−δ) alone, which does not overflow; u' is normalised, as rounding would add up.
+    The formulas are written with exp(−δ), which does not overflow; u' is normalised, as rounding errors would add up.
     """
     last = u.shape[1] - 1
     norm = np.sqrt(np.einsum("gd,gd->g", gradient, gradient))
@@ -87,10 +87,10 @@ def integrate(evaluate: Callable, state: State, step: np.ndarray) -> Moved:
 
 
 def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray, *refresh: np.ndarray) -> Moved:
-    """(state after so many steps (G,), float64, of each chain, Σ ΔE (G,) in nats), by compiled code if there is any.
+    """(the state after ``steps`` steps, Σ ΔE (G,) in nats), by compiled code if there is any.
 
-    refresh: ζ (G, S, d), ν (G,), with which u is refreshed before each step; all steps are S then, and ΔE is (G, S).
-    A chain that is not finite may stop there, with a ΔE that is not finite.
+    steps: (G,), float64, of each chain.   refresh: ζ (G, S, d) and ν (G,), with which u is refreshed before each step;
+    then all chains take S steps, and ΔE is (G, S). A chain may stop at a ΔE that is infinite or NaN.
     """
     if potential.compiled is not None:
         end = State(*(part.copy() for part in state))
@@ -107,9 +107,9 @@ def travel(potential: Any, state: State, step: np.ndarray, steps: np.ndarray, *r
 
 
 def langevin_steps(potential: Any, state: State, step: np.ndarray, length: np.ndarray, noise: np.ndarray) -> Moved:
-    """(state after S steps, ΔE of each (G, S) in nats), u refreshed before each; see :func:`travel`.
+    """(the state after S steps, ΔE (G, S) of each step in nats); u is refreshed before each step. See :func:`travel`.
 
-        u' = (u + ν ζ) / |u + ν ζ|,  ν² = (exp(2 ε/L) − 1) / d: directions are forgotten over a way of length L
+        u' = (u + ν ζ) / |u + ν ζ|,  ν² = (exp(2 ε/L) − 1) / d:   L is the distance over which directions decorrelate
 
     length: L (G,).   noise: ζ (G, S, d), standard Normal.
     """
@@ -118,34 +118,34 @@ def langevin_steps(potential: Any, state: State, step: np.ndarray, length: np.nd
 
 
 def refreshment(step: np.ndarray, length: np.ndarray, size: int) -> np.ndarray:
-    """ν (G,), see :func:`langevin_steps`; finite, as after so long a step nothing is left of u.   size: d."""
+    """ν (G,), see :func:`langevin_steps`.   size: d.   2 ε/L is cut at 50, where nothing is left of u, to be finite."""
     return np.sqrt(np.expm1(np.minimum(2 * step / length, 50.0)) / size)
 
 
 def at_once(potential: Any, chains: int) -> int:
-    """Steps that these chains take in one call of :func:`langevin_steps`."""
+    """Number of steps in one call of :func:`langevin_steps` for this number of chains."""
     if potential.compiled is None:
         return 1
     return max(1, min(AT_ONCE, int(WORK / (chains * len(potential.x) * potential.size))))
 
 
 def direction(v: np.ndarray) -> np.ndarray:
-    """v / |v| (G, d): of standard Normal numbers uniform on the sphere."""
+    """v / |v| (G, d), which is uniform on the sphere if v is standard Normal."""
     return v / np.sqrt(np.einsum("gd,gd->g", v, v))[:, None]
 
 
 @dataclass
 class EnergyTuning:
-    """Step sizes (G,) at which E[ΔE²]/d is a given number, by Var ΔE ∝ ε⁶.
+    """Step sizes (G,) ε for which E[ΔE²]/d equals a target, by Var ΔE ∝ ε⁶.
 
-        ε⁻⁶ = mean of ξ/ε⁶ over recent steps,  ξ = ΔE²/(d · target),  a step of ξ far from 1 weighing less
+        ε⁻⁶ = weighted mean of ξ/ε⁶ over recent steps,  ξ = ΔE²/(d · target),  with small weights of ξ far from 1
 
     Robnik et al. 2023, arXiv:2212.08549; in Sommer et al. 2025, arXiv:2502.06335, the target falls in the warm-up.
 
-    step             ε of the next step
-    average, weight  the sums of that mean
-    logs, count      Σ ln ε and its terms so far: ``step`` is what suits the place where a chain is, ``mean`` the chain
-    excess, seen     Σ ξ and its terms (G,) of steps of one ε, which may meet stiffer places than before
+    step             ε of the next step, which suits the present position of the chain
+    average, weight  the weighted sum of ξ/ε⁶, and the sum of weights
+    logs, count      Σ ln ε and the number of terms; ``mean`` suits all positions of the chain so far
+    excess, seen     Σ ξ and the number of terms (G,) of steps with a fixed ε; see ``factor``
     """
 
     step: np.ndarray
@@ -156,12 +156,11 @@ class EnergyTuning:
     excess: np.ndarray | float = 0.0
     seen: np.ndarray | float = 0.0
 
-    #: How many of the last steps count, the width of ln ξ within which a step counts, and the share of itself to which
-    #: one that diverges falls.
+    #: Number of recent steps that count; width in ln ξ of the weights; factor of ε after a divergence.
     MEMORY, TRUST, FALL = 100, 9.0, 0.75
 
     def learn(self, error: np.ndarray, good: np.ndarray, size: int, target: float) -> None:
-        """From one step of each chain.   error: ΔE (G,).   good: whether it did not diverge (G,).   size: d."""
+        """Learn from one step of each chain.   error: ΔE (G,).   good: (G,), False for a divergence.   size: d."""
         xi = np.where(good, error, 0.0) ** 2 / (size * target) + 1e-8
         weight = np.where(good, np.exp(-0.5 * (np.log(xi) / self.TRUST) ** 2), 0.0)
         decay = (self.MEMORY - 1) / (self.MEMORY + 1)
@@ -172,43 +171,43 @@ class EnergyTuning:
         self.logs, self.count = self.logs + np.log(self.step), self.count + 1
 
     def observe(self, errors: np.ndarray, good: np.ndarray, size: int, target: float) -> None:
-        """Steps of one ε, of which those of a chain that is ``good`` count.   errors: ΔE (G, S)."""
+        """Count steps with a fixed ε of the chains that are ``good`` (G,).   errors: ΔE (G, S)."""
         xi = np.where(good[:, None], np.square(errors) / (size * target), 0.0)
         before = np.broadcast_to(self.excess, good.shape)
-        self.excess = np.cumsum(np.column_stack([before, xi]), 1)[:, -1]  # one by one, however many come at once
+        self.excess = np.cumsum(np.column_stack([before, xi]), 1)[:, -1]  # the same rounding whatever S is
         self.seen = self.seen + good * errors.shape[1]
 
     @property
     def factor(self) -> np.ndarray:
-        """What ε is to be multiplied by for a mean ξ of 1 to ``MOST``, (G,); it grows by an eighth at most."""
+        """Factor (G,) of ε with which the mean ξ comes to lie between 1 and ``MOST``; it is 1.12 at most."""
         mean = np.where(self.seen > 0, self.excess / np.maximum(self.seen, 1), 1.0)
         return np.maximum(mean / np.clip(mean, 1.0, MOST), LEAST) ** (-1 / 6)
 
     def anew(self) -> "EnergyTuning":
-        """For other coordinates: the step counts as a tenth of one at its target, lest one error make the next."""
+        """Tuning for other coordinates. The present step has a weight of 0.1, lest the next error alone decide."""
         return EnergyTuning(self.step, 0.1 / self.step**6, 0.1)
 
-    #: The geometric mean of the steps that these observations asked for.
+    #: The geometric mean of ``step`` over all calls of ``learn``.
     mean = property(lambda self: np.exp(self.logs / self.count))
 
 
 @dataclass
 class Moments:
-    """Means and squared deviations (G, d) of positions so far, each counted with its weight (G,)."""
+    """Weighted means and sums of squared deviations (G, d) of positions, by their weights (G,)."""
 
     weight: np.ndarray | float = 0.0
     mean: np.ndarray | float = 0.0
     squares: np.ndarray | float = 0.0
 
     def add(self, z: np.ndarray, weight: np.ndarray) -> None:
-        """One position of each chain."""
+        """Add one position of each chain."""
         self.weight = self.weight + weight
         before = z - self.mean
         self.mean = self.mean + (weight / self.weight)[:, None] * before
         self.squares = self.squares + weight[:, None] * before * (z - self.mean)
 
     def scales(self, transitions: int) -> np.ndarray:
-        """√Var zᵢ (G, d), of root mean square 1; closer to one another where a window had few transitions."""
+        """√Var zᵢ (G, d), scaled to root mean square 1; after few transitions they are shrunk towards each other."""
         variance = self.squares / self.weight[:, None]
         log = 0.5 * np.log(np.maximum(variance, 1e-12 * variance.mean(1, keepdims=True)) + 1e-300)
         scale = np.exp((log - log.mean(1, keepdims=True)) * transitions / (transitions + FEW))
@@ -219,9 +218,9 @@ class Moments:
 
 
 def effective_draws(x: np.ndarray) -> np.ndarray:
-    """Effective draws of each column of one chain x (n, M), (M,): n / (1 + 2 Σ ρ), Geyer's initial positive pairs.
+    """Effective sample size (M,) of each column of a chain x (n, M): n / (1 + 2 Σ ρ), from 1 to n; n if it never moves.
 
-    Geyer 1992, doi:10.1214/ss/1177011137, section 3.3. At least 1; n where a column never moves.
+    By Geyer's initial positive sequence (1992, doi:10.1214/ss/1177011137, section 3.3).
     """
     n = len(x)
     x = x - x.mean(0)

@@ -1,23 +1,24 @@
-"""Microcanonical Langevin ensembles: M optimised networks, each the start of a chain of its own.
+"""Microcanonical Langevin ensembles: chains of microcanonical dynamics that start at M optimised networks.
 
     z, u ← one step ε of the isokinetic integrator,    u ← (u + ν ζ)/|u + ν ζ|,  ν² = (exp(2 ε/L) − 1)/d
 
-Sommer et al. 2025, arXiv:2502.06335, on the dynamics of ``microcanonical`` (Robnik & Seljak 2024, arXiv:2303.18221). A
-member is found by AdamW with early stopping on held-out rows, the chain samples the posterior given all training rows.
-No proposal is rejected: draws have a bias that falls with the step, which the warm-up finds from the energy error,
-E[ΔE²]/d = ``energy_variance``. With h = ε/√d the leapfrog has E[ΔE²] = h⁶λ³/16 in a direction of variance 1/λ, which
-is off by at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 of itself; the minimal-norm integrator here is better. The error is that
-of the few directions that data make narrow, so that ``energy_variance`` is 0.001, not 0.1 as in the paper.
+Sommer et al. 2025, arXiv:2502.06335, with the dynamics of ``microcanonical`` (Robnik & Seljak 2024, arXiv:2303.18221).
+Members are optimised by AdamW with early stopping on held-out rows; chains sample the posterior given all training
+rows. A transition refreshes u and makes one step. No step is rejected, so draws have a bias, which falls with ε. The
+warm-up chooses ε by the energy error: E[ΔE²]/d = ``energy_variance``. With h = ε/√d the leapfrog has E[ΔE²] = h⁶λ³/16
+in a direction of variance 1/λ, which gets a relative error of at most h²λ/4 = (16 E[ΔE²])^(1/3)/4; the minimal-norm
+integrator here is better. As most of ΔE comes from the few directions that data make narrow, ``energy_variance`` is
+0.001, not 0.1 as in the paper.
 
-With ``adjusted`` draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503.01707): u is drawn anew, a trajectory
-of a random number of steps is accepted with probability min(1, exp(−Σ ΔE)), and ε is that of ``target_accept``.
+With ``adjusted``, draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503.01707): a transition draws a new u and
+makes a trajectory with a random number of steps, which is accepted with probability min(1, exp(−Σ ΔE)).
 
-Transitions are single steps: refresh u, then a step of the integrator; or where adjusted draw u, then a trajectory. The
-warm-up of T transitions learns ε in its first half by ``EnergyTuning``, its target falling until 0.3 T. Then zᵢ is
-divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε learned anew; from 0.5 T on it is
-the geometric mean of those since then, and changed eight times by E[ΔE²] since the last, as chains still go to stiffer
-places. L, first √d, is from 0.5 T on √Σ Var zᵢ, at the end 0.4 · way / n_eff by effective draws. The adjusted sampler
-does so in 0.6 T, then dual averaging learns ε. All is of each chain, its stats of these coordinates.
+Each chain adapts by itself. In a warm-up of T transitions ``EnergyTuning`` learns ε from each step, with a target that
+falls until 0.3 T. Then each zᵢ is divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε
+is learned again. At 0.5 T it becomes the geometric mean of its values since 0.3 T, and from then on it is corrected
+eight times by E[ΔE²], as chains may reach places with larger curvature. L is √d at first, √Σ Var zᵢ from 0.5 T, and
+0.4 · distance travelled / effective draws at the end. With ``adjusted`` all this is done by 0.6 T with single steps,
+then dual averaging learns ε from trajectories.
 """
 
 import json
@@ -45,38 +46,40 @@ from bnn_pyro.inference.trajectories import MAX_ENERGY_ERROR, evaluator
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import setting
 
-#: Windows begin and end at these shares of the warm-up: moments for scales, for L, effective draws for L (LENGTH of the
-#: way between two), without and with ``adjusted``. One shorter than draws are correlated finds too small an L.
+#: Bounds of three windows as shares of the warm-up, without and with ``adjusted``: moments for scales, moments for L,
+#: effective draws for L. A window shorter than the correlation time of draws would find too small an L.
 WINDOWS = {False: (0.15, 0.3, 0.5, 1.0), True: (0.08, 0.15, 0.3, 0.6)}
-#: The last three in checkpoints of earlier versions, which do not say theirs.
+#: The last three bounds for checkpoints of earlier versions that do not contain them.
 FORMER_WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
+#: L as a share of the distance travelled between two effective draws.
 LENGTH = {False: 0.4, True: 0.3}
-#: L of trajectories at most, in units of √Σ Var zᵢ: that of half a circle in each direction of a Normal is π.
-REACH = 3.0
-#: Positions and coordinates of the last window, at most; positions at least; those after which the step is changed.
-POSITIONS, COORDINATES, MIN_POSITIONS, STRETCH = 1000, 2000, 10, 125
-#: A step diverges at so many √d nats, or MAX_ENERGY_ERROR, and is taken back at so many times the usual error; halvings
-#: of a step after the warm-up, as it diverged twice, before the chain is lost; the first step, in units of √d.
-WIDE, FAR, HALVINGS, FIRST_STEP = 30.0, 50.0, 10, 1e-3
-#: Members of a network whose weights are at most so many; four of a larger one. What else a kernel's state has.
-MEMBERS, SMALL, OWN = 8, 10_000, ("step_size", "length", "lost", "turned", "halved", "ends", "way")
+REACH = 3.0  # largest L of trajectories, in units of √Σ Var zᵢ; half a circle in each direction of a Normal has π
+#: In the last window: largest number of positions and of coordinates kept, and smallest number of positions to use.
+POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
+#: Number of positions of the last window after which the step is corrected by its energy error.
+STRETCH = 125
+#: A step diverges at an energy error of WIDE √d nats, or MAX_ENERGY_ERROR if that is more. Once ε is known, a step with
+#: FAR times the usual energy error is undone too. A chain is lost after HALVINGS halvings of its step.
+WIDE, FAR, HALVINGS = 30.0, 50.0, 10
+#: Number of members for networks of at most SMALL weights; larger ones have 4.
+MEMBERS, SMALL = 8, 10_000
 
 
 @dataclass(frozen=True)
 class MILE(SeparateChains):
     """Settings of microcanonical Langevin ensembles: optimised members, each the start of a chain.
 
-    chains           M, members and chains; 0: 8, or 4 of a network of more than 10,000 weights
+    chains           number M of members and chains; 0: 8, or 4 for a network with more than 10,000 weights
     start            members, or one of the starts of the other samplers
-    epochs           of a member's optimisation at most
-    patience         epochs without a better NLL of validation rows, or 15 % of the training rows, after which it stops
-    lr               AdamW's first learning rate
+    epochs           largest number of epochs of a member's optimisation
+    patience         epochs without a lower NLL of validation rows, or 15 % of the training rows, after which it stops
+    lr               first learning rate of AdamW
     batch_size       rows of a step of AdamW
-    warmup           transitions before the draws: single steps of the integrator, or trajectories where adjusted
-    first_energy_variance, energy_variance  E[ΔE²]/d that the step is to have at first, and in the end (see above)
+    warmup           transitions before the draws: single steps of the integrator, or trajectories if ``adjusted``
+    first_energy_variance, energy_variance  targets of E[ΔE²]/d at the beginning and the end of adaptation (see above)
     adjusted         whether trajectories are accepted or rejected by Metropolis, so that draws are exact
-    target_accept    acceptance rate that the step is adapted to where adjusted
-    max_steps        at most so many steps a trajectory where adjusted
+    target_accept    acceptance rate to which the step is adapted if ``adjusted``
+    max_steps        largest number of steps of a trajectory if ``adjusted``
     """
 
     converges_to: ClassVar[str] = "exact as lr → 0"
@@ -104,43 +107,38 @@ class MILE(SeparateChains):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.adjusted:  # of this object, above its class's
+        if self.adjusted:  # overrides the attribute of the class
             object.__setattr__(self, "converges_to", "exact")
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
-        """Find the members, then sample; see ``Method.run`` and ``Sampler.run``.
+        """Optimise the members, then sample; see ``Method.run`` and ``Sampler.run``.
 
-        ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging; energy_error, the
-        root mean square of ΔE a step in nats, or acceptance_rate where adjusted.
+        ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging; energy_error, the root
+        mean square of ΔE of a step in nats, or acceptance_rate if ``adjusted``.
 
-        A step whose energy error exceeds 1,000 nats and 30 √d, or is not finite, is taken back and u reversed; where
-        the next is too the step is halved. After ten halvings a chain is left out with a warning; UserError if all are.
-        Once ε is found, one whose error exceeds 50 √(d · ``energy_variance``) is taken back too, but has not diverged.
+        A step diverges if its energy error exceeds 1,000 nats and 30 √d, or is not finite: it is undone and u reversed.
+        After two divergences in succession the step is halved. After ten halvings the chain is left out with a warning;
+        UserError if all are. Once ε is known, steps with an error above 50 √(d · ``energy_variance``) are undone too.
         """
-        if not self.chains:
-            size = sum(value.numel() for value in weight_space(model).initial.values())
-            return replace(self, chains=MEMBERS if size <= SMALL else 4).run(model, guide, data, **how)
-        return super().run(model, guide, data, **how)
+        size = sum(value.numel() for value in weight_space(model).initial.values())
+        settings = self if self.chains else replace(self, chains=MEMBERS if size <= SMALL else 4)
+        return super(MILE, settings).run(model, guide, data, **how)
 
-    #: See ``Sampler``. Trajectories take many times as long as steps, and these several times as long one by one.
+    #: See ``Sampler``. Up to there single steps are made; trajectories, or several steps at once, take other times.
     untimed = property(lambda self: int(0.6 * self.warmup))
-
-    def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **settings: Any) -> Tensor:
-        settings |= dict(epochs=self.epochs, patience=self.patience, lr=self.lr, batch_size=self.batch_size)
-        return super()._members(potential, data, run, num, **settings)
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:
         if potential.size < 2:
-            raise UserError("microcanonical dynamics need two weights or more: one has no direction to turn; take nuts")
+            raise UserError("microcanonical dynamics need two weights or more, for directions to turn; take nuts")
         records, stopped = super()._draw(potential, starts, run)
         parts = [record.of_chain(c) for record in records for c in range(self.chains // len(records))]
-        for c, part in enumerate(parts):  # of several that move as one
+        for c, part in enumerate(parts):  # a lost chain may have moved together with others
             if not self.adjusted and part.kept and part.columns["diverging"][part.kept - 1] > 1:
                 part.kept, stopped = 0, stopped or f"chain {c + 1} diverged"
         return parts, stopped
 
     def kernel(self, potential: Potential, start: np.ndarray, *seeds: int) -> "Kernel":
-        """At the start of its chains (G, P), or of one (P,); call inside ``isolated``."""
+        """The kernel of G chains that start at (G, P), or of one (P,); call it inside ``isolated``."""
         return Kernel(self, potential, np.atleast_2d(start), seeds)
 
     def typical(self, whitened: bool) -> int:
@@ -149,7 +147,7 @@ class MILE(SeparateChains):
 
 
 class Kernel:
-    """G chains (``start``: (G, P)) between transitions; each does the same, bit for bit, whichever move beside it."""
+    """G chains that start at (G, P); each has the same draws, bit for bit, with any other chains beside it."""
 
     def __init__(self, settings: Any, potential: Potential, start: np.ndarray, seeds: Sequence[int]) -> None:
         self.settings, self.potential = settings, potential
@@ -159,46 +157,46 @@ class Kernel:
         self.lost, self.turned, self.halved, self.way = *np.zeros((2, chains), dtype=bool), *np.zeros((2, chains))
         self.done, self.ends = 0, [int(share * settings.warmup) for share in WINDOWS[settings.adjusted]]
         self.length = np.full(chains, math.sqrt(self.size))
-        self.step_size = FIRST_STEP * self.length
+        self.step_size = 1e-3 * self.length  # the first one, √d / 1000
         self.tuning, self.moments = EnergyTuning(self.step_size), Moments()
         self.averages, self.positions = list[DualAveraging](), list[np.ndarray]()
 
     def start_at(self, z: np.ndarray, scale: np.ndarray | None = None) -> None:
-        """Go on from z (G, P), in directions drawn anew, with densities as the potential now has them."""
+        """Continue from z (G, P), in new random directions, with the potential's present densities."""
         z, scale = np.atleast_2d(z), self.point.scale if scale is None else scale
         density, gradient = evaluator(self.potential)(z)
         self.point = State(z.copy(), direction(self._noise(1)[:, 0]), density, scale * gradient, scale)
 
-    #: Transitions between two positions of which effective draws are counted.
+    #: Number of transitions between two positions that are kept to count effective draws.
     _every = property(lambda self: max(1, -(-(self.ends[3] - self.ends[2]) // POSITIONS)))
 
     def step(self) -> dict[str, np.ndarray]:
-        """One transition: what ``stats`` keeps of it. Raises UserError where all chains have diverged."""
+        """Make one transition and return its ``stats``. Raises UserError if all chains are lost."""
         return self.steps(1)[0]
 
     def steps(self, most: int) -> list[dict[str, np.ndarray]]:
-        """One transition, or several, ``most`` at most: what ``stats`` keeps of each; ``lp`` is that of the last."""
+        """Make up to ``most`` transitions and return the ``stats`` of each; all have the last one's ``lp``."""
         learning = self.done < self.ends[2]
         with np.errstate(all="ignore"):
             if self.settings.adjusted and not learning:
                 return [self._trajectory()]
-            if self.done < self.settings.warmup:  # to the next position that is kept
+            if self.done < self.settings.warmup:  # up to the next position that is kept
                 most = min(most, self._every - (self.done - self.ends[2]) % self._every)
             num = 1 if learning else min(most, microcanonical.at_once(self.potential, len(self.length)))
             return self._langevin(self._noise(num))
 
     def _langevin(self, noise: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """Steps of every chain; one that diverges is taken back and its u reversed, as a Metropolis step would."""
+        """Make steps of every chain. One that diverges is undone and u reversed, as when Metropolis rejects it."""
         settings, before, step = self.settings, self.point, self.step_size
         state, errors = langevin_steps(self.potential, before, step, self.length, noise)
         largest = np.where(np.isfinite(state.gradient).all(1), np.abs(errors).max(1), math.inf)
         diverged = ~(largest < max(MAX_ENERGY_ERROR, WIDE * math.sqrt(self.size)))
         usual = math.sqrt(settings.energy_variance * self.size) if self.done >= self.ends[2] else math.inf
         good = ~diverged & (largest < FAR * usual)
-        if noise.shape[1] > 1 and not good.all():  # which of them did is found one by one
+        if noise.shape[1] > 1 and not good.all():  # repeat them one by one, to see which of them diverges
             return [self._langevin(noise[:, s : s + 1].copy())[0] for s in range(noise.shape[1])]
         error, drawing = errors[:, -1], self.done >= settings.warmup
-        again, self.turned = (self.done >= self.ends[2]) & ~good & self.turned, ~good  # the way back is as bad
+        again, self.turned = (self.done >= self.ends[2]) & ~good & self.turned, ~good  # bad in both directions
         self.step_size, self.halved = np.where(again, step / 2, step), self.halved + (again & diverged)
         self.lost = self.lost | (self.halved > HALVINGS)
         if self.lost.all():
@@ -223,7 +221,7 @@ class Kernel:
         return [{"energy_error": own, **figures} for own in np.abs(errors).T]
 
     def _trajectory(self) -> dict[str, np.ndarray]:
-        """One trajectory of every chain, accepted or rejected as a whole; in the warm-up step sizes learn of it."""
+        """Make one trajectory of every chain, accepted or rejected as a whole; in the warm-up adapt step sizes."""
         settings, before, step = self.settings, self.point, self.step_size
         if not self.averages:
             self.averages = [DualAveraging(s, centre=math.log(s), log_step=math.log(s)) for s in step.tolist()]
@@ -247,7 +245,7 @@ class Kernel:
         return {**figures, "acceptance_rate": acceptance, **{name: one.astype(float) for name, one in bad.items()}}
 
     def _learn_length(self, transitions: int) -> None:
-        """After so many: scales from the moments of a window, L from those of the next, and from effective draws."""
+        """Adapt scales and L at the ends of their windows, and correct the step size; see the top of the file."""
         self.done += transitions
         (begin, first, second, last), done, z = self.ends, self.done, self.point.z / self.point.scale
         if begin < done <= second:
@@ -266,7 +264,7 @@ class Kernel:
             x = np.stack(self.positions, 1)
             apart = np.array([np.mean(1 / microcanonical.effective_draws(one)) for one in x])
             self.length = LENGTH[self.settings.adjusted] * self.way * apart
-            if self.settings.adjusted:  # where chains do not mix, effective draws ask for trajectories without end
+            if self.settings.adjusted:  # a bound, as chains that do not mix would get extremely long trajectories
                 radius = np.sqrt(x.var(1).sum(1) * (self.size / x.shape[2]))
                 self.length = np.where(radius > 0, np.minimum(self.length, REACH * radius), self.length)
             self.positions = []
@@ -274,26 +272,28 @@ class Kernel:
             self.step_size, self.tuning = self.step_size * self.tuning.factor, self.tuning.anew()
 
     def _noise(self, num: int) -> np.ndarray:
-        """(G, num, d) standard Normal numbers, each chain's of its own generator."""
+        """Standard Normal numbers (G, num, d), from the generator of each chain."""
         return np.stack([rng.standard_normal((num, self.size)) for rng in self.rngs])
 
     def state(self) -> dict[str, Any]:
-        """Everything that the next transition depends on: tensors, numbers and lines of JSON."""
+        """All that the next transition depends on: tensors, numbers and strings of JSON."""
+        own = ("step_size", "length", "lost", "turned", "halved", "ends", "way")
         parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments),
-                 "own": {name: getattr(self, name) for name in OWN}, "positions": self.positions,
-                 "averages": [vars(average) for average in self.averages]}  # fmt: skip
-        generators = json.dumps([rng.bit_generator.state for rng in self.rngs])
-        return tree_map_only(np.ndarray, torch.from_numpy, {**parts, "done": self.done, "rngs": generators})
+                 "own": {name: getattr(self, name) for name in own}, "positions": self.positions,
+                 "averages": [vars(average) for average in self.averages], "done": self.done,
+                 "rngs": json.dumps([rng.bit_generator.state for rng in self.rngs])}  # fmt: skip
+        return tree_map_only(np.ndarray, torch.from_numpy, parts)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state, in a kernel that was made in the same way."""
+        """Continue from a ``state`` of a kernel with the same settings and potential."""
         state = tree_map_only(Tensor, Tensor.numpy, dict(state))
         self.point = State(**{"scale": np.ones_like(state["point"]["z"]), **state["point"]})
-        self.tuning = EnergyTuning(**{k: v for k, v in state["tuning"].items() if k != "limit"})  # of before
+        # In earlier versions the tuning had a "limit", "own" had fewer entries, and "ends" lacked the first bound.
+        self.tuning = EnergyTuning(**{k: v for k, v in state["tuning"].items() if k != "limit"})
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
         former = [int(share * self.settings.warmup) for share in FORMER_WINDOWS[self.settings.adjusted]]
-        vars(self).update({"ends": former, **(own := state["own"])})  # those of before lack ``lost`` and others
-        self.ends = [*self.ends[:1] * (4 - len(self.ends)), *self.ends]  # and a window for scales
+        vars(self).update({"ends": former, **(own := state["own"])})
+        self.ends = [*self.ends[:1] * (4 - len(self.ends)), *self.ends]
         ways = own["length" if self.settings.adjusted else "step_size"] * self._every * len(self.positions)
         self.way, self.averages = own.get("way", ways), [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):

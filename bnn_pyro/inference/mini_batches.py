@@ -1,7 +1,7 @@
-"""Mini-batches of training rows: of one fit, read ahead and augmented; of many chains; and what step these allow.
+"""Mini-batches of training rows, for one fit (read ahead and augmented) or many chains; step sizes of SGHMC and SGLD.
 
-What an augmentation draws is a function of (seed, step), so that a resumed fit has the same rows, by any number of
-processes. It is part of training alone: validation rows, test rows and statistics have the inputs as they are.
+What an augmentation draws is a function of (seed, step), so that a resumed fit has the same rows, with any number of
+processes. Only inputs in training steps are augmented, not those of validation rows, test rows or statistics.
 """
 
 import math
@@ -22,28 +22,28 @@ from bnn_pyro.isolation import chain_seed, isolated
 from bnn_pyro.parts.nets import users_code
 from bnn_pyro.parts.own_module import imported
 
-Step = tuple[int, Tensor | slice]  # its number, and its rows
-#: Power iterations, and the half distance of the gradients whose difference is a curvature.
+Step = tuple[int, Tensor | slice]  # (number of the step, its rows)
+#: Power iterations, and the distance to both sides in the finite differences of gradients.
 ITERATIONS, REACH = 20, 1e-2
-#: By how much a step size that is found makes the largest variance too large, with all rows in every step.
+#: Relative error of the largest variance that :func:`stable_step` allows if every step takes all rows.
 EXCESS = 0.03
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A user's function of one input (own units, pixels in [0, 1]) to another, by any of the global generators."""
+    """A user's random function from one input (in its own units, pixels in [0, 1]) to another of the same shape."""
 
     function: Callable[[Tensor], Any]
 
     @property
     def description(self) -> dict[str, Any]:
-        """What it is known by: its name, or as an object its text."""
+        """Its qualified name, or else its repr, for the settings that are saved."""
         return {"kind": "function", "name": getattr(self.function, "__qualname__", None) or repr(self.function)[:500]}
 
 
 @dataclass
 class MiniBatches(torch_data.Dataset):
-    """(x (B, *input_shape), y (B, …)) of a step.   augment: an Augmentation, package.module:function, or None."""
+    """The rows (x (B, *input_shape), y (B, …)) of steps.   augment: Augmentation, "package.module:function" or None."""
 
     data: Dataset
     seed: int
@@ -70,17 +70,18 @@ class MiniBatches(torch_data.Dataset):
         return schema.standardise(torch.stack(made)).to(x.device), y
 
     def load(self, steps: Iterator[Step], workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Those of these steps, in order; by so many processes ahead of them, or none. Raises UserError if one dies."""
+        """The rows of these steps, in order, read ahead by worker processes. Raises UserError if one of them dies."""
         if not workers:
             yield from map(self.__getitem__, steps)
             return
         device = self.data.x_train.device
-        here = MiniBatches(self.data.to("cpu"), self.seed, self.augment)  # other processes cannot use a GPU's memory
-        how = "fork" if sys.platform == "linux" else None  # takes any function, also one that cannot be pickled
+        on_cpu = MiniBatches(self.data.to("cpu"), self.seed, self.augment)  # workers cannot use a GPU's memory
+        how = "fork" if sys.platform == "linux" else None  # "fork" takes functions that cannot be pickled
         steps = ((number, rows.cpu() if isinstance(rows, Tensor) else rows) for number, rows in steps)
-        loader = torch_data.DataLoader(here, None, sampler=steps, num_workers=workers, pin_memory=device.type == "cuda",
-                                       generator=torch.Generator(),
-                                       multiprocessing_context=how)  # fmt: skip
+        loader = torch_data.DataLoader(
+            on_cpu, None, sampler=steps, num_workers=workers, pin_memory=device.type == "cuda",
+            generator=torch.Generator(), multiprocessing_context=how,
+        )  # fmt: skip
         died = ("a process that reads mini-batches died ({error}): the last checkpoint, if any, is whole; go on with "
                 "--resume, or set workers to 0")  # fmt: skip
         with refusing(died, RuntimeError, saying="worker"):
@@ -89,10 +90,10 @@ class MiniBatches(torch_data.Dataset):
 
 
 class Batches:
-    """Mini-batches of C chains: x (C, B, *input_shape) and y (C, B); without mini-batches the data as they are.
+    """Mini-batches of C chains: x (C, B, *input_shape) and y (C, B), or all rows if ``size`` is 0 or not less than N.
 
-    Every epoch each chain divides the rows into blocks of B of its own (fewer rows than there are blocks are left out)
-    and takes each block once, so that the noise of an epoch sums to zero. All of it is a function of (seed, epoch).
+    In every epoch each chain divides the rows into random blocks of B and takes each block once, so that the noise of
+    an epoch sums to zero; a remainder smaller than the number of blocks is left out. The rows depend on (seed, epoch).
     """
 
     def __init__(self, x: Tensor, y: Tensor, size: int, chains: int, seed: int) -> None:
@@ -117,14 +118,14 @@ class Batches:
 
 
 def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:
-    """(steps,), whether a draw is due: ``num`` of them after the burn-in, evenly spaced, or one a step."""
+    """(steps,), whether a draw is due: ``num`` evenly spaced ones after the burn-in, but at most one a step."""
     left = steps - burn_in
     serial = np.floor(np.arange(1, left + 1) / max(left / num, 1.0) + 1e-6)
     return np.append(np.zeros(burn_in, dtype=bool), np.diff(serial, prepend=0) > 0)
 
 
 def stiffest(log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The largest |λ| of the Hessian of −log π at w (C, P), (C,): power iteration by differences of gradients."""
+    """The largest |λ| (C,) of the Hessian of −log π at w (C, P), by power iteration with differences of gradients."""
     u = torch.randn_like(w)
     for _ in range(ITERATIONS):
         u = REACH * u / u.norm(dim=1, keepdim=True)
@@ -134,9 +135,9 @@ def stiffest(log_joint: LogJoint, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def stable_step(curvature: float, friction: float, per_epoch: int, share: float) -> float:
-    """η = min(0.03·(4 − 2α), 4α·share·B/N where there are mini-batches) / λ.
+    """η = min(0.03·(4 − 2α), 4α·share·B/N) / λ; without mini-batches the second bound does not apply.
 
-    curvature: the largest λ of the chains.   per_epoch: N/B, 1 of all rows.   share: of SGLD a half, of SGHMC 1.
+    curvature: the largest λ of the chains.   per_epoch: N/B; 1: all rows.   share: ½ for SGLD, 1 for SGHMC.
     """
     least = 4 * friction * share / per_epoch if per_epoch > 1 else math.inf
     return min(EXCESS * (4 - 2 * friction), least) / curvature

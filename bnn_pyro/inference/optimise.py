@@ -1,13 +1,12 @@
-"""Settings of an optimisation that SVI and the point estimates share, and the rules of those that are left out.
+"""The settings of optimisation that SVI and the point estimates share, and the rules for those that are left out.
 
-With N training rows and P weights, Adam takes
+With N training rows and P weights, Adam uses
 
     B  = N up to 512 rows, else the power of 2 nearest to √N, 64 ≤ B ≤ 256
-    lr = 0.01 · (1000 / P)^(1/3), 0.001 ≤ lr ≤ 0.02
+    lr = 0.01 · (1000 / P)^(1/3), 0.001 ≤ lr ≤ 0.02          (for wider networks: Yang & Hu 2021, arXiv:2011.14522)
 
-until the objective has settled (``training_loop``) or held-out rows stop it, and then half as many steps, in which the
-learning rate falls, but not of a q that held-out rows choose (``early_stopping``); at most 10,000 steps in all, or 20
-epochs where these are more (of wider networks: Yang & Hu 2021, arXiv:2011.14522).
+until the objective has settled (``training_loop``) or held-out rows stop it (``early_stopping``); then, except for a q
+that held-out rows choose, half as many steps with a falling rate; in total at most 10,000 steps, or 20 epochs if more.
 """
 
 import math
@@ -26,18 +25,18 @@ from bnn_pyro.inference.mini_batches import Augmentation
 from bnn_pyro.inference.training_loop import Trace, Training
 from bnn_pyro.settings import Settings, plain, setting
 
-#: Training rows up to which a step takes all of them; bounds of the rows of a step above.
+#: Number of training rows up to which a step takes all of them; bounds of B for more.
 WHOLE, BATCHES = 512, (64, 256)
-#: Learning rate of 1,000 weights; bounds of those of any other number.
+#: Learning rate for 1,000 weights; bounds of the learning rate for other numbers.
 LR, LR_BOUNDS = 0.01, (1e-3, 0.02)
-#: Most steps of warm-up, of networks of one's own; a gradient is clipped at this multiple of its norm's running mean.
+#: Largest number of steps of ``lr_warmup`` by rule, and ``clip`` by rule.
 WARMUP, CLIP = 100, 10.0
-#: Most steps, and epochs that are taken in any case.
+#: Largest number of steps, unless MIN_EPOCHS epochs take more.
 MAX_STEPS, MIN_EPOCHS = 10_000, 20
 
 
 def schedule(rows: int, weights: int) -> dict[str, Any]:
-    """The rule above for N training rows and P weights: {setting: value}; ``epochs`` is the most."""
+    """The rule above for N training rows and P weights: {setting: value}; ``epochs`` is the largest number."""
     low, high = BATCHES
     size = 0 if rows <= WHOLE else min(high, max(low, 2 ** round(math.log2(math.sqrt(rows)))))
     lr = min(LR_BOUNDS[1], max(LR_BOUNDS[0], LR * (1000 / max(weights, 1)) ** (1 / 3)))
@@ -51,25 +50,27 @@ class Optimisation(Settings):
 
     epochs      passes over the training rows; by rule until the objective has settled or held-out rows stop it
     batch_size  rows a step, by rule all of up to 512; 0 takes all rows in every step
-    lr          the first learning rate, by rule of the number of weights; it falls by a cosine to ``final_lr``·lr, but
-                stays where ``epochs`` is left out and held-out rows choose q
-    final_lr    the last learning rate as a share of the first
-    patience    epochs without a better NLL of held-out rows (of a q a mean over some epochs) after which training
-                stops, with what the best had; by a rule for points, and any q of a network of one's own. The rows are
-                the validation rows, or 15 % of the training rows where the data have none, or more of few. 0: all
-    lr_warmup   steps in which the learning rate rises to ``lr`` in equal parts; of a network of one's own by rule a
-                twentieth of the steps, 100 at most, else none
-    clip        a gradient whose norm is more than so many times the running mean of those before is scaled down to
-                that: by rule 10, as after one row that a narrow noise excludes Adam would hardly move; 0: never
-    accumulate  parts that the rows of a step are divided in, for memory; batch normalisation is then by each part
+    lr          first learning rate, by rule from the number of weights; it falls by a cosine to ``final_lr``·lr, but is
+                constant if ``epochs`` is left out and held-out rows choose q
+    final_lr    last learning rate as a share of the first
+    patience    early stopping: training stops after so many epochs without a lower NLL of held-out rows (for a q, a
+                mean over some epochs) and keeps what had the lowest; by rule for points, and for q of a network of your
+                own. Held out are the validation rows (if very few, with some training rows), or 15 % of the training
+                rows if there are none. 0: no early stopping
+    lr_warmup   steps in which the learning rate rises linearly to ``lr``; by rule a twentieth of all steps, at most
+                100, for a network of your own, else 0
+    clip        a gradient whose norm exceeds ``clip`` times the running mean of earlier norms is scaled down to that;
+                by rule 10, as Adam takes tiny steps after one huge gradient, such as of an outlier; 0: never
+    accumulate  number of parts in which the rows of a step are processed, to save memory; batch normalisation then
+                normalises each part
     precision   float32, or bfloat16: the network's passes in training under ``torch.autocast``, all else in float32
-    augment     draws another input from each training input in each step: a function of one in its own units (pixels in
-                [0, 1]), such as a transform of torchvision; or package.module:function
-    workers     processes that read and augment mini-batches ahead of the steps; with 0 it is done between them
+    augment     data augmentation: a random function from one training input in its own units (pixels in [0, 1]) to
+                another, such as a transform of torchvision; or package.module:function
+    workers     number of processes that read and augment mini-batches in advance; 0: the training process does it
     """
 
     former: ClassVar[Mapping[str, Any]] = {"optimiser": "adam"}
-    #: Several processes can share one fit; its mini-batches may come from a file; and it takes ``max_minutes``.
+    #: Whether several processes can share one fit, and whether its mini-batches may come from a file.
     divisible: ClassVar[bool] = True
     streams: ClassVar[bool] = True
     timed: ClassVar[bool] = True
@@ -95,7 +96,7 @@ class Optimisation(Settings):
             object.__setattr__(self, "augment", Augmentation(self.augment))
 
     def held_out(self, model: nn.Module, data: Dataset, seed: int) -> tuple[Dataset, int]:
-        """(data whose validation rows stop the training, patience; 0: none do). Raises UserError for too few rows."""
+        """(data whose validation rows are held out, patience; 0: no stopping). Raises UserError for too few rows."""
         if self.patience == 0 or (self.patience is None and not self.stops_early(model)):
             return data, 0
         apart = hold_out(data, seed)
@@ -106,11 +107,11 @@ class Optimisation(Settings):
         return (apart, patience) if patience else (data, 0)
 
     def stops_early(self, model: nn.Module) -> bool:
-        """Whether held-out rows stop the training by rule."""
+        """Whether there is early stopping by rule."""
         return True
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
-        """These settings with every number in them; ``epochs`` is then the most."""
+        """These settings, completed by the rules; ``epochs`` is then the largest number."""
         num, weights = len(data.x_train), sum(value.numel() for value in model.initial.values())
         whole = self._by_rule(schedule(num, weights))
         steps = whole.epochs * math.ceil(num / (whole.batch_size or num))
@@ -121,13 +122,13 @@ class Optimisation(Settings):
         return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
 
     def chosen(self, model: nn.Module, data: Dataset, trace: Trace, over: str) -> dict[str, Any]:
-        """For the provenance: what the rule chose, what rows stopped the training, why the fit ended before its end."""
+        """For the provenance: what the rules chose, which rows stopped the training, why the fit ended early."""
         apart, patience = self.held_out(model, data, 0)
         rule = plain(self.resolved(model, apart)) | {"epochs": round(trace["epoch"][-1])}
         chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr", "scale_lr", "lr_warmup", "clip")
                   if getattr(self, k, 0) is None and rule.get(k) is not None}  # fmt: skip
         if over:
-            warnings.warn(f"{over}: the weights of then are kept", stacklevel=4)
+            warnings.warn(f"{over}: the weights at that time are kept", stacklevel=4)
         known, num = len(data.x_val), len(data.x_train)
         of = f"of {known + num} training and validation rows" if known else f"of {num} training rows"
         of = "validation rows" if len(apart.x_val) == known else of
@@ -135,10 +136,10 @@ class Optimisation(Settings):
         return ({"schedule": chosen} if chosen else {}) | ({"stopped": over} if over else {}) | about
 
     def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any) -> tuple[Training, str]:
-        """Fit ``guide``: (what did so, as ``Run.take``). Raises UserError where it is not finite."""
+        """Fit ``guide``; returns (the training, the result of ``Run.take``). Raises UserError if it is not finite."""
         training = Training(self, model, guide, data, run.seed, **how)
         over = run.take(training)
-        if training.since:  # it was over within a line of the trace
+        if training.since:  # it ended between two lines of the trace
             training.record()
         if training.watch is not None:
             training.watch.finish()

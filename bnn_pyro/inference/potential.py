@@ -1,7 +1,7 @@
-"""The log joint given all rows in the coordinates that a sampler moves in, by compiled code where that is worth it.
+"""The log joint given all rows, in the coordinates in which a sampler moves; optionally by compiled code.
 
-Densities and gradients are float64, coordinates z (C, P) a linear map of the unconstrained numbers u; but of gamma
-priors, which add a number each (``NonCentred``).
+Densities and gradients are float64. The coordinates z (C, P) are a linear map of the unconstrained numbers u, except
+with gamma priors, which add coordinates for their scales (``NonCentred``).
 """
 
 import warnings
@@ -18,21 +18,20 @@ from bnn_pyro.parts.mixtures import Mixture
 from bnn_pyro.parts.observed import Recorder, read_likelihood
 from bnn_pyro.parts.priors import widest_activation
 
-#: Bytes that the activations of the chains evaluated at once may take, and the widest activation of a chunk of rows.
+#: Largest number of bytes of the activations of chains evaluated at once, and of a chunk of rows in ``mixtures``.
 MAX_MEMORY, ROWS_MEMORY = 512 * 2**20, 64 * 2**20
-#: How far a compiled gradient may be off, relative to its largest entry (float32 has 1e-7), and at how many points.
+#: Largest error of a compiled gradient, relative to its largest entry (float32 has 1e-7), at MIN_COMPARED points.
 AGREEMENT, MIN_COMPARED = 1e-4, 8
-#: Or as many times as far as the operators differ from themselves where z is larger by so small a part; at most.
+#: The error may also be MOST_ROUNDING times the change of the result for z · (1 + ROUNDING), but at most MAX_ERROR.
 MOST_ROUNDING, ROUNDING, MAX_ERROR = 5.0, 1e-7, 1e-2
-
-#: The coordinates that runs are begun with now, see ``Potential.centred``.
+#: ``Potential.centred`` of new runs.
 CENTRED = 3
 
 
 class Space:
-    """Coordinates z of the unconstrained numbers u, here the same; see ``coordinates`` for others."""
+    """Coordinates z of the unconstrained numbers u; here z = u, see ``coordinates`` for others."""
 
-    #: Whether the posterior is about as wide in all directions.
+    #: Whether the posterior of z is about equally wide in all directions.
     whitened: ClassVar[bool] = False
 
     def forward(self, z: Tensor) -> Tensor:
@@ -44,18 +43,18 @@ class Space:
         return u
 
     def extra(self, z: Tensor) -> Tensor | float:
-        """How far log densities (…,) of z exceed those of u, but for the constant of a linear map."""
+        """log density of z minus log density of u, (…,), without the constant of a linear map."""
         return 0.0
 
 
 class Potential(LogJoint):
-    """log π and its gradient over z; see :class:`LogJoint`.
+    """log π and its gradient as functions of z; see :class:`LogJoint`.
 
-    space     the coordinates; may be replaced before sampling. The constant that a linear change adds to the density is
-              left out; ``lp`` of a draw is its log joint, without what is ``extra``
-    centred   with which coordinates the run that samples it was begun. Of a linear model: those at the mode (0), by one
-              search for the highest evidence (1), or by two, about which its chains start; 3: also ``NonCentred``
-    compiled  the gradient as compiled code, if there is any
+    space     the coordinates, which may be replaced before sampling
+    centred   the version of the coordinates with which the sampling run began. For a linear model they are centred at
+              the mode (0), at the weights of the highest evidence found by one search (1), or by two searches, with
+              the chains starting around them (2); 3 also uses ``NonCentred``
+    compiled  the ``CompiledGradient``, or None
     Raises UserError for a discrete latent site, a prior without samples, or a density not finite at the initial values.
     """
 
@@ -73,18 +72,18 @@ class Potential(LogJoint):
                             "are not finite, or far out of range")  # fmt: skip
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Log densities (C,) and gradients (C, P) at z (C, P), float64; what is not finite comes back as it is."""
+        """Log densities (C,) and gradients (C, P) at z (C, P), float64; they may be infinite or NaN."""
         return self.evaluate(z) if self.compiled is None else self.compiled(z)
 
     def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The same by PyTorch's operators, as many chains at once as memory allows."""
+        """The same, by PyTorch's operators, for as many chains at once as MAX_MEMORY allows."""
         block = max(1, MAX_MEMORY // (4 * len(self.x) * self._width))
         ys = self.y.split(block) if self.y.dim() > 1 + self.event_dim else [self.y] * len(z)
         parts = [self._gradient(part, y) for part, y in zip(z.split(block), ys, strict=False)]
         return parts[0] if len(parts) == 1 else tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def give(self, y: Tensor) -> None:
-        """Other targets of the same rows from now on: y (N,), or (C, N), of each chain its own, by operators alone."""
+        """Replace the targets: y (N,), or (C, N) with other targets for each chain, which are not compiled."""
         self.y = y.to(self.y)
         if self.compiled is not None and y.dim() == 1:
             self.compiled.targets.copy_(y)
@@ -94,9 +93,9 @@ class Potential(LogJoint):
     def leapfrog(
         self, z: Tensor, r: Tensor, density: Tensor, gradient: Tensor, inverse_mass: Tensor, step: Tensor, steps: int
     ) -> None:
-        """``steps`` leapfrog steps of all chains, in place: z, r, gradient (C, P), density (C,), float64.
+        """Take leapfrog steps of all chains, in place: z, r, gradient (C, P), density (C,), float64.
 
-        inverse_mass: (P,), a diagonal.   step: (C,).   A chain whose density is not finite may stop there.
+        inverse_mass: (P,), a diagonal.   step: (C,).   A chain may stop at a density that is not finite.
         """
         if self.compiled is not None:
             self.compiled.leapfrog(z, r, density, gradient, inverse_mass, step, steps=steps)
@@ -118,12 +117,12 @@ class Potential(LogJoint):
         return self.space.inverse(self.flat(w).double())
 
     def prior_draws(self, num: int) -> Tensor:
-        """Draws of the latent sites from their priors, z (num, P); call inside ``isolated``."""
+        """Draws of the latent sites from their priors, z (num, P); call it inside ``isolated``."""
         return self.position(*self.sample_prior(num))
 
     def compile(self, chains: int = 1) -> bool:
-        """By compiled code for C chains from now on, where it agrees with the operators; else warn and keep these."""
-        from bnn_pyro.inference.compiled import NotCompiled, compile_gradient, recipe  # with torch's tracing
+        """Use compiled code from now on, if it agrees with PyTorch's operators; else warn and return False."""
+        from bnn_pyro.inference.compiled import NotCompiled, compile_gradient, recipe  # imports torch's tracing
 
         g = torch.Generator().manual_seed(0)
         with isolated(0):
@@ -134,10 +133,10 @@ class Potential(LogJoint):
         by_operators = self.evaluate(z)
         rounding = _difference(self.evaluate(z * (1 + ROUNDING)), by_operators)
         try:
-            for key in (same, None):  # a model that its recipe does not say all of?
+            for key in (same, None):  # if code from the cache differs, trace again: a recipe may miss a dependency
                 made = compile_gradient(self._gradient, z, self.y, key)
                 error = _difference(made(z), by_operators)
-                if error < max(AGREEMENT, min(MOST_ROUNDING * rounding, MAX_ERROR)):  # not where it is not a number
+                if error < max(AGREEMENT, min(MOST_ROUNDING * rounding, MAX_ERROR)):  # False for NaN
                     self.compiled = made
                     return True
             raise NotCompiled(f"its result is off by {error:.1g}")
@@ -150,20 +149,20 @@ class Potential(LogJoint):
 
 
 def _difference(some: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> float:
-    """The largest, of densities and gradients, relative to the largest entry of each; NaN where one is."""
+    """The largest difference of two (densities, gradients), relative to the largest entry of each; may be NaN."""
     pairs = zip(some, others, strict=True)
     return torch.stack([(a - b).abs().max() / b.abs().max().clamp_min(1.0) for a, b in pairs]).max().item()
 
 
 @torch.no_grad()
 def log_likelihood(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Tensor:
-    """log p(y_n | x_n, w_s) in nats, (S, B), for weights {site: (S, *shape)}; a few rows at a time."""
+    """log p(y_n | x_n, w_s) in nats, (S, B), for weights {site: (S, *shape)}; computed in chunks of rows."""
     draws = next(iter(weights.values())).shape[0]
     return torch.cat([p.log_probs(part).expand(draws, len(part)) for p, part in mixtures(model, weights, x, y)], 1)
 
 
 def mixtures(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Iterator[tuple[Mixture, Tensor]]:
-    """(p(y | x) of a few rows, their targets), one after the other; arguments as for :func:`log_likelihood`."""
+    """For each chunk of rows, (p(y | x), targets y); arguments as for :func:`log_likelihood`."""
     rows = max(1, ROWS_MEMORY // (4 * len(next(iter(weights.values()))) * widest_activation(model, x)))
     for k, (x_part, y_part) in enumerate(zip(x.split(rows), y.split(rows), strict=True)):
         with Recorder(weights):

@@ -1,12 +1,12 @@
-"""What HMC, NUTS and ChEES have in common: settings, the way of a run, and where chains start.
+"""The base class of the samplers that use all rows (HMC, NUTS, ChEES, MILE): settings, ``run``, and starting points.
 
-    jitter  the model's initial values, plus ``jitter`` times a vector of mean 0 with the prior's standard deviations
-    prior   a draw of the prior each
-    map     each climbs from its jittered start to a mode of its own (Adam, all at once)
-    members networks optimised by AdamW on mini-batches with early stopping, one for each chain (``inference.members``)
-    auto    members where a hidden layer is wide, else the sampler's usual start
+The setting ``start`` chooses where each chain starts:
 
-Of a network with several modes, all tell whether chains agree between them.
+    jitter   the model's initial values plus ``jitter`` times a random vector with the prior's standard deviations
+    prior    a draw from the prior
+    map      the mode that Adam reaches from the jittered start
+    members  a network optimised by AdamW on mini-batches with early stopping (``inference.members``)
+    auto     members if a hidden layer is wide, else ``usual_start`` of the sampler
 """
 
 import math
@@ -35,33 +35,31 @@ from bnn_pyro.progress import duration
 from bnn_pyro.settings import Settings, setting
 
 STARTS = ("jitter", "prior", "map", "members")
-#: Units of a hidden layer above which ``auto`` takes members: from random weights of a wide network a chain needs
-#: thousands of gradients to where it predicts at all, and the step size is found on the way there.
+#: Width of a hidden layer above which ``auto`` means members: from random weights of a wide network a chain needs
+#: thousands of gradients before it predicts anything, and its step size would be adapted on the way.
 WIDE = 20
-#: Steps of Adam to a mode, the first of its learning rates, which fall to 0 by a cosine, and starts in one call.
+#: Search for a mode: steps of Adam, first learning rate (it falls to 0 by a cosine), starts evaluated in one call.
 STEPS, LR, TOGETHER = 500, 0.05, 64
-#: Draws from which on a chain that never moves, or always diverges, is reported (fewer may be bad luck); chains named.
+#: A chain that never moves or always diverges is reported from this number of draws on; the warning names so many.
 MIN_DRAWS, NAMED = 10, 5
-#: How many -> where as many chains start, (C, P).
-Starts = Callable[[int], Tensor]
-#: (What each chain has drawn, why they were stopped: "" where they were not).
-Drawn = tuple[list[Record], str]
+Starts = Callable[[int], Tensor]  # from the number of chains C to their starting points, (C, P)
+Drawn = tuple[list[Record], str]  # (one record a chain, the reason why the chains were stopped early or "")
 
 
 @dataclass(frozen=True)
 class Sampler(Settings):
-    """Settings that all share. A subclass has ``_draw(potential, starts, run)``, which returns what is :data:`Drawn`.
+    """Settings of all these samplers. A subclass defines ``_draw(potential, starts, run)``, returning :data:`Drawn`.
 
-    draws          draws kept of each chain
-    warmup         transitions before them, in which step size, mass and the like are adapted; dropped
-    chains         independent chains
-    target_accept  acceptance rate that the step size is adapted to; higher where trajectories diverge
-    thin           transitions a draw
+    draws          number of draws kept from each chain
+    warmup         number of transitions before the first draw, which adapt step size and mass and are discarded
+    chains         number of independent chains
+    target_accept  acceptance rate to which the step size is adapted; raise it if trajectories diverge
+    thin           number of transitions a draw; the last position of each ``thin`` transitions is kept
     start          where chains start: auto, jitter, prior, map or members
-    jitter         how far apart jittered chains start, in standard deviations of the prior; of a linear model in twice
-                   those of the posterior, as its curvature tells them
+    jitter         spread of jittered starts, in standard deviations of the prior; for a linear model, in units of two
+                   standard deviations of the posterior, as estimated from its curvature
     temperature    T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
-    compiled       whether to compile the gradient: auto (where the run is long enough), yes or no
+    compiled       whether to compile the gradient to C: auto (if the run is long enough), yes or no
     """
 
     converges_to: ClassVar[str] = "exact"
@@ -79,29 +77,27 @@ class Sampler(Settings):
 
     #: {setting: values that only earlier versions took}.
     former_values: ClassVar[Mapping[str, Any]] = {"start": ("svi",)}
-    #: Where several chains draw side by side, each computes on one thread, and draws the same.
+    #: Whether chains move independently; several of them then compute on one thread each.
     one_by_one: ClassVar[bool] = True
-    #: Takes ``max_minutes``, and where ``auto`` starts in a narrow network.
     timed: ClassVar[bool] = True
+    #: What ``start="auto"`` means for a narrow network.
     usual_start: ClassVar[str] = "jitter"
-
-    #: Of every chain, with its warm-up.
+    #: Transitions of each chain, including its warm-up.
     transitions = property(lambda self: self.warmup + self.draws * self.thin)
-
-    #: Transitions after which one takes about as long as the later ones do.
+    #: Number of first transitions that a forecast of the run time leaves out, as their duration is not typical.
     untimed = property(lambda self: min(100, self.warmup // 4))
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Sample the posterior; see ``Method.run``. The guide is not used.
 
-        ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (in nats, where the trajectory
-        starts), lp (log joint density of the draw in nats), n_steps (gradients taken), step_size; tree_depth of NUTS;
-        trajectory_length of HMC and ChEES; superchain of ChEES. Where thinned they speak for all transitions.
+        ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (at the start of the trajectory,
+        nats), lp (log joint density of the draw, nats), n_steps (number of gradients), step_size; tree_depth (NUTS);
+        trajectory_length (HMC and ChEES); superchain (ChEES). With ``thin`` they summarise the transitions of a draw.
 
-        Ctrl-C, without a checkpoint, returns the draws so far with a warning; ``max_minutes`` as many of every chain.
-        Raises UserError where a step size falls to nothing, or a chain is still in its warm-up after ``max_minutes``.
+        After Ctrl-C without a checkpoint it returns the draws so far, with a warning; after ``max_minutes``, equally
+        many of every chain. Raises UserError if a step size falls to 0, or a chain is in its warm-up at that time.
         """
-        from bnn_pyro.inference.coordinates import coordinates  # with SciPy's optimisers
+        from bnn_pyro.inference.coordinates import coordinates  # imports SciPy's optimisers, which takes long
 
         model, run = weight_space(model), Run(**how)
         with isolated(run.seed), one_thread() if self.one_by_one and self.chains > 1 else nullcontext():
@@ -121,11 +117,12 @@ class Sampler(Settings):
             return partial(self._members, potential, data, run)
         return partial(starting_points, potential, how, jitter=self.jitter, seed=run.seed)
 
-    def _members(self, potential: Potential, data: Dataset, run: Run, num: int, **how: Any) -> Tensor:
-        """z (num, P), an optimised network each; modes of the log joint where its numbers are not free on all of ℝ."""
+    def _members(self, potential: Potential, data: Dataset, run: Run, num: int) -> Tensor:
+        """Optimised networks as starts, z (num, P); if a site is constrained, modes of the log joint instead."""
         if potential.constrained:
             return starting_points(potential, "map", num, self.jitter, run.seed)
-        if not hasattr(self, "patience"):  # what stops them is held out of the training rows: validation may calibrate
+        how = {k: v for k, v in vars(self).items() if k in ("epochs", "patience", "lr", "batch_size")}
+        if not how:  # a sampler without these settings leaves validation rows to calibration, and holds out other rows
             data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
         w = optimised(potential.model, data, num, run, temperature=self.temperature, **how)
         return _placed(potential, potential.flat(w).double())
@@ -133,7 +130,7 @@ class Sampler(Settings):
     def _posterior(
         self, model: nn.Module, data: Dataset, potential: Potential, records: Sequence[Record], stopped: str, run: Run
     ) -> Posterior:
-        """An equal number of draws of as many chains as makes the most of them."""
+        """The posterior of equally many draws of each chain, of the chains that give the most draws in total."""
         draws = max((r.kept for r in records), key=lambda n: (n * sum(r.kept >= n for r in records), n))
         chosen = [c for c, record in enumerate(records) if record.kept >= max(draws, 1)]
         if not stopped and not all(record.finished for record in records):
@@ -152,7 +149,8 @@ class Sampler(Settings):
         stats = {name: torch.from_numpy(np.stack([column[name][:draws] for column in columns])) for name in columns[0]}
         z = stats.pop("z")
         stats["lp"] = stats["lp"] - torch.as_tensor(potential.space.extra(z.to(potential.initial.device))).cpu()
-        warn_of_idle_chains(z, stats["diverging"] * (self.thin == 1), chosen, self.chains)  # of thinned ones: any
+        # With thinning, "diverging" means that any transition of a draw diverged, not all.
+        warn_of_idle_chains(z, stats["diverging"] * (self.thin == 1), chosen, self.chains)
         drawn = [potential.weights(one) for one in z.to(potential.initial.device)]
         chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
         about = {"stopped": stopped} if stopped else {}
@@ -160,21 +158,20 @@ class Sampler(Settings):
 
 
 def _too_early(records: Sequence[Record], run: Run, thin: int) -> UserError:
-    """The error where a chain has no draw when the time is over, with how much it takes to have one of each."""
+    """The error if a chain has no draw within ``max_minutes``; it estimates how long a first draw of each takes."""
     done = max(1, sum(record.done - record.resumed for record in records))
     left = sum(max(0, record.warmup + thin - record.done) for record in records)
     more, whole = run.minutes * left / done, sum(r.draws * thin + r.warmup - r.done for r in records)
     least = min(records, key=lambda record: record.done)
     resumed = run.checkpoint is not None
-    need = math.ceil(1.1 * (more if resumed else run.minutes + more))
-    need, later = f"{need} with --resume" if resumed else need, duration(60 * run.minutes * whole / done)
+    need = f"{math.ceil(1.1 * (more if resumed else run.minutes + more))}{' with --resume' * resumed}"
     return UserError(f"the limit of {run.max_minutes:g} min was reached in the warm-up, at transition {least.done:,} "
                      f"of {least.warmup:,}: for a first draw of every chain take --max-minutes {need}; all draws take "
-                     f"{later} more")  # fmt: skip
+                     f"{duration(60 * run.minutes * whole / done)} more")  # fmt: skip
 
 
 def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], chains: int) -> None:
-    """Warn of chains that never move or always diverge.   z (C, D, P).   numbers: of these C among ``chains``."""
+    """Warn of chains that never move or always diverge.   z: (C, D, P).   numbers: of these C among all ``chains``."""
     if z.shape[1] < MIN_DRAWS:
         return
     diverged = diverging.bool().all(1)
@@ -188,10 +185,10 @@ def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], ch
 
 
 def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.0, seed: int = 0) -> Tensor:
-    """z (num, P), float64, each of finite density; that of a chain does not depend on how many there are.
+    """Starts z (num, P), float64, of finite density; the start of a chain does not depend on the number of chains.
 
     how: "jitter", "prior" or "map".
-    Raises UserError where no start of finite density is found, with the chain's number.
+    Raises UserError, with the chain's number, if no start with a finite density and gradient is found.
     """
     z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
     z = _placed(potential, _climbed(potential, z)) if how == "map" else z
@@ -203,16 +200,16 @@ def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.
 
 
 def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int) -> Tensor:
-    """One start of finite density, (P,); the last one tried where there is none."""
+    """One start of finite density, (P,); if there is none in 100 attempts, the last one."""
     with isolated(chain_seed(seed, chain)):
         for _ in range(100):  # attempts, as in Stan
             if how == "prior":
                 z = potential.prior_draws(1)
             else:
-                if potential.space.whitened and potential.centred >= 2:  # the posterior of a linear model, about 1 wide
+                if potential.space.whitened and potential.centred >= 2:  # z has standard deviations of about 1
                     apart = 2.0 * torch.randn_like(potential.initial)
                 else:
-                    a, b = potential.prior_draws(2)  # their difference has mean 0 and twice the variance
+                    a, b = potential.prior_draws(2)  # a - b has mean 0 and twice the variance of the prior
                     apart = (a - b) / math.sqrt(2)
                 z = (potential.space.inverse(potential.initial) + jitter * apart)[None]
             if _finite(potential, z).all():
@@ -226,7 +223,7 @@ def _finite(potential: Potential, z: Tensor) -> Tensor:
 
 
 def _climbed(potential: Potential, z: Tensor) -> Tensor:
-    """From each z (num, P) to the most probable u on the way to a mode, on the scale of the weights themselves."""
+    """The most probable u (num, P) that Adam passes on its way from each z (num, P) to a mode."""
     u = potential.space.forward(z).detach().requires_grad_(True)
     best, top = u.detach().clone(), torch.full((len(z),), -math.inf, dtype=z.dtype, device=z.device)
     optimiser = torch.optim.Adam([u], LR)
@@ -234,7 +231,7 @@ def _climbed(potential: Potential, z: Tensor) -> Tensor:
     for _ in range(STEPS):
         density = torch.cat([potential.log_density(part) for part in u.split(TOGETHER)])
         (gradient,) = torch.autograd.grad(density.sum(), u)
-        better = density.detach() > top  # not where it is not a number
+        better = density.detach() > top  # False for NaN
         top = torch.where(better, density.detach(), top)
         best = torch.where(better[:, None], u.detach(), best)
         u.grad = -gradient.nan_to_num(0.0, 0.0, 0.0)
@@ -244,5 +241,5 @@ def _climbed(potential: Potential, z: Tensor) -> Tensor:
 
 
 def _placed(potential: Potential, u: Tensor) -> Tensor:
-    """z (num, P) at each u, one after the other, as some coordinates are drawn: those of a chain whatever follows."""
+    """z (num, P) of each u. One at a time: some coordinates are drawn, and must not depend on the other chains."""
     return torch.stack([potential.space.inverse(one) for one in u])

@@ -1,19 +1,19 @@
-"""Stochastic-gradient HMC and Langevin dynamics: an ensemble of draws at the price of a few trainings.
+"""Stochastic-gradient HMC and Langevin dynamics: draws from mini-batches, at the cost of a few trainings.
 
     v ← (1 − α)·v − η·∇Ũ(w) + Normal(0, 2αη)        w ← w + v        Ũ = −log p(w) − (1/T)·(N/B)·Σ log p(y | x, w)
 
 over mini-batches of B of the N rows, several chains at once (Chen, Fox & Guestrin 2014, arXiv:1402.4102, equation 15).
 Positions move with the *new* momentum. The target is p(y | x, w)^(1/T)·p(w), up to a bias that vanishes with η.
 
-How lr is chosen (η = lr/N, so that it is a step on the mean over the rows, as in gradient descent). In a direction of
-posterior variance 1/λ the variance of full-batch draws is too large by 1/(1 − ηλ/(4 − 2α)). The kinetic temperature
-that is shown, mean v²·(1 − α/2)/η over the weights, is the mean of just these factors: 1.02 says that variances are 2 %
-too large on average. Slow directions need about 2α/(ηλ) steps for an independent draw.
+The step size is η = lr/N: lr refers to the mean over rows, as in gradient descent. If every step takes all rows, the
+variance of draws in a direction of posterior variance 1/λ is too large by the factor 1/(1 − ηλ/(4 − 2α)), and the
+reported kinetic temperature, the mean of v²·(1 − α/2)/η over the weights, is the mean of these factors: 1.02 means that
+variances are 2 % too large on average. An independent draw takes about 2α/(ηλ) steps.
 
-Mini-batches ask for a smaller step. Every epoch takes each row once, so that the noises of an epoch sum to zero and
-slow directions hardly feel them: standard deviations were 0 to 2 % too large up to ηλ·N/B = 4α (docs/results/sghmc.md).
-The momenta do feel them, so that the temperature is a warning here, not a measure of the bias. Where lr is left out it
-is the largest that this allows for the stiffest direction of any chain, as the burn-in finds it (``stable_step``).
+Mini-batches need a smaller step: standard deviations were 0 to 2 % too large up to ηλ·N/B = 4α (docs/results/sghmc.md),
+as each epoch takes each row once, so that its gradient noise sums to zero. The momenta are noisier, so the temperature
+does not measure the bias here. If lr is left out, it is the largest within these bounds (``stable_step``) for the
+largest λ that the burn-in finds in any chain.
 """
 
 import math
@@ -40,15 +40,16 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, weight_space
 from bnn_pyro.settings import Settings, setting
 
-#: Where in the burn-in λ is looked for.
+#: Shares of the burn-in at which the largest λ is estimated.
 LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
-#: Kinetic temperature at which chains diverge in the second half of the burn-in; what then becomes of the step size,
-#: the least share of the rule's with which they begin again, and steps in which momenta are hot from any start.
-TOO_HOT, CAUTION, LEAST_SHARE, TRANSIENT = 3.0, 0.25, 1e-4, 300
-#: Steps by rule; rows × weights up to which a step takes all rows, which lets it be many times as large.
+#: Chains count as diverged at this kinetic temperature in the second half of the burn-in, but not in the first
+#: TRANSIENT steps, in which it can be high after any start.
+TOO_HOT, TRANSIENT = 3.0, 300
+#: Diverged chains start again with their step size times CAUTION, unless it was below LEAST_SHARE of the rule's.
+CAUTION, LEAST_SHARE = 0.25, 1e-4
+#: Number of steps by rule; rows × weights up to which a step takes all rows, and so can be many times as large.
 STEPS, WHOLE_WORK = 10_000, 5_000_000
-#: What a checkpoint calls the parts of stored draws.
-COLUMNS = ("draws", "log_joint", "validation")
+COLUMNS = ("draws", "log_joint", "validation")  # names of the parts of stored draws in a checkpoint
 
 
 def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float) -> tuple[Tensor, Tensor]:
@@ -59,7 +60,7 @@ def step(w: Tensor, v: Tensor, gradient: Tensor, eta: float, friction: float) ->
 
 
 class Chains:
-    """C chains between two steps; w and v are (C, P): a step is one normal draw and a few passes over memory."""
+    """The job (see ``Run.take``) of C chains, whose weights w and momenta v are (C, P)."""
 
     def __init__(
         self, settings: "StochasticGradient", model: nn.Module, data: Dataset, seed: int, start: Weights | None = None
@@ -67,20 +68,21 @@ class Chains:
         self.settings, self.x_val, self.y_val = (s := settings), data.x_val, data.y_val
         self.batches = Batches(data.x_train, data.y_train, s.batch_size, s.chains, seed)
         self.step, self.total = 0, (per_epoch := self.batches.per_epoch) * s.epochs
-        self.window = per_epoch * math.ceil(s.epochs / 1000)  # steps that make one line of the trace
+        self.window = per_epoch * math.ceil(s.epochs / 1000)  # steps of one line of the trace
         burn_in = self.total // 5 if s.burn_in is None else per_epoch * s.burn_in
         self.due = draws_due(self.total, burn_in, s.max_draws)
         self.log_joint = LogJoint(model, data.x_train, data.y_train, s.temperature)
         a, b = (self.log_joint.flat(w) for w in self.log_joint.sample_prior(s.chains, s.chains))
-        # The difference of two draws has mean 0 and twice the variance of the prior.
+        # a - b has mean 0 and twice the variance of the prior.
         jittered = self.log_joint.initial.to(a) + s.jitter / math.sqrt(2) * (a - b)
         self.w = jittered if start is None else self.log_joint.flat(start).to(a)
-        #: Where lr is looked for: steps at which it is, and the share of the rule's that it has come to.
-        self.burn_in, self.share, self.first = burn_in, 1.0, self.w
+        self.burn_in, self.first = burn_in, self.w
+        #: If lr is left out: the share of the rule's step size that is used, and the steps at which λ is estimated.
+        self.share = 1.0
         self.looks = {int(part * burn_in) for part in LOOKS} if s.lr is None else set()
         self.lr = s.lr or 0.0
         self.v = torch.randn_like(self.w) * math.sqrt(self.momentum_variance)
-        #: w (C, P) and log joint (C,) of each, and where there are validation rows, log Σ_c p(y | x, w_c).
+        #: For each draw: w (C, P), log joint (C,), and, if there are validation rows, log Σ_c p(y | x, w_c).
         self.draws: list[tuple[Tensor, ...]] = []
         self.recent: list[Tensor] = []
         names = ["epoch", "step_size", "kinetic_temperature", "log_joint", "draws"]
@@ -88,21 +90,21 @@ class Chains:
 
     #: η.
     eta = property(lambda self: self.settings.eta_share * self.lr / len(self.log_joint.x))
-    #: In stationarity, in the limit of small steps.
+    #: The stationary variance of v in the limit of small steps.
     momentum_variance = property(lambda self: self.eta / (1 - self.settings.friction / 2))
 
     def steps(self) -> Iterator[dict[str, float] | None]:
-        """Those that are left, and what to show after an epoch."""
+        """Take the steps that are left, and yield the figures to show after each line of the trace, else None."""
         while self.step < self.total:
             for x, y in self.batches.steps(self.step, self.total):
                 self.advance(x, y)
                 yield self.record() if self.step % self.window == 0 or self.step == self.total else None
-                if self.step == 0:  # begun again
+                if self.step == 0:  # chains diverged and start again
                     break
 
     def advance(self, x: Tensor, y: Tensor) -> None:
-        """One step of every chain, before which a draw is kept where one is due."""
-        if self.step in self.looks:  # the step size is that of the stiffest direction, as these rows show it
+        """Keep a draw if one is due, then take one step of every chain."""
+        if self.step in self.looks:  # choose the step size by the largest λ, estimated with these rows
             s, per_epoch = self.settings, self.batches.per_epoch
             most = stable_step(stiffest(self.log_joint, self.w, x, y).max().item(), s.friction, per_epoch, s.eta_share)
             self.lr = self.share * most * len(self.log_joint.x) / s.eta_share
@@ -116,13 +118,13 @@ class Chains:
         self.step += 1
 
     def record(self) -> dict[str, float]:
-        """Add a line to the trace; what to show of it. Raises UserError where something is not finite."""
+        """Add a line to the trace and return the figures to show. Raises UserError if a number is not finite."""
         log_joint, kinetic = torch.stack(self.recent).double().mean(0).tolist()
         too_hot = self.step > max(self.burn_in / 2, TRANSIENT) and kinetic > TOO_HOT
         if self.looks and self.step <= self.burn_in and (too_hot or not math.isfinite(log_joint)):
             if self.share < LEAST_SHARE:
                 raise diverged("chains diverged again and again, the last time at", self.step, self.lr)
-            # From the start with a smaller step size, after a divergence in the burn-in.
+            # Start again with a smaller step size.
             self.step, self.share, self.lr, self.w = 0, self.share * CAUTION, 0.0, self.first
             for values in (self.recent, *self.trace.values()):
                 values.clear()
@@ -134,7 +136,7 @@ class Chains:
         figures = {"lr": self.lr, "draws": draws, "kinetic T": kinetic}
         if len(self.x_val):
             scores = torch.stack([scores for *_, scores in self.draws] or [self._scores()])
-            log_p = scores.logsumexp(0) - math.log(self.settings.chains * len(scores))  # of all draws of all chains
+            log_p = scores.logsumexp(0) - math.log(self.settings.chains * len(scores))  # mixture of all draws
             figures["validation NLL"] = -log_p.mean().item()
             line.append(figures["validation NLL"])
         for values, value in zip(self.trace.values(), line, strict=True):
@@ -142,7 +144,7 @@ class Chains:
         return figures
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold. Raises UserError where something is not finite that no new start mends."""
+        """The contents of a checkpoint. Raises UserError if a number is not finite and chains cannot start again."""
         if not (self.looks and self.step <= self.burn_in):
             self._check()
         recent = torch.stack(self.recent) if self.recent else torch.empty(0, 2)
@@ -152,7 +154,7 @@ class Chains:
         return {**chains, **results, "trace": self.trace, "generators": generator_state(), "done": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Continue from a :meth:`state_dict`."""
         device = self.w.device
         self.w, self.v = (state["tensors"][name].to(device) for name in ("w", "v"))
         self.recent = list(state["recent"].to(device))
@@ -163,7 +165,7 @@ class Chains:
         set_generator_state(state["generators"])
 
     def _scores(self) -> Tensor:
-        """log Σ_c p(y_n | x_n, w_c) of the validation rows, (B,)."""
+        """log Σ_c p(y_n | x_n, w_c), (B,), of the validation rows."""
         return log_likelihood(self.log_joint.model, self.log_joint.sites(self.w), self.x_val, self.y_val).logsumexp(0)
 
     def _check(self) -> None:
@@ -176,15 +178,15 @@ class Chains:
 class StochasticGradient(Settings):
     """Settings that SGHMC and SGLD share; those left out follow a rule.
 
-    epochs          passes over the training rows, by rule 10,000 steps, or 20 where these are more
-    batch_size      rows a step, by rule all where rows × weights are 5 million at most; 0 takes all in every step
-    lr              step size on the mean over the rows, by rule found in the burn-in; see above
-    chains          independent chains, all at once, each with mini-batches of its own
-    burn_in         epochs before the first draw; none given: a fifth of all
-    max_draws       stored draws of a chain at most, evenly spaced after the burn-in
-    start           where chains start: members (an optimised network each) or jitter (the model's initial values plus
-                    ``jitter``); by rule members, but jitter of a linear model and of rows that stay in their file
-    jitter          how far apart chains start, in standard deviations of the prior around the model's initial values
+    epochs          passes over the training rows, by rule 10,000 steps or 20 epochs, whichever is more
+    batch_size      rows a step, by rule all if rows × weights are at most 5 million; 0 takes all in every step
+    lr              step size, referring to the mean over rows; by rule it is found in the burn-in, see above
+    chains          number of independent chains, each with its own mini-batches, which move together
+    burn_in         epochs before the first draw; by rule a fifth of all
+    max_draws       largest number of stored draws of a chain; they are evenly spaced after the burn-in
+    start           where chains start: members (optimised networks) or jitter (the model's initial values plus
+                    ``jitter``); by rule members, but jitter for a linear model, or rows that stay in their file
+    jitter          spread of jittered starts around the model's initial values, in standard deviations of the prior
     temperature     T: p(y | x, w)^(1/T) p(w) is sampled; 1 is Bayes, less is a cold posterior and is reported as such
     """
 
@@ -205,7 +207,7 @@ class StochasticGradient(Settings):
     temperature: float = setting(1.0, above=0)
 
     former: ClassVar[Mapping[str, Any]] = {"schedule": "constant", "thin": 0, "resample_prior": 10}
-    #: The same for every run of SGLD; SGHMC has it as a setting.
+    #: α, a setting of SGHMC, and 1 for SGLD.
     friction: ClassVar[float]
     #: η as a share of lr/N.
     eta_share: ClassVar[float] = 1.0
@@ -218,9 +220,9 @@ class StochasticGradient(Settings):
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Sample the posterior; see ``Method.run``. The guide is not used.
 
-        ``stats`` of the posterior, (C, D): log_joint of each draw in nats, as the mini-batch of its step estimates it.
-        ``trace``, a line an epoch: step_size (as lr), kinetic_temperature and log_joint (means over chains and steps),
-        draws (stored, all chains), validation_nll (of the ensemble so far, or of the chains as they are).
+        ``stats`` of the posterior, (C, D): log_joint of each draw in nats, estimated by the mini-batch of its step.
+        ``trace``, a line an epoch, or for several: step_size (as lr), kinetic_temperature and log_joint (means over
+        chains and steps), draws (number stored, all chains), validation_nll (of the draws so far, else of positions).
         """
         model, run = weight_space(model), Run(**how)
         settings = self.resolved(model, data)
@@ -234,7 +236,7 @@ class StochasticGradient(Settings):
         return Posterior(model, data.schema, chains=draws, stats=stats, trace=chains.trace, provenance=about)
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
-        """These settings with numbers in them, but for a step size that is to be found."""
+        """These settings, completed by the rules, except for an ``lr`` to be found in the burn-in."""
         num, size = len(data.x_train), self.batch_size
         if size is None:
             weights = sum(value.numel() for value in model.initial.values())
@@ -244,7 +246,7 @@ class StochasticGradient(Settings):
         return replace(self, batch_size=size, epochs=epochs)
 
     def starts(self, model: nn.Module, data: Dataset, run: Run) -> dict[str, Tensor] | None:
-        """{site: (C, *shape)}, a network for each chain; None: around the model's initial values."""
+        """Optimised networks {site: (C, *shape)}, or None: chains start around the model's initial values."""
         plain = linear_layer(model) is not None or not isinstance(data.x_train, Tensor)
         if self.start == "jitter" or (self.start is None and plain):
             return None
@@ -256,7 +258,7 @@ class StochasticGradient(Settings):
 class SGHMC(StochasticGradient):
     """Settings of stochastic-gradient Hamiltonian Monte Carlo.
 
-    friction  α in (0, 1]: the share of the momentum that a step loses
+    friction  α in (0, 1], the share of the momentum that is lost in a step
     """
 
     former: ClassVar[Mapping[str, Any]] = {
@@ -269,7 +271,7 @@ class SGHMC(StochasticGradient):
 class SGLD(StochasticGradient):
     """Settings of stochastic-gradient Langevin dynamics: w ← w − (η/2)·∇Ũ + Normal(0, η), η = lr/N.
 
-    Welling & Teh 2011. It is SGHMC without momentum (friction 1) at half the η, and needs 1/√(ηλ) times as many steps.
+    Welling & Teh 2011. It is SGHMC without momentum (friction 1) with half the η, and needs 1/√(ηλ) times the steps.
     """
 
     tiny: ClassVar[Mapping[str, Any]] = {**StochasticGradient.tiny, "lr": 0.15, "epochs": 3000, "burn_in": 1000}

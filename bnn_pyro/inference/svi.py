@@ -1,13 +1,13 @@
-"""Stochastic variational inference; and point estimates, by a point mass for a guide: alone, in ensembles, by dropout.
+"""Stochastic variational inference, and point estimates, whose guide is a point mass: MAP, MLE, MC dropout, ensembles.
 
     SVI: argmax_φ ELBO(φ) = E_q[log p(y | x, w)] − KL(q_φ(w) ‖ p(w))
     MAP: argmax_w log p(y | x, w) + log p(w)          MLE: argmax_w log p(y | x, w)
 
 The ELBO is estimated with N/B-scaled mini-batches and reparametrised draws (Blundell et al. 2015; Ranganath et al.
-2014). A mean-field q is narrower than the posterior wherever weights are correlated.
+2014). A mean-field q is narrower than the posterior if weights are correlated.
 
-The KL of a point mass to the prior is −log p(w); MLE gives it the weight 0. Training stops early (``early_stopping``).
-With dropout the likelihood is averaged over masks; the optimum is the network without (Srivastava et al. 2014, §10).
+For a point mass the KL to the prior is −log p(w); MLE multiplies it by 0. Training stops early (``early_stopping``).
+Dropout averages the likelihood over masks; the result is used without masks (Srivastava et al. 2014, section 10).
 """
 
 import copy
@@ -41,12 +41,11 @@ from bnn_pyro.posterior import Posterior, moved_buffers
 from bnn_pyro.progress import Figures, report_progress
 from bnn_pyro.settings import setting
 
-#: The learning rate of q's scales where a network of one's own is fitted to the highest ELBO; where held-out rows
-#: choose a q on the way, as a share of ``lr``: its means then know the data before the scales come to the prior's.
-#: It is ``lr`` there too of more weights a row, which cost twice the time and predict no better, or where a prior is
-#: wider than those by default: until σ has come so far, a learned noise is that of rows learned by heart.
+#: ``scale_lr`` by rule for a user's own network: SCALE_LR without early stopping. With it, SLOWER · ``lr``, so that the
+#: means fit the data before the scales reach the prior's; but ``lr`` if there are more than MANY weights a row, or a
+#: prior is wider than by default, as it takes long until σ is as wide, and meanwhile rows are overfitted.
 SCALE_LR, SLOWER, MANY = 0.03, 0.3, 45
-#: ({site: weights}, trace, why it ended before its end) of a member.
+#: Of an ensemble's member: ({site: weights}, trace, the reason why it ended early or "").
 Member = tuple[dict[str, Tensor], Trace, str]
 
 
@@ -54,12 +53,12 @@ Member = tuple[dict[str, Tensor], Trace, str]
 class SVI(Optimisation):
     """Settings of stochastic variational inference: the guide of the highest ELBO.
 
-    num_particles  draws of w that estimate the ELBO in a step
-    temperature    T: the KL is charged T times; 1 is Bayes, less is a cold posterior and is reported as such
-    scale_lr       the first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²); by rule ``lr``, of a
-                   network of one's own 0.3·lr where held-out rows choose q of up to 45 weights a row, with priors no
-                   wider than by default, and 0.03 with ``patience=0`` and no ``lr``: how far ρ, about log σ, has to go
-                   does not depend on how many weights there are, as ``lr`` does
+    num_particles  number of draws of w that estimate the ELBO in a step
+    temperature    T: the KL is multiplied by T; 1 is Bayes, less is a cold posterior and is reported as such
+    scale_lr       first learning rate of q's scales (of ρ in σ = softplus(ρ), of log σ²), by rule ``lr``. The rule for
+                   a network of your own: 0.3·lr with early stopping, if it has at most 45 weights a row and no prior
+                   wider than by default; 0.03 with ``patience=0`` and no ``lr``, as the change that ρ needs does not
+                   depend on the number of weights, and ``lr`` does
     """
 
     converges_to: ClassVar[str] = "best in family"
@@ -72,7 +71,7 @@ class SVI(Optimisation):
     scale_lr: float | None = setting(None, above=0, optional=True)
 
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
-        """See ``Optimisation.resolved``; ``scale_lr`` is None where it is ``lr``."""
+        """See ``Optimisation.resolved``; ``scale_lr`` is None if it equals ``lr``."""
         rule = super().resolved(model, data)
         if not self.stops_early(model):
             return rule
@@ -82,13 +81,13 @@ class SVI(Optimisation):
         drawn = {site: usual if text == "by-target" else text for site, text in model.texts.items()}
         drawn = {site: text.partition(":") for site, text in drawn.items() if site not in model.points}
         widest = float(usual.partition(":")[2])
-        slow = len(data.x_val) >= fewest(data)  # ``data`` as of ``held_out``
+        slow = len(data.x_val) >= fewest(data)  # ``data`` comes from ``held_out``
         slow &= sum(model.initial[site].numel() for site in drawn) <= MANY * len(data.x_train)
         slow &= all(kind == "fan-in" and float(scale or 1) <= widest for kind, _, scale in drawn.values())
         return rule._by_rule({"scale_lr": float(f"{SLOWER * rule.lr:.2g}")} if slow else {})
 
     def stops_early(self, model: nn.Module) -> bool:
-        """Of a network of one's own: of many weights the q of the highest ELBO may predict worse than others."""
+        """True for a user's own network: with many weights, the q of the highest ELBO may predict worse than others."""
         return getattr(model, "is_own_network", False)
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
@@ -101,12 +100,12 @@ class SVI(Optimisation):
         apart, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = watch = GuideStopping(model, guide, apart, patience)
-            if getattr(model, "is_pretrained", False):  # which no epoch may improve
+            if getattr(model, "is_pretrained", False):  # the start may be the best
                 watch.evaluate(0.0, here())
         with in_one_memory(guide, model.net) if self.stops_early(model) else nullcontext():
             training, over = self.minimise(model, guide, apart, run, **how)
         about = self.chosen(model, data, training.trace, over)
-        if "scale_lr" in (schedule := about.get("schedule", {})):  # that of the version which began the fit, or none
+        if "scale_lr" in (schedule := about.get("schedule", {})):  # the rule of the version that began the fit counts
             schedule["scale_lr"] = training.settings.scale_lr
             about["schedule"] = {name: value for name, value in schedule.items() if value is not None}
         if patience:
@@ -118,7 +117,7 @@ class SVI(Optimisation):
 class MAP(Optimisation):
     """Settings of the maximum a posteriori estimate. The prior is the weight decay.
 
-    Where a noise is learned, early stopping leaves it at that of the held-out rows' residuals.
+    With early stopping, a learned noise is the one that fits the residuals of the held-out rows.
     """
 
     converges_to: ClassVar[str] = "point"
@@ -135,14 +134,14 @@ class MAP(Optimisation):
         return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
 
     def find(self, model: nn.Module, data: Dataset, run: Run) -> tuple[PointMass, Trace, str]:
-        """The point; the trace {epoch, log_likelihood, log_joint, log_prior}, and see ``minimise``."""
-        given = run.start is not None and len(next(iter(run.start.values()))) > 0
-        first = {site: value[0] for site, value in run.start.items()} if given else model.initial
+        """(the point, the trace {epoch, log_likelihood, log_joint, log_prior}, the reason as of ``minimise``)."""
+        started = run.start is not None and len(next(iter(run.start.values()))) > 0
+        first = {site: value[0] for site, value in run.start.items()} if started else model.initial
         point, how = PointMass(first).to(data.x_train.device), {}
         data, patience = self.held_out(model, data, run.seed)
         if patience:
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
-            if given or getattr(model, "is_pretrained", False):  # trained weights, which no epoch may improve
+            if started or getattr(model, "is_pretrained", False):  # trained weights, which may be the best
                 how["watch"].evaluate(0.0, here())
         training, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
         trace = training.trace
@@ -155,7 +154,7 @@ class MLE(MAP):
     """Settings of the maximum likelihood estimate: MAP with the prior left out."""
 
     prior_weight: ClassVar[float] = 0.0
-    #: Without a prior, the way to the maximum is long.
+    #: Without a prior it takes many steps to reach the maximum.
     tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "epochs": 1200, "lr": 0.2}
 
 
@@ -166,9 +165,9 @@ class MCDropout(MAP):
         q(w): W_l = M_l · diag(z_l / (1 − p_l)),  z_l ~ Bernoulli(1 − p_l)          maximise over M
         E_z[log p(y | x, w)] + log p(M)
 
-    Training is that of MAP with a mask for every row: an ELBO whose latent variables are the masks, with q(z) = p(z)
-    and so a KL of 0, plus the log prior of M as weight decay (Gal & Ghahramani 2016, arXiv:1506.02142, equation 7 up
-    to its scaling of the decay). The rates p are not inferred: the spread of the draws does not shrink with N.
+    Training is that of MAP with a mask for every row: it maximises an ELBO whose latent variables are the masks, with
+    q(z) = p(z) and so a KL of 0, plus the log prior of M as weight decay (Gal & Ghahramani 2016, arXiv:1506.02142,
+    equation 7 up to its scaling of the decay). The rates p are fixed, so the spread of draws does not shrink with N.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
@@ -185,18 +184,18 @@ class MCDropout(MAP):
 
 @dataclass(frozen=True)
 class Ensemble(MAP):
-    """Settings of a deep ensemble: those of MAP, which finds every member.
+    """Settings of a deep ensemble, whose members are MAP estimates.
 
         ŵ_m = argmax_w log p(y | x, w) + log p(w),  m = 1 … M          p(y | x, D) ≈ 1/M Σ_m p(y | x, ŵ_m)
 
-    Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474, without its adversarial examples. No posterior is
-    approximated around any of the M points: what they disagree on is how differently training can end. A member is a
-    function of a seed of its own, and is trained on one thread where there are several.
+    Lakshminarayanan, Pritzel & Blundell 2017, arXiv:1612.01474, without its adversarial examples. The posterior around
+    the M points is not approximated: their disagreement shows how differently training can end. A member depends only
+    on its own seed, and several members are trained on one thread each.
 
-    members  M, each with initial weights, an order of rows and dropout masks of its own, and where the data have no
-             validation rows also with rows of its own to stop by, so that all of them together have seen all rows
-    cores    members at once, each in a process of its own; 1: one after the other in this one; 0: as many as there are
-             cores, where training is long enough and the data are on the CPU. The members are the same
+    members  M, each with its own initial weights, order of rows and dropout masks; if the data have no validation rows,
+             also with its own held-out rows, so that the members together train on all rows
+    cores    number of processes, which changes no member; 1: members are trained in this one, in turn; 0: one for each
+             core, if training is long and the data are on the CPU
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "deterministic"})
@@ -204,14 +203,14 @@ class Ensemble(MAP):
     members: int = setting(5, low=1)
     cores: int = setting(0, low=0)
 
-    #: Settings that no member depends on: a run may be resumed with others.
+    #: Settings on which no member depends: a run may be resumed with other values of them.
     incidental: ClassVar[tuple[str, ...]] = ("cores", "workers")
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
-        """Find the members and return each as a chain of one draw; see ``Method.run``.
+        """Find the members and return each as a chain of one draw; see ``Method.run``. The guide is not used.
 
-        The guide is not used. The trace is the mean over the members as far as all trained. Each has its checkpoint.
-        Raises UserError for a network with a buffer that training changes, such as running statistics.
+        The trace is the mean over the members, up to the epoch at which the first one ended. Each member has its own
+        checkpoint. Raises UserError for a network with a buffer that training changes, such as running statistics.
         """
         if moved := moved_buffers(model, data.x_train[:2], data.y_train[:2]):
             raise UserError(f"training changes '{moved[0]}', of which each member of an ensemble has its own, and "
@@ -221,7 +220,7 @@ class Ensemble(MAP):
         children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]
         known = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
-        finished: dict[int, Member] = {m: (*found, "")[:3] for m, found in known.items()}  # earlier: no third part
+        finished: dict[int, Member] = {m: (*found, "")[:3] for m, found in known.items()}  # in earlier versions a pair
         todo = [m for m in numbers if m not in finished]
         apart, before = self.held_out(model, data, run.seed)[0], len(finished)
         rule, num = self.resolved(model, apart), len(apart.x_train)
@@ -239,15 +238,15 @@ class Ensemble(MAP):
         def progress(done: float, of: int, figures: Figures) -> None:
             run.tell(round((before + done) * steps), self.members * steps, figures)
 
-        rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # the others need not travel
+        rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # not sent to other processes
         work = rule.epochs * num * multiplications(model, data.x_train[:1])
         seconds = self.members * (steps * PYRO_STEP + ARITHMETIC * work)
         together = self.members == 1 or here().size > 1
         cores = 1 if together else choose_cores(self.cores, self.members, data.x_train.device, seconds)
-        # Together: on all threads; processes that share a fit agree by themselves on when to stop.
+        # One after the other in this process: on all threads. Processes that share a fit agree on when to stop.
         where = dict(all_threads=True) if together else dict(cores=cores, watch=watch)
         alone = replace(run, checkpoint=None, report=None)
-        if run.max_minutes is not None:  # an equal share for every member
+        if run.max_minutes is not None:  # each member has an equal share of the time that is left
             left = max(0.0, run.max_minutes - run.minutes)
             alone = replace(alone, max_minutes=left / max(1, math.ceil(len(todo) / cores)))
         train = partial(self._train, model, rows, alone, [None] * self.members if on_cluster() else children)
@@ -266,7 +265,7 @@ class Ensemble(MAP):
         return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
 
     def _train(self, model: nn.Module, data: Dataset, run: Run, children: list[Checkpoint | None], m: int) -> Member:
-        """Member m, wherever this is called.   children: checkpoints of the members, where their files are in reach."""
+        """Train member m, in any process.   children: the members' checkpoints; None if their files are elsewhere."""
         seed = run.seed if m == 0 else int(np.random.SeedSequence([run.seed, m]).generate_state(1)[0])
         with isolated(seed):
             model = restarted(model) if m else copy.deepcopy(model)  # the first starts as MAP would

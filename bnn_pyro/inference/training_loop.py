@@ -1,11 +1,11 @@
-"""The loop of mini-batches that maximises an ELBO: what an optimisation is between two steps.
+"""The training loop: maximises an ELBO over mini-batches.
 
-By Adam (Kingma & Ba 2015, arXiv:1412.6980), whose noise a learning rate that falls by a cosine averages away, or a
-running mean (``early_stopping``). Each step is a function of (parameters, optimiser state, generator state, number), so
-a checkpoint goes on to the very same result. Parts of a step's rows have a draw of w each, and a share of the KL.
+The optimiser is Adam (Kingma & Ba 2015, arXiv:1412.6980); its noise is averaged away by a learning rate that falls by a
+cosine, or by a running mean (``early_stopping``). A step is a function of (parameters, optimiser state, generator
+state, number), so that a resumed fit has the same result.
 
-Where the fit has several processes (torchrun), each step's rows are divided among them. With R ranks, rank r's
-objective is R · N/B · Σ_{its rows} log p(y | x, w_r) − KL, w_r a draw of its own; their mean estimates the same ELBO.
+If a fit has several processes (torchrun), they divide the rows of each step. With R ranks, the objective of rank r is
+R · N/B · Σ_{its rows} log p(y | x, w_r) − KL with its own draw w_r; the mean over ranks estimates the same ELBO.
 """
 
 import itertools
@@ -34,26 +34,26 @@ from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import model_buffers, moved_buffers
 
-#: The weight of a step in the running mean of the gradient's norm, at least.
+#: Smallest weight of a step in the running mean of the gradient's norm.
 MEMORY = 0.01
-#: Lines of the trace that a verdict takes; standard errors and √N nats that are no rise; √N nats that may be missed.
+#: Constants of :func:`settled`: smallest number of lines; standard errors; multiples of √N nats.
 LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
-#: Parameters of guides that σ is a function of: softplus(ρ), exp(½ log σ²).
+#: Parameters of guides that determine σ: softplus(ρ), exp(½ log σ²).
 LOG_SCALES = ("rho", "log_variance")
-#: The first learning rate of points that were trained already, as a share of the others'.
+#: The first learning rate of pretrained parameters without a posterior ("points"), as a share of ``lr``.
 POINTS_LR = 0.1
-Trace = dict[str, list[float]]  # a column of numbers by its name, such as epoch and elbo
+Trace = dict[str, list[float]]  # columns by name, such as epoch and elbo
 
 
 @dataclass
 class Training:
-    """A fit between two steps. The model is in training mode in them, where dropout draws its masks: for points alone.
+    """The job (see ``Run.take``) of an optimisation. In its steps the model is in training mode.
 
     settings       an ``Optimisation``
-    seed           of the order of mini-batches
-    latent         what the KL is multiplied by
-    num_particles  draws of w that estimate the ELBO in a step
-    watch          an ``EarlyStopping``: its ``validation_nll`` in the trace is of its running mean, if it has one
+    seed           determines the order of mini-batches
+    latent         factor of the KL
+    num_particles  number of draws of w that estimate the ELBO in a step
+    watch          an ``EarlyStopping``, or None
     """
 
     settings: Any
@@ -67,13 +67,14 @@ class Training:
 
     def __post_init__(self) -> None:
         keep_freed_memory()
-        #: The step after which the learning rate falls; None until the objective has settled, or where it never does.
+        #: The step after which the learning rate falls; None as long as it is constant.
         self.decay: int | None = None if self.settings.epochs is None else 0
         settings = self.settings = self.settings.resolved(self.model, self.data)
         self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, here()
         drawn = not (isinstance(self.guide, PointMass) or getattr(self.model, "points", ()))
+        #: The network if its weights are drawn: then no dropout masks are; see ``_without_masks``.
         self.without_masks = net = getattr(self.model, "net", None) if drawn else None
-        #: Layers that keep averages of their own, which training mode alone updates.
+        #: Layers with their own running statistics, which are updated in training mode alone.
         self.averaging: list[nn.Module] = []
         if net is not None and any(p._buffers and not isinstance(p, _NormBase) for p in net.modules()):
             moved = moved_buffers(self.model, self.x[:32], self.y[:32])
@@ -92,14 +93,14 @@ class Training:
         self.jointly_drawn = [part for part in self.guide.modules() if isinstance(part, MeanFieldNormal)]
         names = ["epoch", "elbo", "log_likelihood", "kl", *([] if self.watch is None else ["validation_nll"])]
         self.trace: Trace = {name: [] for name in names}
-        self.norm: Tensor | None = None  # the running mean of the gradient's
-        # Of the steps since the last line, in one tensor: many small ones would keep the allocator from freeing.
+        self.norm: Tensor | None = None  # running mean of the gradient's norm
+        # (objective, log-likelihood) of the steps since the last line; one tensor, as many small ones fragment memory.
         self.figures = torch.empty(self.window, 2, dtype=torch.float64, device=self.x.device)
         if self.ranks.rank:
             set_stream(self.seed, self.ranks.rank, 0)
 
     def _adam(self, scale_lr: float, points_lr: float = POINTS_LR) -> torch.optim.Adam:
-        """With a group for each first learning rate, ``initial_lr`` where it is not ``lr``."""
+        """Adam with one group of parameters for each first learning rate, ``initial_lr`` if it differs from ``lr``."""
         trained, lr, groups = getattr(self.model, "is_pretrained", False), self.settings.lr, {self.settings.lr: []}
         for name, parameter in self.guide.named_parameters():
             rate = scale_lr if name.rpartition(".")[2] in LOG_SCALES else lr
@@ -108,7 +109,7 @@ class Training:
         return torch.optim.Adam(made, lr=lr, fused=True)
 
     def steps(self) -> Iterator[dict[str, float] | None]:
-        """Those that are left, and what to show after a line of the trace."""
+        """Take the steps that are left, and yield the figures to show after each line of the trace, else None."""
         batches = MiniBatches(self.data, self.seed, self.settings.augment)
         loaded = batches.load(self.rows_of_steps(), self.settings.workers)
         while self.step < self.total and not (self.decay is not None and self._over()):
@@ -116,7 +117,7 @@ class Training:
             yield self.record() if self.step % self.window == 0 or self.step == self.total else None
 
     def rows_of_steps(self) -> Iterator[Step]:
-        """Rows of each step that is left; an epoch's order is a function of (seed, epoch) alone, as resuming needs."""
+        """The rows of each step that is left. The order in an epoch depends on (seed, epoch) alone, for resuming."""
         start = self.step
         for epoch in itertools.count(start // self.per_epoch):
             parts = [slice(None)]
@@ -126,18 +127,18 @@ class Training:
             yield from ((i, rows) for i, rows in enumerate(parts, epoch * self.per_epoch) if i >= start)
 
     def advance(self, x: Tensor, y: Tensor) -> None:
-        """One step. Raises UserError where the likelihood is given parameters that are not finite."""
+        """Take one step. Raises UserError if the likelihood's parameters are not finite."""
         settings = self.settings
         for group in self.optimiser.param_groups:
             group["lr"] = group.get("initial_lr", settings.lr) * self._share_of_lr()
         for part in self.jointly_drawn:
             part.clear_gradients()
-        self.optimiser.zero_grad(set_to_none=True)  # before the forward pass, which needs the memory
-        # Pyro's checks of shapes and supports tell what is wrong with a model in its first step.
+        self.optimiser.zero_grad(set_to_none=True)  # frees memory for the forward pass
+        # The first step has Pyro's checks of shapes and supports, which explain errors in a model.
         checks = nullcontext() if self.step == self.first else pyro.validation_enabled(False)
         rows, (x, y, factor) = len(x), self.ranks.share_of_step(x, y, len(self.x))
-        parts = max(1, min(settings.accumulate or 1, rows // self.ranks.size))  # as many on all ranks
-        x = x.clone() if self.per_epoch == 1 else x  # which a network may change, as by a mask
+        parts = max(1, min(settings.accumulate or 1, rows // self.ranks.size))  # the same number on all ranks
+        x = x.clone() if self.per_epoch == 1 else x  # a network may change it in place
         figures = self.figures[self.since].zero_()
         try:
             with checks, in_mode(self.model, training=True), self._without_masks():
@@ -146,7 +147,7 @@ class Training:
                     objective, log_likelihood = self.objective(x_part, y_part, factor, self.latent * share)
                     (-objective).backward()
                     figures += torch.stack([objective.detach(), log_likelihood])
-        except ValueError as refused:  # a likelihood is refused its NaN parameters before there is a loss
+        except ValueError as refused:  # a distribution refuses parameters that are NaN
             if "constraint" not in str(refused):
                 raise
             raise diverged("loss became nan at", self.step + 1, settings.lr) from None
@@ -159,17 +160,18 @@ class Training:
 
     @contextmanager
     def _without_masks(self) -> Iterator[None]:
-        """Where weights are drawn p(y | x, w) has none: with them its noise is found larger than predictions are."""
+        """Switch dropout off if weights are drawn: p(y | x, w) has no masks, which would enlarge a learned noise."""
         if (net := self.without_masks) is None:
             yield
             return
-        recurrent = {part: part.dropout for part in net.modules() if isinstance(part, nn.RNNBase)}  # cuDNN's must train
+        # Recurrent layers stay in training mode, which cuDNN needs for gradients, with a dropout rate of 0.
+        recurrent = {part: part.dropout for part in net.modules() if isinstance(part, nn.RNNBase)}
         kept = [p for name, p in net.named_modules() if isinstance(p, _NormBase) or "parametrizations." in name]
         try:
             for part in recurrent:
                 part.dropout = 0.0
             with in_mode(net, training=False), in_mode(*kept, *recurrent, training=True):
-                for part in self.averaging:  # not what is in them
+                for part in self.averaging:  # the layer itself, not its parts
                     part.training = True
                 yield
         finally:
@@ -186,12 +188,12 @@ class Training:
         gradients = [p.grad for p in self.guide.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         bound = norm if self.norm is None else most * self.norm
-        if norm.is_cuda or norm > bound:  # without waiting for a GPU
+        if norm.is_cuda or norm > bound:  # on a GPU, the comparison would wait for it
             torch._foreach_mul_(gradients, (bound / norm).clamp_max(1.0))
         self.norm = norm if self.norm is None else self.norm.lerp(norm.minimum(bound), max(MEMORY, 1 / (self.step + 1)))
 
     def record(self) -> dict[str, float]:
-        """Add a line to the trace; what to show of it."""
+        """Add a line to the trace and return the figures to show."""
         elbo, likelihood = self._recent().mean(0).tolist()
         line = [self.step / self.per_epoch, elbo, likelihood, likelihood - elbo]
         figures = {"ELBO/N": elbo / len(self.x)}
@@ -206,76 +208,76 @@ class Training:
             self.trace[name].append(value)
         self.since = 0
         over = self._over() or (type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x)))
-        if self.decay is None and isinstance(self.watch, GuideStopping):  # its running mean needs no lower rate
+        if self.decay is None and isinstance(self.watch, GuideStopping):  # the running mean replaces a lower rate
             self.total = self.step if over and self.watch.state["best_epoch"] < line[0] else self.total
         elif self.decay is None and (3 * self.step >= 2 * self.total or over):
             self._decay_from(self.step)
         return figures
 
-    def _over(self) -> bool:  # patience begins anew where the learning rate falls
+    def _over(self) -> bool:  # patience is counted anew once the learning rate falls
         return self.watch is not None and self.watch.enough(self.trace["epoch"], (self.decay or 0) / self.per_epoch)
 
-    def _decay_from(self, step: int) -> None:  # the learning rate falls, for half as many steps as there were
+    def _decay_from(self, step: int) -> None:  # the learning rate falls, for half as many steps as before
         self.decay, self.total = step, step + self.window * math.ceil(step / self.window / 2)
 
     def _recent(self) -> Tensor:
-        """(steps, 2) since the last line of the trace, means over the ranks. Raises UserError where not finite."""
+        """Figures (steps, 2) since the last line of the trace, means over ranks. Raises UserError if not finite."""
         figures = self.ranks.total(self.figures[: self.since]) / self.ranks.size
         check_finite(figures, self.step, self.settings.lr)
         return figures
 
     def check_guide(self) -> None:
-        """Raises UserError where a parameter is not finite, or not the same on all ranks."""
+        """Raise UserError if a parameter is not finite, or not the same on all ranks."""
         with self.ranks.agreed():
-            # A finite loss can have a gradient that is not: its harm shows in the weights, before the next loss.
+            # A finite loss can have a gradient that is not finite, which shows in the weights first.
             if not all(bool(torch.isfinite(p).all()) for p in self.guide.parameters()):
                 raise diverged("weights stopped being finite at", self.step, self.settings.lr)
         self.ranks.check_alike(self.guide, f"after step {self.step:,}")
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold. Raises UserError where something is not finite."""
+        """The contents of a checkpoint. Raises UserError if a number in it is not finite."""
         figures = self._recent()
         self.check_guide()
         generators = self.ranks.gather(generator_state())
         state = {name: getattr(self, name) for name in ("step", "total", "decay", "trace", "norm")}
-        state |= {"recent": figures.clone(), "watch": self.watch and self.watch.state}  # of a part, all would be saved
+        state |= {"recent": figures.clone(), "watch": self.watch and self.watch.state}  # a view would be saved whole
         state |= {"guide": self.guide.state_dict(), "optimiser": self.optimiser.state_dict()}
         return dict(state, buffers=model_buffers(self.model), generators=generators[0], others=generators[1:])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Continue from a :meth:`state_dict`."""
         self.guide.load_state_dict(state["guide"])
         lr = self.settings.lr
         rates = itertools.product((getattr(self.settings, "scale_lr", None) or lr, lr), (POINTS_LR, 1.0))
         begun = [len(group["params"]) for group in state["optimiser"]["param_groups"]]
-        for scale_lr, points_lr in rates:  # of an earlier version with fewer of them: it goes on with these
+        for scale_lr, points_lr in rates:  # an earlier version had fewer groups, with which its fits go on
             self.optimiser = self._adam(scale_lr, points_lr)
             if [len(group["params"]) for group in self.optimiser.param_groups] == begun:
                 break
         self.optimiser.load_state_dict(state["optimiser"])
-        if hasattr(self.settings, "scale_lr"):  # that with which it was begun
+        if hasattr(self.settings, "scale_lr"):  # keep the one with which the fit began
             own = self.optimiser.param_groups[1]["initial_lr"] if scale_lr != lr else None
             self.settings = replace(self.settings, scale_lr=own)
         self.model.load_state_dict(state.get("buffers", {}), strict=False)
         self.first = self.step = state["step"]
-        own = [state.get(name) for name in ("norm", "watch")]  # a checkpoint is read to the CPU
+        own = [state.get(name) for name in ("norm", "watch")]  # on the CPU, to which checkpoints are read
         self.norm, watch = tree_map_only(Tensor, lambda value: value.to(self.figures.device), own)
         if decay := state.get("decay"):
             self._decay_from(decay)
         self.total = state.get("total", self.total)
         self.trace, self.since = state["trace"], len(state["recent"])
         self.figures[: self.since] = state["recent"]
-        if self.watch is not None and watch is not None:  # few rows watched nothing in an earlier version
+        if self.watch is not None and watch is not None:  # an earlier version had no early stopping by few rows
             self.watch.state |= watch
         generators = [state["generators"], *state.get("others", ())]
         if self.ranks.rank < len(generators):
             set_generator_state(generators[self.ranks.rank])
-        else:  # it was saved by fewer ranks
+        else:  # the checkpoint was saved by fewer ranks
             set_stream(self.seed, self.ranks.rank, self.step)
 
 
 def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> None:
-    """Raise UserError where the first figure of a line of ``recent`` is not finite, the last of them of this step."""
+    """Raise UserError if the first number of a row of ``recent`` is not finite; its last row is of this step."""
     if bad := [i for i, parts in enumerate(recent) if not bool(torch.isfinite(parts[0]))]:
         raise diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
 
@@ -283,11 +285,11 @@ def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> Non
 def settled(objective: Sequence[float], rows: int) -> bool:
     """Whether the objective's slope over the last third of its lines is within its noise.
 
-    objective: nats of all rows, a line the mean of equally many steps.
+    objective: nats of all rows; each line is the mean of equally many steps.
 
-    The rise over that third, by least squares, is no more than 2 of its standard errors, or than 0.3·√N nats; and with
-    2 of them added it is no more than √N nats, as noise that could hide more shows nothing. √N nats is one standard
-    error of the log density of N rows, of which each differs by about a nat.
+    Its rise over that third, by least squares, must not exceed 2 of its standard errors or 0.3·√N nats; and the rise
+    plus 2 standard errors must not exceed √N nats, as noise could hide a rise otherwise. √N nats is one standard error
+    of the log density of N rows, if those of single rows differ by about a nat.
     """
     y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
     if len(objective) < LINES:

@@ -1,10 +1,10 @@
-"""Transitions of HMC and NUTS in flat coordinates: numpy arrays of length P, and no dictionary in sight.
+"""Transitions of HMC and NUTS in flat coordinates, numpy arrays of length P.
 
     H(z, u) = −log p(z) + ½ uᵀu        M⁻¹ = diag(s²),  u = s r        z' = s u,  u' = s ∇ log p(z)
 
-u is the momentum r in units of its own standard deviation: neither energy nor U-turn criterion needs M. The tree
-is that of Pyro's NUTS: multinomial weights, the generalised criterion of the summed momenta (Hoffman & Gelman 2014,
-arXiv:1111.4246; Betancourt 2017, arXiv:1701.02434, A.4). Pyro's own leapfrog step takes 300 µs whatever P.
+u is the momentum r in units of its own standard deviation, so that neither the energy nor the U-turn criterion needs
+M. The tree is the one of Pyro's NUTS, with multinomial weights and the generalised criterion of summed momenta (Hoffman
+& Gelman 2014, arXiv:1111.4246; Betancourt 2017, arXiv:1701.02434, A.4), whose own leapfrog step takes 300 µs for any P.
 """
 
 import math
@@ -16,14 +16,12 @@ import torch
 
 #: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
 MAX_ENERGY_ERROR = 1000.0
-#: z, u and gradient at an end of a trajectory, (P,) each.
-End = tuple[np.ndarray, np.ndarray, np.ndarray]
-#: z (P,) -> (log density, its gradient (P,)).
-Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]
+End = tuple[np.ndarray, np.ndarray, np.ndarray]  # z, u and gradient at an end of a trajectory, (P,) each
+Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]  # z (P,) -> (log density, its gradient (P,))
 
 
 class Point(NamedTuple):
-    """Where a chain is: z (P,), the log density there in nats, and its gradient (P,)."""
+    """The position of a chain: z (P,), the log density there in nats, and its gradient (P,)."""
 
     z: np.ndarray
     log_density: float
@@ -31,14 +29,14 @@ class Point(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """What one transition came to.
+    """The outcome of one transition.
 
-    point       where the chain is now
-    energy      H where the trajectory started, in nats
-    acceptance  mean acceptance probability, what the step size is adapted to
-    diverging   whether the energy went out of bounds, or stopped being a number
-    steps       gradients taken
-    depth       doublings of the tree; 0 for HMC
+    point       the new position of the chain
+    energy      H at the start of the trajectory, in nats
+    acceptance  mean acceptance probability, to which the step size is adapted
+    diverging   whether the energy error exceeded ``MAX_ENERGY_ERROR`` or was not finite
+    steps       number of gradients
+    depth       number of doublings of the tree; 0 for HMC
     """
 
     point: Point
@@ -50,32 +48,30 @@ class Transition(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A subtree of a trajectory in its direction of travel; weights are log densities less that of the start."""
+    """A subtree of a trajectory, in its direction of travel."""
 
     end: End  # of the last leaf
-    first: np.ndarray  # u of the first one (of a whole subtree, nobody asks)
+    first: np.ndarray  # u of the first leaf; needed only inside ``Dynamics.subtree``
     proposal: Point
-    momentum: np.ndarray  # the sum of all u
-    weight: float
+    momentum: np.ndarray  # the sum of u over the leaves
+    weight: float  # the log of the sum over the leaves of exp(energy of the start − energy of the leaf)
     turning: bool
     diverging: bool
-    acceptance: float  # a sum, as is the next
+    acceptance: float  # the sum of acceptance probabilities over the leaves
     steps: int
 
 
 class Dynamics:
-    """How a chain moves: leapfrog steps, a whole trajectory or subtree in one call of compiled code where there is any.
+    """Leapfrog steps of a chain. Compiled code, if there is any, takes a whole trajectory or subtree in one call.
 
-    gradient   of the log density, see :func:`gradient_of`
-    scale      s (P,), the root of the diagonal of M⁻¹
-    compiled   a potential's compiled code
+    scale: s (P,), the square root of the diagonal of M⁻¹.   compiled: the ``CompiledGradient`` of a potential, or None.
     """
 
     def __init__(self, gradient: Gradient, scale: np.ndarray, compiled: Any = None) -> None:
         self.gradient, self.scale, self.compiled = gradient, scale, compiled
 
     def trajectory(self, start: Point, u: np.ndarray, step: float, steps: int) -> tuple[Point, float, int]:
-        """Several steps from ``start`` with momentum u: (the end, its kinetic energy, how many were taken)."""
+        """Take steps from ``start`` with momentum u; returns (the end, its kinetic energy, number of steps taken)."""
         if self.compiled is not None:
             scale = self.scale
             z, r, g = (torch.from_numpy(v.copy())[None] for v in (start.z, u / scale, start.gradient))
@@ -88,7 +84,7 @@ class Dynamics:
         while taken < steps:
             z, u, log_density, g, kinetic = leap(z, u, g)
             taken += 1
-            if not math.isfinite(kinetic):  # nothing comes back from there
+            if not math.isfinite(kinetic):  # it stays so in all further steps
                 break
         return Point(z, log_density, g), kinetic, taken
 
@@ -107,7 +103,7 @@ class Dynamics:
         return leap
 
     def subtree(self, rng: np.random.Generator, depth: int, end: End, step: float, energy: float) -> Tree:
-        """2^depth leaves or fewer, from ``end`` on; energy: of the trajectory's start."""
+        """A subtree of at most 2^depth leaves that begins after ``end``.   energy: at the trajectory's start."""
         if self.compiled is not None:
             size = len(self.scale)
             arrays = np.concatenate(end), np.empty(3 * size), np.empty(6), self.scale, rng.random(2**depth)
@@ -148,7 +144,7 @@ def evaluator(potential: Any) -> Callable[[np.ndarray], tuple[np.ndarray, np.nda
 
 
 def gradient_of(potential: Any) -> Gradient:
-    """The same of one z (P,)."""
+    """A ``Potential`` as a function from one z (P,) to (its log density, its gradient (P,)), with numpy's arrays."""
     evaluate = evaluator(potential)
 
     def gradient(z: np.ndarray) -> tuple[float, np.ndarray]:
@@ -159,7 +155,7 @@ def gradient_of(potential: Any) -> Gradient:
 
 
 def hmc(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float, steps: int) -> Transition:
-    """One trajectory of so many steps, accepted or rejected as a whole."""
+    """One trajectory of ``steps`` steps, accepted or rejected as a whole."""
     u = rng.standard_normal(len(start.z))
     energy = 0.5 * float(u.dot(u)) - start.log_density
     end, kinetic, taken = dynamics.trajectory(start, u, step, steps)
@@ -169,7 +165,7 @@ def hmc(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float,
 
 
 def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float, max_depth: int) -> Transition:
-    """One trajectory that goes on, in both directions, until it turns back, diverges or was doubled so many times."""
+    """One trajectory, extended in both directions until it turns back, diverges or was doubled ``max_depth`` times."""
     u = rng.standard_normal(len(start.z))
     energy = 0.5 * float(u.dot(u)) - start.log_density
     ends = [(start.z, u, start.gradient)] * 2  # the past end and the future one
@@ -195,11 +191,11 @@ def nuts(rng: np.random.Generator, start: Point, dynamics: Dynamics, step: float
 
 
 def _turns(first: np.ndarray, last: np.ndarray, momentum: np.ndarray) -> bool:
-    """Whether a longer trajectory would bring its two ends nearer to each other."""
+    """Whether a longer trajectory would bring its two ends closer to each other (a U-turn)."""
     between = momentum - 0.5 * (first + last)
     return first.dot(between) <= 0 or last.dot(between) <= 0
 
 
 def _error(error: float) -> float:
-    """An energy that is not a finite number is a divergence, never an acceptance."""
+    """The energy error, ∞ for a value that is not finite: such a state is a divergence and never accepted."""
     return error if math.isfinite(error) else math.inf

@@ -1,9 +1,9 @@
 """The gradient of a log density, traced once and compiled by the machine's C compiler in about a second.
 
-One gradient of 50 weights takes a millisecond as some two hundred operators of torch, and a fiftieth of that as one
-piece of C that runs through the arrays of one chain, chain after chain, on all cores that OMP_NUM_THREADS allows. What
-is not supported, or a machine without a compiler, raises ``NotCompiled``. What was compiled is kept in memory: a
-library by its source, and the trace by what it depends on, where the caller can say that (:func:`recipe`).
+A gradient of 50 weights takes a millisecond as about 200 operators of torch, and a fiftieth of that as C code, which
+evaluates one chain after the other, on all cores that OMP_NUM_THREADS allows. ``NotCompiled`` is raised for a model
+that is not supported, or without a compiler. Libraries are cached in memory by their source, and traces by what they
+depend on, if that is known (:func:`recipe`).
 """
 
 import ctypes
@@ -27,16 +27,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from bnn_pyro.c_code import KEPT, NotCompiled, find_compiler, load
 from bnn_pyro.inference.compiled.c_source import write_c
 
-#: What comes before the gradient, in C, and what calls it.
+#: C code before the gradient, and after it.
 PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "driver.c"))
-#: What the driver exports: how many addresses, doubles and whole numbers each takes, in this order.
-FUNCTIONS = [("evaluate", 3, 0, 3), ("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 11, 0, 4)]
-#: (Source, constants) by recipe, as many as of libraries.
+#: Functions that the driver exports: (name, number of pointers, of doubles, and of integers that it takes).
+FUNCTIONS = [("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 11, 0, 4)]
+#: A cache {recipe: (source, constants)} of at most KEPT entries.
 TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
 
 
 class CompiledGradient:
-    """The log density and its gradient by C, the same on any number of threads.   constants: what it reads, y first."""
+    """The log density and its gradient in C, with any number of threads.   constants: inputs of the code, y first."""
 
     def __init__(self, library: ctypes.CDLL, constants: list[Tensor], size: int) -> None:
         self._library, self._constants, self.size, self.targets = library, constants, size, constants[0]
@@ -53,41 +53,42 @@ class CompiledGradient:
         """(C, P) float64 -> (C,), (C, P)."""
         z = z.contiguous()
         density, gradient = z.new_empty(len(z)), torch.empty_like(z)
-        self._library.evaluate(z.data_ptr(), density.data_ptr(), gradient.data_ptr(), len(z), self.size, self.threads)
+        self.leapfrog(z, None, density, gradient, None, None, steps=0)
         return density, gradient
 
-    def leapfrog(self, *arrays: Tensor, steps: int) -> None:
+    def leapfrog(self, *arrays: Tensor | None, steps: int) -> None:
         """In place: z, r (C, P), density (C,), gradient (C, P); inverse_mass (P,), step (C,); float64, contiguous."""
-        self._library.leapfrog(*(array.data_ptr() for array in arrays), steps, len(arrays[0]), self.size, self.threads)
+        pointers = [None if array is None else array.data_ptr() for array in arrays]
+        self._library.leapfrog(*pointers, steps, len(arrays[0]), self.size, self.threads)
 
     def microcanonical(self, *arrays: np.ndarray) -> None:
-        """z, u (C, P), density (C,), gradient (C, P), in place; scale (C, P), ΔE (C,), set; step, steps (C,), shares.
+        """In place: z, u (C, P), density (C,), gradient (C, P); scale (C, P); output ΔE (C,); step, steps (C,); shares.
 
-        With noise (C, S, P) and its spread (C,) after them u is refreshed before each step, and ΔE is (C, S).
+        Optionally noise (C, S, P) and its spread (C,): then u is refreshed before each step, and ΔE is (C, S).
         """
-        pointers = [a.__array_interface__["data"][0] for a in arrays]  # a.ctypes takes several times as long
+        pointers = [a.__array_interface__["data"][0] for a in arrays]  # faster than a.ctypes
         refreshed = pointers[9:] or (None, None)
         self._library.microcanonical(*pointers[:9], *refreshed, len(arrays[8]), *arrays[0].shape, self.threads)
 
     def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
-        """A subtree of NUTS; see the C code for the five arrays of doubles that the addresses are of."""
+        """A subtree of NUTS.   pointers: addresses of five arrays of doubles, see ``subtree`` in driver.c."""
         self._library.subtree(*pointers, step, energy, depth, self.size)
 
 
 def compile_gradient(
     gradient: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], z: Tensor, y: Tensor, same: bytes | None = None
 ) -> CompiledGradient:
-    """Trace ``gradient(z, y)`` at z (C, P) float64, for one chain, write it as C, compile and load it.
+    """Trace ``gradient(z, y)`` for one chain, at z[:1] of z (C, P) float64, write it as C, compile and load it.
 
-    y: targets, which are copied.   same: a :func:`recipe`, whose code is then used again.   Raises NotCompiled.
+    y: targets, which are copied.   same: a :func:`recipe`; code with the same recipe is reused.   Raises NotCompiled.
     """
     if z.device.type != "cpu":
         raise NotCompiled(f"the model is on {z.device}")
-    find_compiler()  # before the trace, which takes longer
+    find_compiler()  # fail early, before the trace
     inputs = z[:1], y.clone(memory_format=torch.contiguous_format)
     source, constants = TRACES.pop(same, None) or _trace(gradient, inputs)
     if same is not None:
-        TRACES[same] = source, constants  # the last one used is the last
+        TRACES[same] = source, constants  # the most recently used entry is the last
         while len(TRACES) > KEPT:
             del TRACES[next(iter(TRACES))]
     constants = [inputs[1], *constants[1:]]
@@ -95,9 +96,9 @@ def compile_gradient(
 
 
 def recipe(model: nn.Module, *rest: Any) -> bytes | None:
-    """What a model's density depends on besides its sites' values, and ``rest``; None where that cannot be said.
+    """A hash of ``rest`` and of what a model's density depends on, except the values of its sites; None if unknown.
 
-    Parameters count by their shapes alone: where a network starts is no part of its density (else comparison tells).
+    Of parameters only the shapes count, as a network's start is no part of its density (see ``Potential.compile``).
     """
     buffer = BytesIO()
     try:
@@ -108,7 +109,7 @@ def recipe(model: nn.Module, *rest: Any) -> bytes | None:
 
 
 class _Shapes(cloudpickle.Pickler):
-    """Writes parameters as their shapes, and other tensors by what is in them, wherever they lie."""
+    """Writes parameters as their shapes, and other tensors as a hash of their contents."""
 
     def persistent_id(self, obj: object) -> tuple | None:
         if not isinstance(obj, Tensor):
@@ -123,7 +124,7 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor,
             plain = functionalize(make_fx(lambda *inputs: gradient(*inputs))(*inputs))
         graph = make_fx(lambda *inputs: plain(*inputs), decomposition_table=_decompositions())(*inputs)
         first: dict[str, fx.Node] = {}
-        for node in graph.graph.nodes:  # what is worked out twice, such as erf(x) of a gelu and of its derivative
+        for node in graph.graph.nodes:  # merge equal nodes, such as erf(x) in a gelu and in its derivative
             if node.op == "call_function" and torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
                 node.replace_all_uses_with(first.setdefault(f"{node.target} {node.args} {node.kwargs}", node))
         graph.graph.eliminate_dead_code()
@@ -135,7 +136,7 @@ def _trace(gradient: Callable[..., tuple[Tensor, Tensor]], inputs: tuple[Tensor,
 
 
 def _decompositions() -> dict[Any, Callable]:
-    """Of operators that PyTorch counts among the core, such as those of normalisation and softmax."""
+    """Decompositions of further operators, beyond those of PyTorch's core set."""
     aten = torch.ops.aten
 
     def mean(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
@@ -152,7 +153,7 @@ def _decompositions() -> dict[Any, Callable]:
         return x.amax(dim, keepdim), -torch.where(x == largest, -index, -last).amax(dim, keepdim).long()
 
     def taken(x: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-        if not x.is_floating_point():  # where they lie, which is worked out beforehand
+        if not x.is_floating_point():  # integers, such as indices, are constants
             return NotImplemented
         places = choose(torch.arange(x.numel()).view(x.shape))
         return x.reshape(-1).gather(0, places.reshape(-1)).view(places.shape)
@@ -162,9 +163,8 @@ def _decompositions() -> dict[Any, Callable]:
         put = x.reshape(-1).scatter_add if accumulate else x.reshape(-1).scatter
         return put(0, places.reshape(-1), values.expand(places.shape).reshape(-1)).view(x.shape)
 
-    names = """native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward _softmax
-        native_batch_norm native_batch_norm_backward _log_softmax _safe_softmax gelu elu hardtanh leaky_relu addmm
-        embedding index_select constant_pad_nd repeat"""
+    names = """native_layer_norm native_group_norm native_batch_norm _softmax _log_softmax _safe_softmax gelu elu
+        hardtanh leaky_relu addmm embedding index_select constant_pad_nd repeat"""
     return {
         **core_aten_decompositions(),
         **get_decompositions([getattr(aten, name) for name in names.split() if hasattr(aten, name)]),

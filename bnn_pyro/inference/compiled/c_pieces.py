@@ -1,4 +1,4 @@
-"""The pieces that generated C is made of: types, elementwise operators, arrays as addresses or expressions."""
+"""Parts of generated C code: types, elementwise operators, and arrays as buffers or expressions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,14 +45,14 @@ VIEWS = {
 
 @dataclass
 class Array:
-    """A value of the graph: an address into a buffer, or (``at``) an expression of the indices."""
+    """A value of the graph: a view of a buffer, or (``at``) a C expression as a function of the indices."""
 
-    like: Tensor  # on the "meta" device: shape, strides, offset, type
+    like: Tensor  # on the "meta" device, with shape, strides, offset and type
     buffer: str = ""
     at: Callable[[Sequence[str]], str] | None = None
 
     def __call__(self, index: Sequence[str]) -> str:
-        """The element at these indices, the last of which count, as C; a single one is that for all."""
+        """The element at these indices as C. Leading indices, and indices of dimensions of size 1, are ignored."""
         shape = self.like.shape
         index = ["0" if n == 1 else i for i, n in zip(index[len(index) - len(shape) :], shape, strict=True)]
         if self.at is not None:
@@ -63,7 +63,7 @@ class Array:
 
     @property
     def type(self) -> str:
-        """C's name of its type."""
+        """The C name of its type."""
         if self.like.dtype not in C_TYPES:
             raise NotCompiled(f"arrays of {self.like.dtype} have no C form")
         return C_TYPES[self.like.dtype]

@@ -1,9 +1,8 @@
-"""A traced gradient as C: loops over the arrays of one chain, small enough to stay in the processor's cache.
+"""Translates a traced gradient to C: loops over the arrays of one chain, which are small enough for processor caches.
 
-A graph of PyTorch's core operators has a few kinds of nodes. What depends on no input is worked out beforehand; a view
-is an address into another array; elementwise operators are expressions, which are fused into the loop that needs
-them; sums and products of matrices are loops. Every array keeps the strides that PyTorch gave it, and loops run with
-the smallest stride innermost, where the C compiler makes vector instructions of them.
+Nodes of the graph that depend on no input are evaluated when the code is written. Views become addresses in other
+arrays; elementwise operators become expressions, which are fused into the loop that needs them; sums and products of
+matrices become loops. The innermost loop has the smallest stride, so that the C compiler can vectorise it.
 """
 
 import operator
@@ -25,7 +24,7 @@ def write_c(graph: fx.GraphModule, y: Tensor) -> tuple[str, list[Tensor]]:
     """(C source of ``double gradient(const double *z, double *g, char *work)`` and ``WORK``, the constants k0, k1, …).
 
     graph: inputs (1, P) float64 and y; outputs (1,) and (1, P), as ``make_fx`` traces them.
-    y: contiguous, the first of the constants.   Raises NotCompiled for an operator that is not here.
+    y: contiguous, the first of the constants.   Raises NotCompiled for an operator that is not supported.
     """
     writer = _Writer(graph, [y])
     body = "\n".join(writer.run())
@@ -77,7 +76,7 @@ class _Writer:
             raise NotCompiled(f"the operator {packet} with {values[1]} has no C form")
         if packet in POINTWISE or packet in (aten.pow, aten.clamp, aten.gather):
             made = Array(like, at=self._expression(packet, like, values[0]))
-            # Where it is wanted twice, it is kept: an expression would be worked out twice.
+            # A value that is used several times is stored, so that it is computed once.
             return made if len(node.users) == 1 else self._stored(made)
         special = {aten.sum: partial(self._reduce, start="0", form="a += {0};"),
                    aten.prod: partial(self._reduce, start="1", form="a *= {0};"),
@@ -93,7 +92,7 @@ class _Writer:
         return special[packet](like, *values[0])
 
     def _array(self, value: object, kind: torch.dtype = torch.float32) -> Array:
-        """An argument, be it a value, a constant tensor or a number (of this kind), as an Array."""
+        """An argument as an Array: a value of the graph, a constant tensor, or a number (as dtype ``kind``)."""
         if isinstance(value, Array):
             return value
         if isinstance(value, int | float):
@@ -115,7 +114,7 @@ class _Writer:
         if (array := self._array(value)).at is None:
             return array
         made = self._copy(array.like, array)
-        array.at, array.buffer = None, made.buffer  # whoever holds it reads the buffer from now on
+        array.at, array.buffer = None, made.buffer  # in place, so that all users of this Array read the buffer
         return made
 
     def _new(self, like: Tensor) -> Array:
@@ -148,7 +147,7 @@ class _Writer:
         return lambda i: cast + form.format(*("" if o is None else o(i) for o in operands))
 
     def _loop(self, shape: Sequence[int], stride: Sequence[int], body: Callable[[list[str]], str]) -> None:
-        """``body`` for every index; the smallest stride innermost."""
+        """Write nested loops with ``body`` of the indices; the innermost loop has the smallest stride."""
         if 0 in shape:
             return
         index = [f"i{d}" if n > 1 else "0" for d, n in enumerate(shape)]
@@ -159,7 +158,7 @@ class _Writer:
         self.lines.append(body(index) + "}" * len(order))
 
     def _reduce(self, like: Tensor, base: object, dims: object = (), *_: object, start: str, form: str) -> Array:
-        """Over ``dims`` of the base, each element on its own."""
+        """Reduce ``dims`` of the base, one element of the result at a time."""
         base, made = self._array(base), self._new(like)
         shape, f = base.like.shape, "f" if like.dtype == torch.float32 else ""
         dims = {d % len(shape) for d in tree_leaves(dims)} or set(range(len(shape)))
@@ -176,9 +175,9 @@ class _Writer:
         return made
 
     def _mm(self, like: Tensor, left: object, right: object) -> Array:
-        """(M, K) (K, N), or a batch of them, by ``matmul`` of the prelude."""
+        """The product (M, K) (K, N), or a batch of products, by ``matmul`` of prelude.h."""
         a = self._stored(left)
-        if isinstance(right, Tensor):  # laid out at no cost: along k where that is longer, as n may be too short
+        if isinstance(right, Tensor):  # a constant can have any layout: prefer the longer of k and n as contiguous
             ways = right.mT.contiguous().mT, right.contiguous()
             ways = ways if right.shape[-2] > right.shape[-1] else ways[::-1]
             right = min(ways, key=lambda b: _copies(like, a.like, b)[0])
@@ -218,7 +217,7 @@ class _Writer:
         return made
 
     def _replace(self, view: Callable[..., Tensor], like: Tensor, base: object, part: object, *where: int) -> Array:
-        """A copy of the base with the part in place of its view at ``where``."""
+        """A copy of the base in which the view at ``where`` is replaced by the part."""
         made = self._copy(like, base)
         self._fill(Array(view(made.like, *where), made.buffer), part)
         return made
@@ -231,7 +230,7 @@ class _Writer:
 
 
 def _copies(like: Tensor, a: Tensor, b: Tensor) -> tuple[int, list[tuple[int, int]]]:
-    """The least that ``matmul`` needs copied to be quick: (numbers, [(which factor, its axis to be contiguous)])."""
+    """The cheapest copies that make ``matmul`` fast: (elements to copy, [(number of a factor, axis to be dense)])."""
     (m, k), n, (om, on) = a.shape[-2:], b.shape[-1], like.stride()[-2:]
     wide = 32 // like.element_size()  # numbers of a vector
     along_m, along_n, along_k = om == 1 and m >= wide, on == 1 and n >= wide, k > 4

@@ -1,19 +1,20 @@
-/* What calls the generated gradient: many chains at once, leapfrog steps, microcanonical ones, subtrees of NUTS.
+/* Functions that call the generated gradient: leapfrog steps and microcanonical steps of many chains, NUTS's subtrees.
 
-   Chains are handed out to threads one by one, each worked on by one thread alone, so that results depend on no number
-   of threads. They are POSIX threads that end with the call: those of OpenMP wait for each other by spinning, which on
-   a busy machine costs several times what they do. */
+   Each chain is computed by one thread, so that results do not depend on the number of threads. They are POSIX threads
+   that end with the call: OpenMP's threads wait for each other by spinning, which on a busy machine costs several times
+   as much as the work itself. */
 #include <pthread.h>
 typedef struct {
   double *z, *r, *density, *g;
   const double *m, *step;
   long steps, chains, size, next;
-  double *u, *error; /* of microcanonical steps, whose turns and drifts have these shares */
-  const double *shares, *counts, *noise, *spread; /* by which u is refreshed before a step, where there is noise */
+  /* For microcanonical steps. shares: of turns and drifts; noise (or null) and spread: refresh u before each step. */
+  double *u, *error;
+  const double *shares, *counts, *noise, *spread;
   long stages;
 } Job;
-/* From FLUSH to RESTORE numbers too small to be normal are zero to this thread: arithmetic with them is slow, and the
-   derivative of gelu has many. A logarithm of one is -INFINITY */
+/* Between FLUSH and RESTORE denormal numbers are zero in this thread: arithmetic with them is slow, and the derivative
+   of gelu has many. Their logarithm is -INFINITY. */
 #if defined(__SSE__)
 #define FLUSH unsigned mode = __builtin_ia32_stmxcsr(); __builtin_ia32_ldmxcsr(mode | 0x8040);
 #define RESTORE __builtin_ia32_ldmxcsr(mode);
@@ -26,7 +27,7 @@ static double dot(const double *a, const double *b, long n) {
   for (long i = 0; i < n; i++) sum += a[i] * b[i];
   return sum;
 }
-/* A turn of u in a fixed gradient, and K' - K: microcanonical.py has the same in Python, and says what it is. */
+/* A turn of u in a constant gradient; returns K' - K. See the function of the same name in microcanonical.py. */
 static double turn(double *u, const double *g, double time, long n) {
   double norm = sqrt(dot(g, g, n)), along = norm > 1e-300 ? dot(g, u, n) / norm : 0;
   double delta = time * norm / (n - 1), decay = exp(-delta);
@@ -36,7 +37,7 @@ static double turn(double *u, const double *g, double time, long n) {
   for (long i = 0; i < n; i++) u[i] *= scale;
   return (n - 1) * (delta - 0.69314718055994531 + log1p(along + (1 - along) * decay * decay));
 }
-/* Steps of the isokinetic integrator; the chain ends where it is not finite. error: of each, with noise, or of all */
+/* Steps of the isokinetic integrator, until the error is not finite. error: with noise of each step, else the sum */
 static void isokinetic(Job *job, long c, char *work) {
   long size = job->size, count = job->counts[c];
   double *z = job->z + c * size, *u = job->u + c * size, *g = job->g + c * size, e = job->step[c], all = 0;
@@ -63,7 +64,7 @@ static void isokinetic(Job *job, long c, char *work) {
   }
   if (!job->noise) job->error[c] = all;
 }
-/* steps of (r += e/2 g; z += e m r; r += e/2 g), or the gradient alone; the chain ends where it is not finite */
+/* Leapfrog steps (r += e/2 g; z += e m r; r += e/2 g), until the density is not finite; without r, the gradient alone */
 static void chain(Job *job, long c, char *work) {
   long size = job->size;
   double *z = job->z + c * size, *g = job->g + c * size;
@@ -93,10 +94,6 @@ static void run(Job *job, long threads) {
   chains(job);
   while (n) pthread_join(others[--n], 0);
 }
-void evaluate(double *z, double *density, double *g, long chains, long size, long threads) {
-  Job job = {z, 0, density, g, 0, 0, 0, chains, size, 0};
-  run(&job, threads);
-}
 void leapfrog(double *z, double *r, double *density, double *g, const double *m, const double *step, long steps,
               long chains, long size, long threads) {
   Job job = {z, r, density, g, m, step, steps, chains, size, 0};
@@ -108,7 +105,7 @@ void microcanonical(double *z, double *u, double *density, double *g, const doub
   Job job = {z, 0, density, g, m, step, 0, chains, size, 0, u, error, shares, counts, noise, spread, stages};
   run(&job, threads);
 }
-/* A subtree of NUTS in one direction: trajectories.py has the same in Python, and says what it is. */
+/* A subtree of NUTS in one direction. See Dynamics.subtree in trajectories.py. */
 typedef struct { double *first, *momentum, *z, *g, density, weight, acceptance, steps; int turning, diverging; } Node;
 typedef struct {
   double *z, *u, *g, *levels;
@@ -142,7 +139,7 @@ static void build(Tree *t, long depth, Node *out) {
       out->g[i] = t->g[i];
     }
     double error = 0.5 * dot(t->u, t->u, n) - out->density - t->energy;
-    if (!__builtin_isfinite(error)) error = INFINITY; /* compilers may cancel error - error, a sum */
+    if (!__builtin_isfinite(error)) error = INFINITY;
     out->weight = -error;
     out->acceptance = error <= 0 ? 1 : exp(-error);
     out->steps = 1;
@@ -168,7 +165,8 @@ static void build(Tree *t, long depth, Node *out) {
   out->turning = two.turning || turns(out->first, t->u, out->momentum, n);
   out->diverging = two.diverging;
 }
-/* end: z, u, g where it starts, and where it ends; found: momentum, z, g of the proposal; numbers: six of the node's */
+/* end: z, u, g at its start, replaced by those at its end. found: summed momentum, then z and g of the proposal.
+   numbers: density, weight, acceptance, steps, turning, diverging. */
 void subtree(double *end, double *found, double *numbers, const double *scale, const double *uniform, double step,
              double energy, long depth, long size) {
   double *levels = aligned_alloc(64, ((4 * depth + 1) * size * sizeof(double) + 63) / 64 * 64);

@@ -1,11 +1,11 @@
-/* What the generated code is made of: mathematics in two precisions. */
+/* Mathematical functions for the generated code, in two precisions. */
 #define INFINITY __builtin_inff()
 #define NAN __builtin_nanf("")
 double sqrt(double); float sqrtf(float); double fabs(double); float fabsf(float); double pow(double, double);
 float powf(float, float); double floor(double); float floorf(float); double ceil(double); float ceilf(float);
 double rint(double); float rintf(float); double atan2(double, double); float atan2f(float, float);
 void *aligned_alloc(unsigned long, unsigned long); void free(void *);
-__attribute__((const)) double lgamma(double); /* so that loops need not call them again; nobody reads signgam */
+__attribute__((const)) double lgamma(double); /* "const" avoids repeated calls; nothing uses their signgam */
 __attribute__((const)) float lgammaf(float);
 static inline double quick_erf(double);
 static inline float quick_erff(float);
@@ -15,7 +15,7 @@ static inline float quick_erff(float);
   static inline type choose##f(int c, type a, type b) { return c ? a : b; } \
   static inline type square##f(type a) { return a * a; } \
   static inline type sign##f(type a) { return (a > 0) - (a < 0); } \
-  static inline type digamma##f(type a) { /* of a > 0, by its recurrence and the asymptotic series */ \
+  static inline type digamma##f(type a) { /* for a > 0, by its recurrence and the asymptotic series */ \
     type s = 0; \
     for (; a < 10; a++) s -= 1 / a; \
     type r = 1 / (a * a); \
@@ -24,8 +24,8 @@ static inline float quick_erff(float);
 INLINE(double, ) INLINE(float, f)
 static inline double quick_tanh(double x) { return tanh(x); }
 static inline double quick_erf(double x) { return erf(x); }
-/* The rational approximations of Eigen (generic_fast_tanh_float, generic_fast_erf_float), good to a few units in the
-   last place; 1 + erf is not below 0 */
+/* The rational approximations of Eigen (generic_fast_tanh_float, generic_fast_erf_float), accurate to a few units in the
+   last place; erf is cut to [-1, 1], so that 1 + erf is not negative. */
 static inline float quick_tanhf(float x) {
   float c = smallerf(largerf(x, -7.9053111f), 7.9053111f), s = c * c;
   float p = -2.76076847742355e-16f * s + 2.00018790482477e-13f;
@@ -44,13 +44,13 @@ static inline float quick_erff(float x) {
   float q = -1.45660718464996e-05f * s + -2.13374055278905e-04f; q = q * s + -1.68282697438203e-03f;
   q = q * s + -7.37332916720468e-03f; q = q * s + -1.42647390514189e-02f;
   float y = c * p / q;
-  y = y > 1 ? 1 : y;  /* not smallerf: gcc would make no vectors of it */
+  y = y > 1 ? 1 : y;  /* gcc does not vectorise smallerf here */
   return y < -1 ? -1 : y;
 }
-/* out[m, n] = sum over k of x[m, k] y[k, n], the sums in registers: what is loaded is used several times. The loops of
-   strip## run along n, contiguous in out and y, by one or two vectors (parts), of which the last may overlap the one
-   before: it gives the same numbers again. Those of dots## run along k, contiguous in x and y; of the last vector, which
-   overlaps likewise, only what is new counts (where an infinity may become nan). */
+/* out[m, n] = sum over k of x[m, k] y[k, n]. Sums of several elements are in registers, so that each loaded number is
+   used several times. strip## loops along n, contiguous in out and y, by one or two vectors (parts). The last vector may
+   overlap the one before, and then computes the same numbers again. dots## loops along k, contiguous in x and y; of its
+   last vector, which overlaps likewise, only new numbers count: the others are multiplied by 0 (infinity becomes nan). */
 #define ALWAYS static inline __attribute__((always_inline)) void
 #define MATMUL(type, f) \
   typedef type lanes##f __attribute__((vector_size(32), aligned(__alignof__(type)), may_alias)); \
