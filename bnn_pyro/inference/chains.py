@@ -221,10 +221,8 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
 
     def progress(index: int, share: float, figures: Figures) -> None:
         nonlocal reported
-        if not figures:
-            return
         done_now[todo[index]] = round(share * transitions)
-        if done_now.sum() != reported:
+        if figures and done_now.sum() != reported:
             reported = done_now.sum()
             run.tell(int(reported), total, figures)
 

@@ -28,13 +28,11 @@ from bnn_pyro.parts.likelihoods import Likelihood
 from bnn_pyro.parts.priors import GammaNormal
 from bnn_pyro.parts.weights import cut
 
-#: The search for a mode ends at this gradient, in nats per standard deviation (roughly).
-MAX_SLOPE = 0.01
+MAX_SLOPE = 0.01  # the search for a mode ends at this gradient, in nats per standard deviation (roughly)
 #: The search for learned scales ends after this number of rounds, or when log σ changes by less than MAX_CHANGE.
 ROUNDS, MAX_CHANGE = 30, 0.05
 WIDER = 100.0  # factor of the prior's scale with which the second search begins
-#: Number of weights up to which the dense Λ is used: 4,096 make a matrix of 67 MB in single precision.
-DENSE = 4096
+DENSE = 4096  # number of weights up to which the dense Λ is used: 4,096 make a matrix of 67 MB in single precision
 
 
 class Rounded(Space):

@@ -26,30 +26,23 @@ from bnn_pyro.progress import Figures, duration
 
 #: Overhead in seconds of a gradient by PyTorch's operators, of a compiled gradient, and of an optimiser's step by Pyro.
 EAGER, COMPILED, PYRO_STEP = 1e-3, 1e-5, 2.5e-3
-#: Seconds for the 6 floating-point operations that a weight takes for a row, forward and backward.
-ARITHMETIC = 5e-10
+ARITHMETIC = 5e-10  # seconds for the 6 floating-point operations that a weight takes for a row, forward and backward
 #: The same in code compiled for one chain: up to CACHED rows · weights, for which its arrays are in the cache of a core
 #: (512 KiB), and above.
 COMPILED_ARITHMETIC, CACHED, LARGE_ARITHMETIC = 3.5e-10, 2e6, 5e-10
 #: Rows · weights above which compiled code is no faster than operators on several chains, for 784 inputs (for narrow
 #: networks: 5e7).
 LARGE = 2e7
-#: Seconds of a compilation, and of the start of a process.
-COMPILATION, PROCESS = 2.5, 5.0
+COMPILATION, PROCESS = 2.5, 5.0  # seconds of a compilation, and of the start of a process
 #: A forecast is made from TIMED transitions, or from those in MAX_TIMED seconds, and reported above LONG seconds.
 TIMED, MAX_TIMED, LONG = 20, 30.0, 60.0
-#: The forecast suggests to make this fraction (1/FEWER) of the draws.
-FEWER = 5
-#: Expected number of steps of a trajectory of ChEES or of the adjusted microcanonical sampler.
-TYPICAL = 20
+FEWER = 5  # the forecast suggests to make draws/FEWER draws instead
+TYPICAL = 20  # expected number of steps of a trajectory of ChEES or of the adjusted microcanonical sampler
 #: Overhead in seconds of a transition of mile, for one chain and for further ones in compiled code, and of a step of
 #: the optimisation of its members.
 TRANSITION, TOGETHER, STEP = 3e-4, 4e-5, 6e-3
-#: Number of gradients in a transition of mile, and of NUTS.
-GRADIENTS, TREE = 2, 30
-
-#: (settings of the method, N, M, cores) -> seconds.
-Cost = Callable[[Mapping[str, Any], int, int, int], float]
+GRADIENTS, TREE = 2, 30  # number of gradients in a transition of mile, and of NUTS
+Cost = Callable[[Mapping[str, Any], int, int, int], float]  # (settings of the method, N, macs, cores) -> seconds
 
 
 def choose_compiled(setting: str, gradients: float, potential: Potential) -> bool:
@@ -75,7 +68,6 @@ def choose_cores(cores: int, tasks: int, device: torch.device, seconds: float, p
     """Number of processes: ``cores``, or for 0 one for each core if that saves twice the price, else 1 (this process).
 
     It is 1 on a GPU and in a process that is itself one of several. An executor in force decides instead.
-
     device: where tasks compute.   seconds: of all tasks.   price: seconds that a process takes to start.
     """
     cpu, usable = device.type == "cpu", min(tasks, usable_cores())

@@ -34,10 +34,8 @@ from bnn_pyro.parts.nets import in_mode
 from bnn_pyro.posterior import Posterior, model_buffers
 from bnn_pyro.progress import announce
 
-#: Share of the training rows that are held out if the data have no validation rows.
-HELD_OUT = 0.15
-#: Smallest number of held-out rows, but never more than a third of all rows.
-MIN_HELD_OUT = 8
+HELD_OUT = 0.15  # share of the training rows that are held out if the data have no validation rows
+MIN_HELD_OUT = 8  # smallest number of held-out rows, unless that is more than a third of all rows
 #: Patience by rule, in steps for points and for q (whose growing σ first worsens predictions), and at least in epochs.
 PATIENT_STEPS, GUIDE_STEPS, PATIENT_EPOCHS = 300, 1000, 10
 #: A guide is scored by so many draws, on at most SCORED · (training rows) or MIN_SCORED held-out rows if that is more.
@@ -45,10 +43,8 @@ DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 #: A q counts as better if the held-out rows favour it by EVIDENCE nats in total (a Bayes factor of 55, about the cost
 #: of one outlier) and by this number of standard errors of the paired differences.
 EVIDENCE, ERRORS = 4.0, 2.0
-#: γ of the running mean, and number of iterates of an epoch that enter it.
-GAMMA, ITERATES = 3, 10
-#: For a guide, means over this number of lines of the trace are compared.
-SMOOTHED = 5
+GAMMA, ITERATES = 3, 10  # γ of the running mean, and number of iterates of an epoch that enter it
+SMOOTHED = 5  # for a guide, means over this number of lines of the trace are compared
 #: At the end σ is multiplied by NARROWER, at most NARROWINGS times, while LAST_DRAWS draws score better.
 LAST_DRAWS, NARROWER, NARROWINGS = 32, math.sqrt(0.5), 12
 

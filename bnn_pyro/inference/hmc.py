@@ -39,8 +39,7 @@ class SeparateChains(Sampler):
     cores: int = setting(0, low=0)
 
     former: ClassVar[Mapping[str, Any]] = {"mass": "diagonal"}
-    #: Settings on which no draw depends: a run may be resumed with other values of them.
-    incidental: ClassVar[tuple[str, ...]] = ("cores",)
+    incidental: ClassVar[tuple[str, ...]] = ("cores",)  # no draw depends on them: a run may be resumed with others
     #: Whether a kernel moves several chains together, as Python's share of a transition takes longer than the gradient
     #: of a small network: all chains with PyTorch's operators, the chains of a process with compiled code.
     group: ClassVar[bool] = False

@@ -26,14 +26,10 @@ from bnn_pyro.parts.weights import CentredNormal, base_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.settings import Settings, setting
 
-#: Largest number of weights P: a (P, P) matrix of 5,000 takes 0.2 GB in float64.
-MAX_WEIGHTS = 5000
-#: Number of rows whose exact curvature is used in the search for the mode; see :func:`_near_the_mode`.
-MAX_SINGLE_ROWS = 4096
-#: Iterations of L-BFGS after which its coordinates are computed again from the curvature at the present position.
-MAX_ROUND = 30
-#: The search ends within this distance from the mode, in posterior standard deviations.
-MAX_DISTANCE = 1e-3
+MAX_WEIGHTS = 5000  # largest number of weights P: a (P, P) matrix of 5,000 takes 0.2 GB in float64
+MAX_SINGLE_ROWS = 4096  # number of rows whose exact curvature is used in the search for the mode
+MAX_ROUND = 30  # iterations of L-BFGS, after which its coordinates are chosen again by the curvature where it is
+MAX_DISTANCE = 1e-3  # the search ends within this distance from the mode, in posterior standard deviations
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ class Laplace(Settings):
     max_iterations: int = setting(1000, low=1)
 
     former: ClassVar[Mapping[str, Any]] = {"structure": "full"}
-    #: The kind of guide that results, whatever guide the variant has.
-    family: ClassVar[str] = "full"
+    family: ClassVar[str] = "full"  # of the resulting guide, whatever guide the variant has
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the mode and the curvature there; see ``Method.run``. The posterior's guide is a :class:`FullNormal`.

@@ -20,10 +20,8 @@ from bnn_pyro.parts.nets import MLP
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.parts.weights import CentredNormal, base_of
 
-#: Number of rows processed at once, so that their features stay in the processor's cache.
-ROWS = 1024
-#: A function φ (B, D) -> I (B, K, K).
-Information = Callable[[Tensor], Tensor]
+ROWS = 1024  # number of rows processed at once, so that their features stay in the processor's cache
+Information = Callable[[Tensor], Tensor]  # φ (B, D) -> I (B, K, K)
 
 
 def linear_layer(model: nn.Module) -> nn.Module | None:

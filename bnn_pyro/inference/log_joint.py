@@ -93,7 +93,7 @@ class LogJoint:
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, temperature: float = 1.0) -> None:
         self.model, self.x, self.y, self.temperature = model, x, y, temperature
         values = {site: value.detach().to(x.device) for site, value in model.initial.items()}
-        # Pyro's checks of shapes and supports are on in this call alone, as trajectories may meet infinities.
+        # Pyro's checks of shapes and supports are on in this call alone: trajectories may meet infinities.
         with torch.no_grad(), in_mode(model, training=False), Recorder(values) as first:
             model(x[:2], y[:2])
         self.event_dim = first.sites[OBSERVED]["fn"].event_dim  # 1 for several targets, y (N, T)

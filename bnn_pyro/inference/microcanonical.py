@@ -28,15 +28,13 @@ from bnn_pyro.inference.trajectories import evaluator
 #: (doi:10.1137/0916010) with the constant of Omelyan, Mryglod & Folk 2003 (arXiv:cond-mat/0110585).
 LAMBDA = 0.1931833275037836
 SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
-#: Number of gradients in a step.
-GRADIENTS = 2
+GRADIENTS = 2  # number of gradients in a step
 #: Bounds of one call of compiled code: steps, and steps · chains · rows · weights (0.1 s, for which Ctrl-C waits).
 AT_ONCE, WORK = 64, 1e8
 #: Bounds on the mean ξ in ``EnergyTuning.factor``: a smaller one counts as LEAST, since few errors say little about the
 #: largest ones; one up to MOST is tolerated, since chains with shorter steps would move too slowly.
 LEAST, MOST = 0.5, 5.0
-#: Number of transitions of a window for which log scales are shrunk by half, as positions are correlated.
-FEW = 100
+FEW = 100  # number of transitions of a window for which log scales are shrunk by half, as positions are correlated
 
 
 class State(NamedTuple):
@@ -58,10 +56,7 @@ Moved = tuple[State, np.ndarray]  # (the state after some steps, their ΔE in na
 
 
 def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(u', K' − K in nats) after a time (G,) with a constant gradient; see the top of the file.
-
-    The formulas are written with exp(−δ), which does not overflow; u' is normalised, as rounding errors would add up.
-    """
+    """(u', K' − K in nats) after a time (G,) with a constant gradient; exp(−δ) in place of cosh δ cannot overflow."""
     last = u.shape[1] - 1
     norm = np.sqrt(np.einsum("gd,gd->g", gradient, gradient))
     e = gradient / np.maximum(norm, 1e-300)[:, None]
@@ -69,6 +64,7 @@ def turn(u: np.ndarray, gradient: np.ndarray, time: np.ndarray) -> tuple[np.ndar
     decay = np.exp(-delta)
     along = np.einsum("gd,gd->g", e, u)
     turned = ((1 - decay) * (1 + decay + along * (1 - decay)))[:, None] * e + (2 * decay)[:, None] * u
+    # Normalised, as rounding errors would add up.
     return direction(turned), last * (delta - math.log(2) + np.log1p(along + (1 - along) * decay**2))
 
 

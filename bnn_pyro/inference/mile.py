@@ -51,18 +51,15 @@ from bnn_pyro.settings import setting
 WINDOWS = {False: (0.15, 0.3, 0.5, 1.0), True: (0.08, 0.15, 0.3, 0.6)}
 #: The last three bounds for checkpoints of earlier versions that do not contain them.
 FORMER_WINDOWS = {False: (0.8, 0.9, 1.0), True: (0.15, 0.3, 0.6)}
-#: L as a share of the distance travelled between two effective draws.
-LENGTH = {False: 0.4, True: 0.3}
+LENGTH = {False: 0.4, True: 0.3}  # L as a share of the distance travelled between two effective draws
 REACH = 3.0  # largest L of trajectories, in units of √Σ Var zᵢ; half a circle in each direction of a Normal has π
 #: In the last window: largest number of positions and of coordinates kept, and smallest number of positions to use.
 POSITIONS, COORDINATES, MIN_POSITIONS = 1000, 2000, 10
-#: Number of positions of the last window after which the step is corrected by its energy error.
-STRETCH = 125
+STRETCH = 125  # number of positions of the last window after which the step is corrected by its energy error
 #: A step diverges at an energy error of WIDE √d nats, or MAX_ENERGY_ERROR if that is more. Once ε is known, a step with
 #: FAR times the usual energy error is undone too. A chain is lost after HALVINGS halvings of its step.
 WIDE, FAR, HALVINGS = 30.0, 50.0, 10
-#: Number of members for networks of at most SMALL weights; larger ones have 4.
-MEMBERS, SMALL = 8, 10_000
+MEMBERS, SMALL = 8, 10_000  # number of members for networks of at most SMALL weights; larger ones have 4
 
 
 @dataclass(frozen=True)

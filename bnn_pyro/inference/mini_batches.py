@@ -23,10 +23,8 @@ from bnn_pyro.parts.nets import users_code
 from bnn_pyro.parts.own_module import imported
 
 Step = tuple[int, Tensor | slice]  # (number of the step, its rows)
-#: Power iterations, and the distance to both sides in the finite differences of gradients.
-ITERATIONS, REACH = 20, 1e-2
-#: Relative error of the largest variance that :func:`stable_step` allows if every step takes all rows.
-EXCESS = 0.03
+ITERATIONS, REACH = 20, 1e-2  # power iterations, and the distance to both sides in finite differences of gradients
+EXCESS = 0.03  # relative error of the largest variance that ``stable_step`` allows if every step takes all rows
 
 
 @dataclass(frozen=True)

@@ -24,15 +24,13 @@ MAX_MEMORY, ROWS_MEMORY = 512 * 2**20, 64 * 2**20
 AGREEMENT, MIN_COMPARED = 1e-4, 8
 #: The error may also be MOST_ROUNDING times the change of the result for z · (1 + ROUNDING), but at most MAX_ERROR.
 MOST_ROUNDING, ROUNDING, MAX_ERROR = 5.0, 1e-7, 1e-2
-#: ``Potential.centred`` of new runs.
-CENTRED = 3
+CENTRED = 3  # ``Potential.centred`` of new runs
 
 
 class Space:
     """Coordinates z of the unconstrained numbers u; here z = u, see ``coordinates`` for others."""
 
-    #: Whether the posterior of z is about equally wide in all directions.
-    whitened: ClassVar[bool] = False
+    whitened: ClassVar[bool] = False  # whether the posterior of z is about equally wide in all directions
 
     def forward(self, z: Tensor) -> Tensor:
         """z (…, P) -> u (…, P)."""

@@ -80,8 +80,7 @@ class Sampler(Settings):
     #: Whether chains move independently; several of them then compute on one thread each.
     one_by_one: ClassVar[bool] = True
     timed: ClassVar[bool] = True
-    #: What ``start="auto"`` means for a narrow network.
-    usual_start: ClassVar[str] = "jitter"
+    usual_start: ClassVar[str] = "jitter"  # the meaning of start="auto" for a narrow network
     #: Transitions of each chain, including its warm-up.
     transitions = property(lambda self: self.warmup + self.draws * self.thin)
     #: Number of first transitions that a forecast of the run time leaves out, as their duration is not typical.
@@ -153,8 +152,8 @@ class Sampler(Settings):
         warn_of_idle_chains(z, stats["diverging"] * (self.thin == 1), chosen, self.chains)
         drawn = [potential.weights(one) for one in z.to(potential.initial.device)]
         chains = {site: torch.stack([w[site] for w in drawn]) for site in model.initial}
-        about = {"stopped": stopped} if stopped else {}
-        return Posterior(model, data.schema, chains=chains, stats=stats, provenance=about)
+        provenance = {"stopped": stopped} if stopped else {}
+        return Posterior(model, data.schema, chains=chains, stats=stats, provenance=provenance)
 
 
 def _too_early(records: Sequence[Record], run: Run, thin: int) -> UserError:

@@ -207,10 +207,8 @@ class StochasticGradient(Settings):
     temperature: float = setting(1.0, above=0)
 
     former: ClassVar[Mapping[str, Any]] = {"schedule": "constant", "thin": 0, "resample_prior": 10}
-    #: α, a setting of SGHMC, and 1 for SGLD.
-    friction: ClassVar[float]
-    #: η as a share of lr/N.
-    eta_share: ClassVar[float] = 1.0
+    friction: ClassVar[float]  # α, a setting of SGHMC, and 1 for SGLD
+    eta_share: ClassVar[float] = 1.0  # η as a share of lr/N
 
     def __post_init__(self) -> None:
         super().__post_init__()

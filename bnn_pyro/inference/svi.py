@@ -45,8 +45,7 @@ from bnn_pyro.settings import setting
 #: means fit the data before the scales reach the prior's; but ``lr`` if there are more than MANY weights a row, or a
 #: prior is wider than by default, as it takes long until σ is as wide, and meanwhile rows are overfitted.
 SCALE_LR, SLOWER, MANY = 0.03, 0.3, 45
-#: Of an ensemble's member: ({site: weights}, trace, the reason why it ended early or "").
-Member = tuple[dict[str, Tensor], Trace, str]
+Member = tuple[dict[str, Tensor], Trace, str]  # ({site: weights}, trace, the reason why it ended early or "")
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,7 @@ class MLE(MAP):
     """Settings of the maximum likelihood estimate: MAP with the prior left out."""
 
     prior_weight: ClassVar[float] = 0.0
-    #: Without a prior it takes many steps to reach the maximum.
-    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "epochs": 1200, "lr": 0.2}
+    tiny: ClassVar[Mapping[str, Any]] = {**MAP.tiny, "epochs": 1200, "lr": 0.2}  # the way is long without a prior
 
 
 @dataclass(frozen=True)
@@ -203,8 +201,7 @@ class Ensemble(MAP):
     members: int = setting(5, low=1)
     cores: int = setting(0, low=0)
 
-    #: Settings on which no member depends: a run may be resumed with other values of them.
-    incidental: ClassVar[tuple[str, ...]] = ("cores", "workers")
+    incidental: ClassVar[tuple[str, ...]] = ("cores", "workers")  # no member depends on them
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the members and return each as a chain of one draw; see ``Method.run``. The guide is not used.

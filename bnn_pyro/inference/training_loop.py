@@ -34,14 +34,11 @@ from bnn_pyro.parts.nets import in_mode, keep_freed_memory
 from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import model_buffers, moved_buffers
 
-#: Smallest weight of a step in the running mean of the gradient's norm.
-MEMORY = 0.01
+MEMORY = 0.01  # smallest weight of a step in the running mean of the gradient's norm
 #: Constants of :func:`settled`: smallest number of lines; standard errors; multiples of √N nats.
 LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
-#: Parameters of guides that determine σ: softplus(ρ), exp(½ log σ²).
-LOG_SCALES = ("rho", "log_variance")
-#: The first learning rate of pretrained parameters without a posterior ("points"), as a share of ``lr``.
-POINTS_LR = 0.1
+LOG_SCALES = ("rho", "log_variance")  # parameters of guides that determine σ: softplus(ρ), exp(½ log σ²)
+POINTS_LR = 0.1  # first learning rate of pretrained parameters without a posterior ("points"), as a share of ``lr``
 Trace = dict[str, list[float]]  # columns by name, such as epoch and elbo
 
 
@@ -285,11 +282,10 @@ def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> Non
 def settled(objective: Sequence[float], rows: int) -> bool:
     """Whether the objective's slope over the last third of its lines is within its noise.
 
-    objective: nats of all rows; each line is the mean of equally many steps.
-
-    Its rise over that third, by least squares, must not exceed 2 of its standard errors or 0.3·√N nats; and the rise
-    plus 2 standard errors must not exceed √N nats, as noise could hide a rise otherwise. √N nats is one standard error
-    of the log density of N rows, if those of single rows differ by about a nat.
+    objective: nats of all rows; each line is the mean of equally many steps. Its rise over that third, by least
+    squares, must not exceed the larger of 2 standard errors and 0.3·√N nats; and the rise plus 2 standard errors must
+    not exceed √N nats, as noise could hide a rise otherwise. √N nats is about one standard error of the log density of
+    N rows.
     """
     y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
     if len(objective) < LINES:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-#: A trajectory whose energy error exceeds this many nats has diverged (as in Stan and Pyro).
-MAX_ENERGY_ERROR = 1000.0
+MAX_ENERGY_ERROR = 1000.0  # a trajectory with a larger energy error in nats has diverged (as in Stan and Pyro)
 End = tuple[np.ndarray, np.ndarray, np.ndarray]  # z, u and gradient at an end of a trajectory, (P,) each
 Gradient = Callable[[np.ndarray], tuple[float, np.ndarray]]  # z (P,) -> (log density, its gradient (P,))
 

@@ -31,8 +31,7 @@ from bnn_pyro.inference.compiled.c_source import write_c
 PRELUDE, DRIVER = (Path(__file__).with_name(name) for name in ("prelude.h", "driver.c"))
 #: Functions that the driver exports: (name, number of pointers, of doubles, and of integers that it takes).
 FUNCTIONS = [("leapfrog", 6, 0, 4), ("subtree", 5, 2, 2), ("microcanonical", 11, 0, 4)]
-#: A cache {recipe: (source, constants)} of at most KEPT entries.
-TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}
+TRACES: dict[bytes, tuple[str, list[Tensor]]] = {}  # a cache {recipe: (source, constants)} of at most KEPT entries
 
 
 class CompiledGradient:
@@ -67,8 +66,8 @@ class CompiledGradient:
         Optionally noise (C, S, P) and its spread (C,): then u is refreshed before each step, and ΔE is (C, S).
         """
         pointers = [a.__array_interface__["data"][0] for a in arrays]  # faster than a.ctypes
-        refreshed = pointers[9:] or (None, None)
-        self._library.microcanonical(*pointers[:9], *refreshed, len(arrays[8]), *arrays[0].shape, self.threads)
+        pointers = pointers if len(arrays) > 9 else [*pointers, None, None]
+        self._library.microcanonical(*pointers, len(arrays[8]), *arrays[0].shape, self.threads)
 
     def subtree(self, *pointers: int, step: float, energy: float, depth: int) -> None:
         """A subtree of NUTS.   pointers: addresses of five arrays of doubles, see ``subtree`` in driver.c."""

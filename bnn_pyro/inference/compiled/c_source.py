@@ -190,7 +190,7 @@ class _Writer:
         lead, f = ["p"] if like.dim() == 3 else [], "f" if like.dtype == torch.float32 else ""
         batch = f"for (long p = 0; p < {like.shape[0]}; p++) " if lead else ""
         places = ", ".join(f"&{array([*lead, '0', '0'])}" for array in (made, a, b))
-        sizes = (*a.like.shape[-2:][:1], b.like.shape[-1], a.like.shape[-1])  # M, N, K
+        sizes = a.like.shape[-2], b.like.shape[-1], a.like.shape[-1]  # M, N, K
         strides = (s for array in (made, a, b) for s in array.like.stride()[-2:])
         self.lines.append(f"{batch}matmul{f}({places}, {', '.join(map(str, (*sizes, *strides)))});")
         return made
