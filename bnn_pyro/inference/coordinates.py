@@ -167,13 +167,13 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
     """
     at, order, tau = cut(torch.arange(potential.size), potential.free), curvature.order, curvature.prior_precision
     gammas = [(at[s].flatten(), prior) for s, prior in potential.priors.items() if isinstance(prior, GammaNormal)]
-    held = torch.zeros(potential.size, dtype=torch.bool)
+    is_noise = torch.zeros(potential.size, dtype=torch.bool)
     if "log_noise" in at:
-        held[at["log_noise"].flatten()] = True
+        is_noise[at["log_noise"].flatten()] = True
 
     def density(v: Tensor, u: Tensor) -> Tensor:
         """Log density with the noise of u, and with Normal(0, 1/√τ) in place of gamma priors."""
-        v = torch.where(held.to(u.device), u, v)
+        v = torch.where(is_noise.to(u.device), u, v)
         others = [p.log_prob(v[:, i].view(-1, *p.event_shape)) + v[:, i].square() @ tau[i] / 2 for i, p in gammas]
         return potential.log_density(v) - sum(others)
 
@@ -181,13 +181,13 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
         """(log evidence up to a constant, u, τ)."""
         for i, prior in gammas:
             tau[i] = (prior.shape_ / prior.rate).double() / wider**2
-        for _ in range(ROUNDS if gammas or held.any() else 0):
+        for _ in range(ROUNDS if gammas or is_noise.any() else 0):
             space, variance, change = Whitened(curvature, u), torch.zeros_like(u), torch.zeros_like(u)
             u = mode_of(partial(density, u=u), space, u)
             variance[order] = space.variances()
             known = 1 - tau * variance
-            slope = potential.gradient(u[None])[1][0, held] + known[order].sum() / held.sum()
-            change[held] = (slope / curvature.own_precision[held[order.numel() :]]).clamp(-1, 1)
+            slope = potential.gradient(u[None])[1][0, is_noise] + known[order].sum() / is_noise.sum()
+            change[is_noise] = (slope / curvature.own_precision[is_noise[order.numel() :]]).clamp(-1, 1)
             u = u + change
             for i, prior in gammas:
                 of = (prior.shape_ + prior.sums(known[i]) / 2) / (prior.rate + prior.sums(u[i].square()) / 2)
@@ -203,8 +203,8 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
         return float(density(u[None], u) + space.scale.log().sum() + scales), u, tau.clone()
 
     found = [search(potential.initial, 1.0)]
-    if potential.centred >= 2 and gammas and held.any():
-        low = torch.where(held.to(potential.initial.device), potential.initial - math.log(10), potential.initial)
+    if potential.centred >= 2 and gammas and is_noise.any():
+        low = torch.where(is_noise.to(potential.initial.device), potential.initial - math.log(10), potential.initial)
         found.append(search(low, WIDER))
     _, u, tau[:] = max(found, key=lambda one: one[0])
     return u

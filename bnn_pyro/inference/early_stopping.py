@@ -38,7 +38,7 @@ HELD_OUT = 0.15  # share of the training rows that are held out if the data have
 MIN_HELD_OUT = 8  # smallest number of held-out rows, unless that is more than a third of all rows
 #: Patience by rule, in steps for points and for q (whose growing σ first worsens predictions), and at least in epochs.
 PATIENT_STEPS, GUIDE_STEPS, PATIENT_EPOCHS = 300, 1000, 10
-#: A guide is scored by so many draws, on at most SCORED · (training rows) or MIN_SCORED held-out rows if that is more.
+#: A guide is scored by DRAWS draws, on at most SCORED · (training rows) or MIN_SCORED held-out rows if that is more.
 DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 #: A q counts as better if the held-out rows favour it by EVIDENCE nats in total (a Bayes factor of 55, about the cost
 #: of one outlier) and by this number of standard errors of the paired differences.
@@ -79,11 +79,11 @@ def chosen_settings(
     options: Sequence[dict[str, Any]], data: Dataset, seed: int, fit: Callable[..., Posterior], show: bool = False
 ) -> dict[str, Any]:
     """The settings whose ``fit(settings, data)`` has the lowest NLL of held-out rows; {} if these are too few."""
-    apart, names = hold_out(data, seed), ", ".join(options[0])
-    if (num := len(apart.x_val)) < MIN_HELD_OUT:
+    split, names = hold_out(data, seed), ", ".join(options[0])
+    if (num := len(split.x_val)) < MIN_HELD_OUT:
         return {}
     announce(f"{names}: a fit with each of {len(options)} values, compared by the NLL of {num:,} held-out rows", show)
-    log_p = [mixture_log_p(fit(settings, apart), apart.x_val, apart.y_val, LAST_DRAWS).sum() for settings in options]
+    log_p = [mixture_log_p(fit(settings, split), split.x_val, split.y_val, LAST_DRAWS).sum() for settings in options]
     chosen = options[int(torch.stack(log_p).nan_to_num(-math.inf).argmax())]
     announce(f"{names}: {', '.join(map(str, chosen.values()))} has the lowest NLL of these rows and is fitted", show)
     return chosen

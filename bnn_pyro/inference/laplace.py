@@ -28,7 +28,7 @@ from bnn_pyro.settings import Settings, setting
 
 MAX_WEIGHTS = 5000  # largest number of weights P: a (P, P) matrix of 5,000 takes 0.2 GB in float64
 MAX_SINGLE_ROWS = 4096  # number of rows whose exact curvature is used in the search for the mode
-MAX_ROUND = 30  # iterations of L-BFGS, after which its coordinates are chosen again by the curvature where it is
+MAX_ROUND = 30  # iterations of L-BFGS between two updates of the curvature that determines its coordinates
 MAX_DISTANCE = 1e-3  # the search ends within this distance from the mode, in posterior standard deviations
 
 

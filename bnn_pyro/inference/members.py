@@ -46,10 +46,10 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
 
 def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
     """Settings of :class:`Members` by the rules of ``inference.optimise`` and ``early_stopping``; 2,500 steps."""
-    apart = hold_out(data, seed)
-    rule = schedule(num := len(apart.x_train), sum(value.numel() for value in model.initial.values()))
+    split = hold_out(data, seed)
+    rule = schedule(num := len(split.x_train), sum(value.numel() for value in model.initial.values()))
     epochs = max(MIN_EPOCHS, 2_500 // math.ceil(num / (size := rule["batch_size"] or num)))
-    return dict(epochs=epochs, patience=default_patience(apart, size), lr=rule["lr"], batch_size=size)
+    return dict(epochs=epochs, patience=default_patience(split, size), lr=rule["lr"], batch_size=size)
 
 
 class Members:

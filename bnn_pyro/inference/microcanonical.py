@@ -114,7 +114,7 @@ def langevin_steps(potential: Any, state: State, step: np.ndarray, length: np.nd
 
 
 def refreshment(step: np.ndarray, length: np.ndarray, size: int) -> np.ndarray:
-    """ν (G,), see :func:`langevin_steps`.   size: d.   2 ε/L is cut at 50, where nothing is left of u, to be finite."""
+    """ν (G,), see :func:`langevin_steps`.   size: d.   2 ε/L is cut at 50, so that ν is finite; u is forgotten then."""
     return np.sqrt(np.expm1(np.minimum(2 * step / length, 50.0)) / size)
 
 

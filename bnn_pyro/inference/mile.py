@@ -6,9 +6,9 @@ Sommer et al. 2025, arXiv:2502.06335, with the dynamics of ``microcanonical`` (R
 Members are optimised by AdamW with early stopping on held-out rows; chains sample the posterior given all training
 rows. A transition refreshes u and makes one step. No step is rejected, so draws have a bias, which falls with ε. The
 warm-up chooses ε by the energy error: E[ΔE²]/d = ``energy_variance``. With h = ε/√d the leapfrog has E[ΔE²] = h⁶λ³/16
-in a direction of variance 1/λ, which gets a relative error of at most h²λ/4 = (16 E[ΔE²])^(1/3)/4; the minimal-norm
-integrator here is better. As most of ΔE comes from the few directions that data make narrow, ``energy_variance`` is
-0.001, not 0.1 as in the paper.
+in a direction of variance 1/λ, and draws have a relative error of at most h²λ/4 = (16 E[ΔE²])^(1/3)/4 in that variance;
+the minimal-norm integrator here is better. As most of ΔE comes from the few directions that data make narrow,
+``energy_variance`` is 0.001, not 0.1 as in the paper.
 
 With ``adjusted``, draws are exact (Robnik, Cohn-Gordon & Seljak 2025, arXiv:2503.01707): a transition draws a new u and
 makes a trajectory with a random number of steps, which is accepted with probability min(1, exp(−Σ ΔE)).
@@ -121,7 +121,7 @@ class MILE(SeparateChains):
         settings = self if self.chains else replace(self, chains=MEMBERS if size <= SMALL else 4)
         return super(MILE, settings).run(model, guide, data, **how)
 
-    #: See ``Sampler``. Up to there single steps are made; trajectories, or several steps at once, take other times.
+    #: See ``Sampler``. Later transitions, which are trajectories or several steps in one call, have another duration.
     untimed = property(lambda self: int(0.6 * self.warmup))
 
     def _draw(self, potential: Potential, starts: Starts, run: Run) -> Drawn:

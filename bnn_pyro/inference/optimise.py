@@ -99,12 +99,12 @@ class Optimisation(Settings):
         """(data whose validation rows are held out, patience; 0: no stopping). Raises UserError for too few rows."""
         if self.patience == 0 or (self.patience is None and not self.stops_early(model)):
             return data, 0
-        apart = hold_out(data, seed)
-        if self.patience and not len(apart.x_val):
+        split = hold_out(data, seed)
+        if self.patience and not len(split.x_val):
             raise UserError(f"early stopping (patience {self.patience}) needs validation rows, and of {data.name}'s "
                             f"{len(data.x_train)} training rows none can be held out: set patience to 0")  # fmt: skip
-        patience = self.patience or default_patience(apart, self.resolved(model, apart).batch_size, self.patient_steps)
-        return (apart, patience) if patience else (data, 0)
+        patience = self.patience or default_patience(split, self.resolved(model, split).batch_size, self.patient_steps)
+        return (split, patience) if patience else (data, 0)
 
     def stops_early(self, model: nn.Module) -> bool:
         """Whether there is early stopping by rule."""
@@ -121,27 +121,27 @@ class Optimisation(Settings):
     def _by_rule(self, rule: Mapping[str, Any]) -> Self:
         return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
 
-    def chosen(self, model: nn.Module, data: Dataset, trace: Trace, over: str) -> dict[str, Any]:
+    def chosen(self, model: nn.Module, data: Dataset, trace: Trace, reason: str) -> dict[str, Any]:
         """For the provenance: what the rules chose, which rows stopped the training, why the fit ended early."""
-        apart, patience = self.held_out(model, data, 0)
-        rule = plain(self.resolved(model, apart)) | {"epochs": round(trace["epoch"][-1])}
+        split, patience = self.held_out(model, data, 0)
+        rule = plain(self.resolved(model, split)) | {"epochs": round(trace["epoch"][-1])}
         chosen = {k: rule[k] for k in ("epochs", "batch_size", "lr", "scale_lr", "lr_warmup", "clip")
                   if getattr(self, k, 0) is None and rule.get(k) is not None}  # fmt: skip
-        if over:
-            warnings.warn(f"{over}: the weights at that time are kept", stacklevel=4)
+        if reason:
+            warnings.warn(f"{reason}: the weights at that time are kept", stacklevel=4)
         known, num = len(data.x_val), len(data.x_train)
         of = f"of {known + num} training and validation rows" if known else f"of {num} training rows"
-        of = "validation rows" if len(apart.x_val) == known else of
-        about = {"early_stopping": {"rows": len(apart.x_val), "of": of, "patience": patience}} if patience else {}
-        return ({"schedule": chosen} if chosen else {}) | ({"stopped": over} if over else {}) | about
+        of = "validation rows" if len(split.x_val) == known else of
+        about = {"early_stopping": {"rows": len(split.x_val), "of": of, "patience": patience}} if patience else {}
+        return ({"schedule": chosen} if chosen else {}) | ({"stopped": reason} if reason else {}) | about
 
     def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any) -> tuple[Training, str]:
         """Fit ``guide``; returns (the training, the result of ``Run.take``). Raises UserError if it is not finite."""
         training = Training(self, model, guide, data, run.seed, **how)
-        over = run.take(training)
+        reason = run.take(training)
         if training.since:  # it ended between two lines of the trace
             training.record()
         if training.watch is not None:
             training.watch.finish()
         training.check_guide()
-        return training, over
+        return training, reason

@@ -40,7 +40,7 @@ STARTS = ("jitter", "prior", "map", "members")
 WIDE = 20
 #: Search for a mode: steps of Adam, first learning rate (it falls to 0 by a cosine), starts evaluated in one call.
 STEPS, LR, TOGETHER = 500, 0.05, 64
-#: A chain that never moves or always diverges is reported from this number of draws on; the warning names so many.
+#: A chain that never moves or always diverges is reported from MIN_DRAWS draws on; the warning names up to NAMED.
 MIN_DRAWS, NAMED = 10, 5
 Starts = Callable[[int], Tensor]  # from the number of chains C to their starting points, (C, P)
 Drawn = tuple[list[Record], str]  # (one record a chain, the reason why the chains were stopped early or "")
@@ -206,11 +206,11 @@ def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int)
                 z = potential.prior_draws(1)
             else:
                 if potential.space.whitened and potential.centred >= 2:  # z has standard deviations of about 1
-                    apart = 2.0 * torch.randn_like(potential.initial)
+                    offset = 2.0 * torch.randn_like(potential.initial)
                 else:
                     a, b = potential.prior_draws(2)  # a - b has mean 0 and twice the variance of the prior
-                    apart = (a - b) / math.sqrt(2)
-                z = (potential.space.inverse(potential.initial) + jitter * apart)[None]
+                    offset = (a - b) / math.sqrt(2)
+                z = (potential.space.inverse(potential.initial) + jitter * offset)[None]
             if _finite(potential, z).all():
                 break
     return z[0]

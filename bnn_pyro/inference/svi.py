@@ -96,14 +96,14 @@ class SVI(Optimisation):
         run, how = Run(**how), dict(latent=self.temperature, num_particles=self.num_particles)
         if self.scale_lr and not any(name.rpartition(".")[2] in LOG_SCALES for name, _ in guide.named_parameters()):
             raise UserError("this guide has no scales of Normals that scale_lr would be for; leave it out")
-        apart, patience = self.held_out(model, data, run.seed)
+        split, patience = self.held_out(model, data, run.seed)
         if patience:
-            how["watch"] = watch = GuideStopping(model, guide, apart, patience)
+            how["watch"] = watch = GuideStopping(model, guide, split, patience)
             if getattr(model, "is_pretrained", False):  # the start may be the best
                 watch.evaluate(0.0, here())
         with in_one_memory(guide, model.net) if self.stops_early(model) else nullcontext():
-            training, over = self.minimise(model, guide, apart, run, **how)
-        about = self.chosen(model, data, training.trace, over)
+            training, reason = self.minimise(model, guide, split, run, **how)
+        about = self.chosen(model, data, training.trace, reason)
         if "scale_lr" in (schedule := about.get("schedule", {})):  # the rule of the version that began the fit counts
             schedule["scale_lr"] = training.settings.scale_lr
             about["schedule"] = {name: value for name, value in schedule.items() if value is not None}
@@ -127,9 +127,9 @@ class MAP(Optimisation):
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
-        point, trace, over = self.find(model, data, Run(**how))
+        point, trace, reason = self.find(model, data, Run(**how))
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
-        about = self.chosen(model, data, trace, over)
+        about = self.chosen(model, data, trace, reason)
         return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
 
     def find(self, model: nn.Module, data: Dataset, run: Run) -> tuple[PointMass, Trace, str]:
@@ -142,10 +142,10 @@ class MAP(Optimisation):
             how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
             if started or getattr(model, "is_pretrained", False):  # trained weights, which may be the best
                 how["watch"].evaluate(0.0, here())
-        training, over = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
+        training, reason = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
         trace = training.trace
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
-        return point, trace, over
+        return point, trace, reason
 
 
 @dataclass(frozen=True)
@@ -174,10 +174,11 @@ class MCDropout(MAP):
         """Find the weights as MAP does, for the guide; see ``Method.run``. Raises UserError without dropout."""
         if not isinstance(guide, DroppedInputs):
             raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
-        point, trace, over = self.find(model, data, Run(**how))
+        point, trace, reason = self.find(model, data, Run(**how))
         with torch.no_grad():
             guide.loc.copy_(point.loc)
-        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=self.chosen(model, data, trace, over))
+        about = self.chosen(model, data, trace, reason)
+        return Posterior(model, data.schema, guide=guide, trace=trace, provenance=about)
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,8 @@ class Ensemble(MAP):
         known = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
         finished: dict[int, Member] = {m: (*found, "")[:3] for m, found in known.items()}  # in earlier versions a pair
         todo = [m for m in numbers if m not in finished]
-        apart, before = self.held_out(model, data, run.seed)[0], len(finished)
-        rule, num = self.resolved(model, apart), len(apart.x_train)
+        split, before = self.held_out(model, data, run.seed)[0], len(finished)
+        rule, num = self.resolved(model, split), len(split.x_train)
         steps = rule.epochs * math.ceil(num / (rule.batch_size or num))
 
         def keep(index: int, member: Member) -> None:
@@ -268,7 +269,7 @@ class Ensemble(MAP):
             model = restarted(model) if m else copy.deepcopy(model)  # the first starts as MAP would
             report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
             own = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
-            point, trace, over = self.find(model, data, Run(seed, children[m], report, run.max_minutes, start=own))
-            over = over.replace("the limit of", "its share of the limit,")
-            over = over and f"member {m + 1} of {self.members} {over}"
-        return {site: value.detach().clone() for site, value in point.sites().items()}, trace, over
+            point, trace, reason = self.find(model, data, Run(seed, children[m], report, run.max_minutes, start=own))
+            reason = reason.replace("the limit of", "its share of the limit,")
+            reason = reason and f"member {m + 1} of {self.members} {reason}"
+        return {site: value.detach().clone() for site, value in point.sites().items()}, trace, reason
