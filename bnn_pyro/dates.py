@@ -15,6 +15,8 @@ ORDERS = {
     "day": ("%d.%m.%Y", "%d/%m/%Y", "%d-%m-%Y", "%d-%b-%Y", "%d-%b-%y", "%d.%m.%y", "%d/%m/%y"),
     "month": ("%m/%d/%Y", "%m-%d-%Y", "%m/%d/%y"),
 }
+#: An example in messages.
+DAY = pd.Timestamp("2024-12-31")
 #: A date, a time after it, and a time zone, which is ignored: hours are local time.
 DATE_AND_TIME = r"^(\S+?)(?:[T ]+(\d[\d:.,]*(?: ?[AaPp]\.?[Mm]\.?)?)\s*(?:Z|UTC|GMT|[-+]\d\d(?::?\d\d)?)?)?$"
 
@@ -22,7 +24,7 @@ DATE_AND_TIME = r"^(\S+?)(?:[T ]+(\d[\d:.,]*(?: ?[AaPp]\.?[Mm]\.?)?)\s*(?:Z|UTC|
 class Dates(NamedTuple):
     """How a column of dates is read and converted to columns of numbers.
 
-    order  what comes first in a date, a key of ``ORDERS``
+    order  what comes first in a date, a key of ``ORDERS``; dates with the year first are always read, too
     start  the earliest day of the table, from which elapsed days are counted; "" if the date is converted to parts: the
            year, and the sine and cosine of the day of the year
     times  whether the dates have times of the day; the hour (sine and cosine) is then a part too
@@ -39,7 +41,7 @@ class Dates(NamedTuple):
         """Convert texts to (N,) datetime64, with NaT for a text that is not a date in this order."""
         texts = cells.astype(str).str.extract(DATE_AND_TIME)
         days = pd.Series(pd.NaT, cells.index, dtype="datetime64[us]")
-        for form in ORDERS[self.order]:
+        for form in dict.fromkeys(ORDERS[self.order] + ORDERS["year"]):
             if len(left := texts[0][days.isna()]):
                 days = days.fillna(pd.to_datetime(left, format=form, errors="coerce"))
         if texts[1].isna().all():
@@ -76,12 +78,17 @@ class Dates(NamedTuple):
         """Replace the column in a table by its numbers, NaN for missing dates. Raises UserError for other texts."""
         made = self.numbers(cells := frame[self.name])
         if (bad := made.iloc[:, 0].isna() & ~gaps[self.name]).any():
-            raise UserError(f"{where}: column '{self.name}', row {bad.idxmax()}: '{cells[bad.idxmax()]}' is no date "
-                            f"with the {self.order} first, as others are; correct or remove it")  # fmt: skip
+            raise UserError(f"{where}: column '{self.name}', row {bad.idxmax()}: '{cells[bad.idxmax()]}' {self.no_date}; "
+                            "correct or remove it")  # fmt: skip
         others = frame.drop(columns=self.name)
         if taken := [name for name in made if name in others]:
             raise UserError(f"{where}: column '{taken[0]}' has the name of a part of '{self.name}'; rename one of them")
         return made.join(others)
+
+    @property
+    def no_date(self) -> str:
+        """What is wrong with a text that :meth:`read` cannot convert."""
+        return f"is no date such as {DAY:{self.form}}" + f" or {DAY.date()}" * (self.order != "year")
 
     #: The names of the columns of numbers.
     parts = property(lambda self: list(self.numbers(pd.Series(dtype=str))))

@@ -55,13 +55,18 @@ def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_f
 
 def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, compared, command):
     run = runs / "houses"
-    frame = pd.DataFrame({"mean": np.ones(len(RunFolder(run).recipe.load().y_test)), "sd": 1.0})
+    data = RunFolder(run).recipe.load()
+    frame = pd.DataFrame({"mean": np.ones(len(data.y_test)), "sd": 1.0})
+    last = int(data.index_test.max())
+    every = pd.DataFrame({"row": np.arange(last + 1), "mean": 1.0, "sd": 1.0})
     for changed, words in (
         (frame.drop(columns="sd"), "no column 'sd'; it needs mean, sd"),
         (frame[1:], "test rows: give one for each in their order, or a column 'row'"),
         (frame.assign(sd=0.0), "row 2: sd must be above 0, not [1.0, 0.0]"),  # the header is row 1
         (frame.drop(4).reindex(frame.index), "row 6: mean, sd must be numbers, not [nan, nan]"),
         (frame.assign(row=3), "a number stands twice in the column 'row'"),
+        (every, "has a row 0 in its column 'row'; rows of these data are counted as an editor counts"),
+        (every[2:-1], f"has no row {last} in its column 'row'"),
     ):
         told = compared(run, changed, code=2)
         assert words in told and told.count("\n") == 1 and not (tmp_path / "c.html").exists()

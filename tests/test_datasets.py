@@ -242,7 +242,7 @@ def test_dates_that_cannot_be_read_are_one_line(tmp_path):
     early = frame[MOMENTS.day <= 12].reset_index(drop=True)
     refuses("'sold', row 0: the day or the month may be first in '0", bp.dataset, early, "price", dates="parts")
     for value, words in (
-        ("31/02/2024", "row 5: '31/02/2024' is no date with the day first"),
+        ("31/02/2024", "row 5: '31/02/2024' is no date such as 31/12/2024 or 2024-12-31"),
         ("", "'sold', row 5: missing"),
     ):
         new = frame.assign(sold=frame["sold"].where(frame.index != 5, value))
@@ -251,8 +251,11 @@ def test_dates_that_cannot_be_read_are_one_line(tmp_path):
         new.to_csv(tmp_path / "new.csv", index=False)
         bad = row_problems(read_table(tmp_path / "new.csv", data.schema), data.schema)
         assert bad[bad != ""].to_dict() == {
-            7: "sold is missing" if value == "" else f"sold: '{value}' is no date with the day first"
+            7: "sold is missing" if value == "" else f"sold: '{value}' is no date such as 31/12/2024 or 2024-12-31"
         }
+    iso, real = (frame.assign(sold=MOMENTS.strftime("%Y-%m-%d")), frame.assign(sold=MOMENTS.normalize()))
+    for unambiguous in (iso, real):
+        assert torch.equal(bp.load_inputs(unambiguous, data.schema), bp.load_inputs(frame, data.schema))
     filled = bp.dataset(new, "price", dates="elapsed", missing="indicator").schema
     assert filled.features[:2] == ("sold in days since 2023-01-14", "sold in days since 2023-01-14 missing")
     texts = row_texts(bp.load_inputs(new.iloc[5:7], filled), filled)

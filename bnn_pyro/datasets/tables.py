@@ -185,7 +185,7 @@ def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSI
             continue
         cells, missing = frame[name], gaps[name]
         if date is not None:
-            known, what = date.read(cells).notna(), f"is no date with the {date.order} first"
+            known, what = date.read(cells).notna(), date.no_date
         elif column.categories is None:
             known, what = np.abs(parsed(truth(cells))) <= np.finfo(np.float32).max, "is no number, or too large a one"
             if column.exposure:

@@ -268,6 +268,9 @@ class BatchStatistics(nn.Module):
         self._last = None if torch.is_grad_enabled() else (key, versions, statistics)
         return statistics
 
+    def __getstate__(self) -> dict[str, Any]:  # weak references cannot be pickled for another process
+        return {**super().__getstate__(), "_last": None}
+
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}rows" in state:  # the number of rows may differ
             self._last = None

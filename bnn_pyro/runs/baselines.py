@@ -184,7 +184,15 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     if "row" in frame and frame["row"].duplicated().any():
         raise UserError(f"{path}: a number stands twice in the column 'row'")
     if "row" in frame:
-        frame = frame.set_index("row").reindex(rows)
+        frame, counted_as = frame.set_index("row"), "from 0"
+        if Path(data.source).suffix.lower() in (".csv", ".tsv"):
+            counted_as = "as an editor counts, where the header is row 1 and the first row of data row 2"
+        least = 2 if "editor" in counted_as else 0
+        absent = [row for row in rows if row not in frame.index]
+        if absent or (len(frame) and frame.index.min() < least):
+            wrong = f"no row {absent[0]}" if absent else f"a row {frame.index.min()}"
+            raise UserError(f"{path}: has {wrong} in its column 'row'; rows of these data are counted {counted_as}")
+        frame = frame.loc[rows]
     elif len(frame) != len(rows):
         raise UserError(f"{path} has {len(frame):,} lines, and there are {len(rows):,} test rows: give one for each in "
                         "their order, or a column 'row'")  # fmt: skip
