@@ -78,8 +78,9 @@ class Dates(NamedTuple):
         """Replace the column in a table by its numbers, NaN for missing dates. Raises UserError for other texts."""
         made = self.numbers(cells := frame[self.name])
         if (bad := made.iloc[:, 0].isna() & ~gaps[self.name]).any():
-            raise UserError(f"{where}: column '{self.name}', row {bad.idxmax()}: '{cells[bad.idxmax()]}' {self.no_date}; "
-                            "correct or remove it")  # fmt: skip
+            row = bad.idxmax()
+            wrong = f"row {row}: '{cells[row]}' {self.no_date}"
+            raise UserError(f"{where}: column '{self.name}', {wrong}; correct or remove it")
         others = frame.drop(columns=self.name)
         if taken := [name for name in made if name in others]:
             raise UserError(f"{where}: column '{taken[0]}' has the name of a part of '{self.name}'; rename one of them")

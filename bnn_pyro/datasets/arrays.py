@@ -26,20 +26,28 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".we
 def load_archive(path: str | Path, *, target: str | None = None, task: str | None, drop_missing: bool = False) -> Raw:
     """Read an NPZ file: x (N, F), (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), and y (N,) or (N, T).
 
+    The file may have a test part, x_test and y_test; x and y may then be called x_train and y_train.
     For task "survival" y is (N, 2), the time and the event (see ``dataset``). With an array ``classes`` of K names, y
     must be labels 0 … K−1. An NPY file is a table with the target in one of its columns x1, …, or the file x.npy
     (NAME_x.npy) with y.npy (NAME_y.npy) in the same folder.
     """
     if (path := existing(path)).suffix.lower() == ".npy":
         return _load_array(path, target, task, drop_missing)
-    arrays = read_archive(path)
+    arrays = {name.removesuffix("_train"): array for name, array in read_archive(path).items()}
     if "x" not in arrays or "y" not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs arrays x and y")
     if target is not None and target != "y":
         raise UserError(f"{path}: the target of an NPZ file is its array y; leave target='{target}' out")
     classes = np.ravel(arrays["classes"]).tolist() if "classes" in arrays else None
     y = as_target(f"{path}: y", arrays["y"])
-    return replace(raw_arrays(path, arrays.pop("x"), y, drop_missing, task=task, order=classes), name=path.stem)
+    raw = replace(raw_arrays(path, arrays.pop("x"), y, drop_missing, task=task, order=classes), name=path.stem)
+    given = [name for name in ("x_test", "y_test") if name in arrays]
+    if len(given) == 1:
+        raise UserError(f"{path}: has {given[0]} alone; x_test and y_test are the test part together")
+    from bnn_pyro.datasets.in_memory import test_part
+
+    with refusing(f"{path}: {{error}}", UserError):
+        return replace(raw, test=test_part(raw, *map(arrays.get, given))) if given else raw
 
 
 def _load_array(path: Path, target: str | None, task: str | None, drop_missing: bool) -> Raw:
@@ -122,7 +130,7 @@ def raw_arrays(
 def read_inputs(path: Path) -> np.ndarray:
     """Read the array of inputs in an NPZ or NPY file; targets are not needed."""
     arrays = {"x": np.array(read_array(path))} if path.suffix.lower() == ".npy" else read_archive(path)
-    key = "x" if "x" in arrays else "arr_0"
+    key = next((name for name in ("x", "x_test") if name in arrays), "arr_0")
     if key not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs an array x (or arr_0)")
     return arrays[key]

@@ -134,7 +134,7 @@ def dataset(
     if (x_test is None) != (y_test is None):
         raise UserError("x_test and y_test are the test part together; give both, or none")
     if x_test is not None:
-        raw = replace(raw, test=_test_part(raw, x_test, y_test))
+        raw = replace(raw, test=test_part(raw, x_test, y_test))
     by = {kind: columns[kind] for kind in ("groups", "time") if columns[kind] is not None}
     return say_doubts(prepare(raw, limit=limit, scale=scale, seed=seed, **_division(raw, split, by, validation)))
 
@@ -182,7 +182,8 @@ def _raw(
     return raw_table(where, cells, list(target.columns), missing=missing, dates=dates, **how)
 
 
-def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+def test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
+    """Return a given test part (x_test, y_test) as tensors, encoded like ``raw``."""
     values, cells = _encoded("x_test", x, raw), as_target("y_test", y)
     if len(cells) != len(values):
         raise UserError(f"x_test has {len(values)} rows and y_test {len(cells)}; give one target for each row")
