@@ -45,6 +45,7 @@ DRAWS, SCORED, MIN_SCORED = 8, 1 / 8, 256
 EVIDENCE, ERRORS = 4.0, 2.0
 GAMMA, ITERATES = 3, 10  # γ of the running mean, and number of iterates of an epoch that enter it
 SMOOTHED = 5  # for a guide, means over this number of lines of the trace are compared
+ROWS = 10  # number of training rows for each weight from which the prior cannot outweigh them
 #: At the end σ is multiplied by NARROWER, at most NARROWINGS times, while LAST_DRAWS draws score better.
 LAST_DRAWS, NARROWER, NARROWINGS = 32, math.sqrt(0.5), 12
 
@@ -188,13 +189,15 @@ class GuideStopping(EarlyStopping):
 
     If the prior outweighs the rows, σ grows on the way to the highest ELBO, and an earlier q predicts better. Held-out
     rows, the validation rows of ``data`` or a part of them, choose it by a mean NLL over ``SMOOTHED`` lines of the
-    trace. At the end σ is divided by √2 as long as that improves their NLL by more than chance.
+    trace. With ``ROWS`` rows for each weight or more the prior cannot outweigh them, and the last q is kept unless an
+    earlier one is better by more than chance. At the end σ is divided by √2 as long as that is better likewise.
     """
 
     def __init__(self, model: nn.Module, guide: nn.Module, data: Dataset, patience: int) -> None:
         self.posterior = Posterior(model, data.schema, guide=guide)
         #: The factor by which every σ of a mean-field q was multiplied at the end.
         self.factor = 1.0
+        self.few_weights = ROWS * sum(v.numel() for v in model.initial.values()) <= len(data.x_train)
         most = max(MIN_SCORED, int(SCORED * len(data.x_train)))
         rows = torch.linspace(0, len(data.x_val) - 1, min(most, len(data.x_val))).round().long()
         super().__init__(model, guide, part_of(data.x_val, rows), data.y_val[rows], patience)
@@ -209,17 +212,22 @@ class GuideStopping(EarlyStopping):
         """See ``EarlyStopping``."""
         recent = [*self.state.get("recent", ()), nll][-SMOOTHED:]
         super().seen(epoch, sum(recent) / len(recent))
-        self.state["recent"] = recent
+        self.state |= {"recent": recent, "last_epoch": epoch}
 
     def finish(self) -> None:
         """Restore the best q, and divide σ by √2 as long as that is better by more than chance."""
+        if self.few_weights:
+            with self.averaged():
+                last, log_p = self._weights(), mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
+            self.restore()
+            if not _is_better(mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS) - log_p):
+                self.state |= {"best": last, "best_epoch": self.state.get("last_epoch", self.state["best_epoch"])}
         self.restore()
         log_p = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
         for _ in range(NARROWINGS):
             self._narrow(self.factor * NARROWER)
             narrow = mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)
-            gain = narrow - log_p
-            if not gain.sum().item() > max(EVIDENCE, ERRORS * gain.std().item() * math.sqrt(len(gain))):  # by chance
+            if not _is_better(narrow - log_p):
                 break
             log_p, self.factor = narrow, self.factor * NARROWER
         self._narrow(self.factor)
@@ -230,6 +238,11 @@ class GuideStopping(EarlyStopping):
         for part in self.point.modules():
             if isinstance(part, MeanFieldNormal) and factor < 1:
                 part.rho.copy_(inverse_softplus(part.scale * factor))
+
+
+def _is_better(gain: Tensor) -> bool:
+    """Whether gains of log density (N,) are more than chance."""
+    return gain.sum().item() > max(EVIDENCE, ERRORS * gain.std().item() * math.sqrt(len(gain)))
 
 
 @torch.no_grad()

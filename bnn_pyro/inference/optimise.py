@@ -97,7 +97,7 @@ class Optimisation(Settings):
 
     def held_out(self, model: nn.Module, data: Dataset, seed: int) -> tuple[Dataset, int]:
         """(data whose validation rows are held out, patience; 0: no stopping). Raises UserError for too few rows."""
-        if self.patience == 0 or (self.patience is None and not self.stops_early(model, data)):
+        if self.patience == 0 or (self.patience is None and not self.stops_early(model)):
             return data, 0
         split = hold_out(data, seed)
         if self.patience and not len(split.x_val):
@@ -106,7 +106,7 @@ class Optimisation(Settings):
         patience = self.patience or default_patience(split, self.resolved(model, split).batch_size, self.patient_steps)
         return (split, patience) if patience else (data, 0)
 
-    def stops_early(self, model: nn.Module, data: Dataset) -> bool:
+    def stops_early(self, model: nn.Module) -> bool:
         """Whether there is early stopping by rule."""
         return True
 

@@ -45,8 +45,6 @@ from bnn_pyro.settings import setting
 #: means fit the data before the scales reach the prior's; but ``lr`` if there are more than MANY weights a row, or a
 #: prior is wider than by default, as it takes long until σ is as wide, and meanwhile rows are overfitted.
 SCALE_LR, SLOWER, MANY = 0.03, 0.3, 45
-#: A user's own network with so many training rows for each weight is trained to the highest ELBO.
-ROWS_PER_WEIGHT = 10
 Member = tuple[dict[str, Tensor], Trace, str]  # ({site: weights}, trace, the reason why it ended early or "")
 
 
@@ -74,9 +72,9 @@ class SVI(Optimisation):
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """See ``Optimisation.resolved``; ``scale_lr`` is None if it equals ``lr``."""
         rule = super().resolved(model, data)
-        if not getattr(model, "is_own_network", False):
+        if not self.stops_early(model):
             return rule
-        if self.patience == 0 or (self.patience is None and not self.stops_early(model, data)):
+        if self.patience == 0:
             return rule._by_rule({"scale_lr": SCALE_LR} if self.lr is None else {})
         usual = BY_TARGET[getattr(model.likelihood, "has_classes", False)]
         drawn = {site: usual if text == "by-target" else text for site, text in model.texts.items()}
@@ -87,13 +85,9 @@ class SVI(Optimisation):
         slow &= all(kind == "fan-in" and float(scale or 1) <= widest for kind, _, scale in drawn.values())
         return rule._by_rule({"scale_lr": float(f"{SLOWER * rule.lr:.2g}")} if slow else {})
 
-    def stops_early(self, model: nn.Module, data: Dataset) -> bool:
-        """True for a user's own network, unless it has few weights for the rows.
-
-        With many weights the prior can outweigh the data, and the q of the highest ELBO may predict worse than others.
-        """
-        weights = sum(value.numel() for value in model.initial.values())
-        return getattr(model, "is_own_network", False) and ROWS_PER_WEIGHT * weights > len(data.x_train)
+    def stops_early(self, model: nn.Module) -> bool:
+        """True for a user's own network: with many weights, the q of the highest ELBO may predict worse than others."""
+        return getattr(model, "is_own_network", False)
 
     def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
         """Fit the guide; see ``Method.run``."""
@@ -107,7 +101,7 @@ class SVI(Optimisation):
             how["watch"] = watch = GuideStopping(model, guide, split, patience)
             if getattr(model, "is_pretrained", False):  # the start may be the best
                 watch.evaluate(0.0, here())
-        with in_one_memory(guide, model.net) if getattr(model, "is_own_network", False) else nullcontext():
+        with in_one_memory(guide, model.net) if self.stops_early(model) else nullcontext():
             training, reason = self.minimise(model, guide, split, run, **how)
         about = self.chosen(model, data, training.trace, reason)
         if "scale_lr" in (schedule := about.get("schedule", {})):  # the rule of the version that began the fit counts
