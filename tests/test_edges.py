@@ -2,6 +2,7 @@
 
 import json
 
+import cloudpickle
 import numpy as np
 import pandas as pd
 import pyro
@@ -156,3 +157,45 @@ def test_a_row_that_is_no_prediction_is_told_in_a_sentence(tmp_path, command, ta
     pd.DataFrame({"mean": np.zeros(num), "sd": np.zeros(num)}).to_csv(tmp_path / "p.csv", index=False)
     said = command("compare", tmp_path / "run", tmp_path / "p.csv", "--out", tmp_path / "c", code=2)
     assert "row 2: sd must be above 0" in said
+
+
+def test_an_archive_with_a_test_part_is_divided_as_its_arrays_are(tmp_path):
+    x, y = np.random.default_rng(0).random((60, 5, 5), dtype=np.float32), np.arange(60) % 3
+    np.savez(tmp_path / "a.npz", x_train=x[:40], y_train=y[:40], x_test=x[40:], y_test=y[40:])
+    data, arrays = bp.load_data(tmp_path / "a.npz"), bp.dataset(x[:40], y[:40], x_test=x[40:], y_test=y[40:])
+    assert data.fingerprint == arrays.fingerprint and data.split["kind"] == "own test part"
+    assert torch.equal(data.x_test, arrays.x_test) and torch.equal(data.y_test, arrays.y_test)
+    assert torch.equal(bp.load_inputs(tmp_path / "a.npz", data.schema), data.x_test)
+    np.savez(tmp_path / "b.npz", x=x[:40], y=y[:40], x_test=x[40:])
+    refuses("b.npz: has x_test alone; x_test and y_test are the test part together", bp.load_data, tmp_path / "b.npz")
+
+
+def test_a_network_with_batch_normalisation_goes_to_other_processes():
+    """Members and chains do; the weak references to its last draws cannot."""
+    with bp.isolated(0):
+        net, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1)), torch.randn(60, 4)
+    data = bp.dataset(x, x[:, 0])
+    posterior = bp.fit(net, data, bp.MAP(epochs=2), seed=0, progress=False)
+    mean = bp.predict(posterior, data.x_test).mean
+    assert posterior.model.statistics._last is not None
+    there = cloudpickle.loads(cloudpickle.dumps(posterior))
+    assert there.model.statistics._last is None and torch.equal(bp.predict(there, data.x_test).mean, mean)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_q_of_few_weights_is_not_chosen_by_a_handful_of_rows(seed):
+    """Four weights, 48 rows, two inputs that are nearly the same: beside the exact predictive means."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)) * [1, 10, 0.1] + [5, -3, 0]
+    x[:, 1] += 8 * x[:, 0]
+    data = bp.dataset(x, x @ [2, -0.5, 7] + 3 + 2 * rng.normal(size=60), validation=0, split=0.2)
+    with bp.isolated(0):
+        entry = bp.Bayesian(nn.Linear(3, 1), family="full", prior="normal:0.7", noise=2.0)
+    posterior = bp.fit(entry, data, bp.SVI(), seed=seed, progress=False)
+    features, new = (torch.cat([part.double(), torch.ones(len(part), 1)], 1) for part in (data.x_train, data.x_test))
+    scale, shift = data.schema.y_scale, data.schema.y_shift
+    precision = features.T @ features * (scale / 2.0) ** 2 + torch.eye(4) / 0.7**2
+    y = (data.y_train.double() - shift) / scale
+    exact = new @ torch.linalg.solve(precision, features.T @ y * (scale / 2.0) ** 2) * scale + shift
+    error = (bp.predict(posterior, data.x_test, num_draws=1000).mean - exact).square().mean().sqrt()
+    assert error < 0.7  # 2.6 for the q of the lowest held-out NLL, with the first seed
