@@ -252,10 +252,11 @@ def coded_cells(cells: pd.Series) -> pd.Series:
 
 
 def as_known(cells: pd.Series, known: Collection[str]) -> pd.Series:
-    """Replace a cell that is not a known category by the category that is the same whole number, as "2" is "2.0"."""
+    """Replace cells that are not known categories by categories of the same value, as "2" is "2.0", or 1 is "True"."""
     if not (unknown_cells := ~cells.isin([*known, ""]) & cells.notna()).any():
         return cells
     names = {WHOLE.sub(r"\1", name): name for name in known}
+    names |= {"0": "False", "1": "True"} if {*known} == {"False", "True"} else {}
     same = cells[unknown_cells].astype(str).map(lambda cell: names.get(WHOLE.sub(r"\1", cell), cell))
     return cells.astype(object).mask(unknown_cells, same)
 

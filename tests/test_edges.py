@@ -199,3 +199,12 @@ def test_a_q_of_few_weights_is_not_chosen_by_a_handful_of_rows(seed):
     exact = new @ torch.linalg.solve(precision, features.T @ y * (scale / 2.0) ** 2) * scale + shift
     error = (bp.predict(posterior, data.x_test, num_draws=1000).mean - exact).square().mean().sqrt()
     assert error < 0.7  # 2.6 for the q of the lowest held-out NLL, with the first seed
+
+
+def test_truth_values_of_new_rows_may_be_0_and_1():
+    b = np.arange(40) % 3 > 0
+    frame = pd.DataFrame({"b": b, "a": np.arange(40.0), "y": np.arange(40.0) ** 2})
+    data = bp.dataset(frame, "y")
+    for kind in (int, float):
+        assert torch.equal(*(bp.load_inputs(rows, data.schema) for rows in (frame, frame.assign(b=b.astype(kind)))))
+    refuses("unknown category '2'. Valid: False, True", bp.load_inputs, frame.assign(b=2), data.schema)
