@@ -146,8 +146,8 @@ def parse(argv: Sequence[str]) -> Namespace:
         raise unknown("command", argv[0], words["commands"])
     top = Parser(
         prog=PROGRAM,
-        description="Bayesian neural networks in Pyro. Without a command: train what `auto` chooses on images of digits.",
-        epilog=f"`{PROGRAM} COMMAND --help` shows options and examples. {PROGRAM} is the same as python -m bnn_pyro.run.",
+        description="Bayesian neural networks in Pyro. Without a command: train what `auto` chooses on digits.",
+        epilog=f"`{PROGRAM} COMMAND --help` shows options and examples. {PROGRAM} stands for python -m bnn_pyro.run.",
     )
     top.add_argument("--version", action="store_true", help="show the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)

@@ -172,6 +172,6 @@ def test_a_report_says_where_the_mean_weights_predict_better_than_the_draws(tmp_
     (run / "metrics.json").write_text(json.dumps({**json.loads((run / "metrics.json").read_text()), **wide}))
     unfinished, worry = RunFolder(run).facts().worries
     assert worry["level"] == "caution" and "q is too wide" in worry["sentence"]
-    assert "came to rest as the learning rate fell" in unfinished["sentence"]
+    assert "had not settled when the learning rate fell" in unfinished["sentence"]
     sites = {site: ratio.median().item() for site, ratio in pruning.signal_to_noise(posterior).items()}
     assert f"lowest in {min(sites, key=sites.get)} {min(sites.values()):.2g}" in worry["sentence"]
