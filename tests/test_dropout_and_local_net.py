@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_refused():
     schema = problem("mlp", "multiclass")[1].schema
     for make, message in (
         (lambda: bp.HiddenLayerNet(scale="layers"), r"unknown scale 'layers'.*layer"),
-        (lambda: bp.HiddenLayerNet(scale="unit", init_scale=1.0), r"first α .* below 1, got 1"),
+        (lambda: bp.HiddenLayerNet(scale="unit", init_scale=1.0), r"initial α .* below 1, got 1"),
         (lambda: bp.HiddenLayerNet(prior="scale-mixture").model(schema), "normal, fan-in or log-uniform"),
         (lambda: bp.HiddenLayerNet(prior="log-uniform:1").model(schema), "must have the form log-uniform"),
         (lambda: bp.BayesianConvNet().model(schema), r"takes images .* shape \(3,\); take .* hidden-layer"),
