@@ -221,7 +221,7 @@ def read_times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.
 
 
 def skewed(y: np.ndarray) -> str:
-    """Return a hint for positive numbers that are skewed (see ``SKEWED``) while their logarithms are not; else ""."""
+    """Return a hint for positive numbers that are skewed (``SKEWED``), and more so than their logarithms; else ""."""
     skewness = [(((v - v.mean()) / max(v.std(), 1e-300)) ** 3).mean() for v in ((y, np.log(y)) if y.min() > 0 else ())]
     hint = "positive and skewed: intervals may reach below 0, target_scale=log (--target-scale) models its logarithm"
     return hint if skewness and skewness[0] > max(SKEWED, abs(skewness[1])) else ""

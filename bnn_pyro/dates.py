@@ -38,7 +38,7 @@ class Dates(NamedTuple):
     form: str = "%Y-%m-%d"
 
     def read(self, cells: pd.Series) -> pd.Series:
-        """Convert texts to (N,) datetime64, with NaT for a text that is not a date in this order."""
+        """Convert texts to (N,) datetime64, NaT for a text that is no date in this order or with the year first."""
         texts = cells.astype(str).str.extract(DATE_AND_TIME)
         days = pd.Series(pd.NaT, cells.index, dtype="datetime64[us]")
         for form in dict.fromkeys(ORDERS[self.order] + ORDERS["year"]):
@@ -50,7 +50,7 @@ class Dates(NamedTuple):
         return days + (times - pd.Timestamp("2000-01-01"))
 
     def numbers(self, cells: pd.Series) -> pd.DataFrame:
-        """Convert texts to (N, parts) float64, with NaN for a text that is not a date in this order."""
+        """Convert texts to (N, parts) float64, with NaN for a text that :meth:`read` cannot convert."""
         moments, day = self.read(cells), pd.Timedelta(days=1)
         if self.start:
             values = {f"{self.name} in days since {self.start}": (moments - pd.Timestamp(self.start)) / day}
@@ -107,11 +107,12 @@ def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates
     order = max(num, key=num.get, default="")
     if not order or num[order] < 0.5 * len(cells):
         return None
+    own = cells[moments[order].notna() & ((order == "year") | Dates(cells.name, "year").read(cells).isna())].astype(str)
     if order != "year" and num.get("day") == num.get("month"):
-        raise UserError(f"{where}: column '{cells.name}', row {cells.index[0]}: the day or the month may be first in "
-                        f"'{cells.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
+        raise UserError(f"{where}: column '{cells.name}', row {own.index[0]}: the day or the month may be first in "
+                        f"'{own.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
     known = moments[order].dropna()
     start, times = str(known.min().date()) if how == "elapsed" else "", bool((known != known.dt.normalize()).any())
-    day = re.match(DATE_AND_TIME, str(cells.iloc[int(moments[order].notna().argmax())]))[1]
+    day = re.match(DATE_AND_TIME, own.iloc[0])[1]
     form = next(form for form in ORDERS[order] if pd.notna(pd.to_datetime(day, format=form, errors="coerce")))
     return Dates(str(cells.name), order, start, times, form)

@@ -60,8 +60,9 @@ def first_line(error: BaseException) -> str:
 def refusing(message: str, *kinds: type[Exception], saying: str = "") -> Iterator[None]:
     """Convert errors of a block that are of these kinds (by default all) to a UserError with this message.
 
-    "{error}" in the message is replaced by the first line of the error. UserErrors are only converted if UserError is
-    one of the kinds; an error whose text, in lower case, does not contain ``saying`` is not converted.
+    "{error}" in the message is replaced by the first line of the error, or the whole message of a UserError. UserErrors
+    are only converted if UserError is one of the kinds; an error whose text, in lower case, does not contain ``saying``
+    is not converted.
     """
     try:
         yield

@@ -24,7 +24,7 @@ from bnn_pyro.errors import UserError
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 
-#: The most columns of a table, the most rows, the fewest test rows (else training rows), and permutations of a column.
+#: Most columns, most rows, number of test rows below which training rows are used, permutations of each column.
 MAX_COLUMNS, MAX_ROWS, MIN_ROWS, REPEATS = 200, 200, 20, 5
 #: Number of values of a column at which its effect is computed, between these quantiles of the training rows. Half of
 #: them are quantiles, half are equally spaced, as the outer quantiles of a long tail may lie far apart.
@@ -88,7 +88,9 @@ def explain(
     schema.need_one_target("explain")
     if schema.is_image and schema.has_classes and schema.input_shape == posterior.schema.input_shape:
         return _pixel_maps(posterior, data.x_test if len(data.x_test) else data.x_train, num, num_draws)
-    if not columns or tuple(schema.input_shape) != tuple(posterior.schema.input_shape):
+    if not columns:
+        raise UserError(f"explain takes tables, and images with classes; '{data.name}' is neither")
+    if tuple(schema.input_shape) != tuple(posterior.schema.input_shape):
         shapes = tuple(schema.input_shape), tuple(posterior.schema.input_shape)
         raise UserError("explain takes the posterior's table; '{}' has inputs {}, not {}".format(data.name, *shapes))
     if len(columns) > MAX_COLUMNS:

@@ -246,7 +246,8 @@ def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
         need = 4 * math.prod(data.x_train.shape) / 2**30
         what = "a backbone" if whole else "batch_size=0" if getattr(setup.method, "streams", False) else setup.inference
         raise UserError(f"{what} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches "
-                        f"(batch_size) of {_methods('streams')}, or set BNN_PYRO_MEMORY={math.ceil(need)}")  # fmt: skip
+                        f"(batch_size) of {_methods('streams')}, or set BNN_PYRO_MEMORY={math.ceil(need)} if the "
+                        "machine has that much")  # fmt: skip
     return True
 
 

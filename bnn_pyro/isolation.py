@@ -71,7 +71,7 @@ def chain_seed(seed: int, chain: int, stream: int = 0) -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Use one thread for torch and numpy's linear algebra, because their number changes the last digits of sums."""
+    """Use one thread for torch and numpy's linear algebra, because the number of threads changes sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

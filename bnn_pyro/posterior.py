@@ -112,8 +112,10 @@ class Posterior(Introduced):
             "next: bp.predict(posterior, data.x_test); posterior.draw(100); posterior.history; posterior.save(folder)"
         )
 
-    #: P, the number of weights.
-    num_weights = property(lambda self: sum(value.numel() for value in self.model.initial.values()))
+    @property
+    def num_weights(self) -> int:
+        """P, the number of weights."""
+        return sum(value.numel() for value in self.model.initial.values())
 
     @property
     def history(self) -> pd.DataFrame:
@@ -124,7 +126,7 @@ class Posterior(Introduced):
         """A table of the network's sites: shape, prior, "sampled", mean σ / prior's σ, median |μ|/σ, KL.
 
         "sampled": how training samples a site, "rows" or "flipout" (``row_noise``), "weights" (one draw for all rows),
-        "point" or "frozen". Estimates are from 200 draws, or at least 20 for many millions of weights, so that means of
+        "point" or "frozen". Estimates are from up to 200 draws (20 for many millions of weights), so that means of
         0 have an |μ|/σ of 0.05 to 0.15 by chance. Raises UserError for a user's own model that is no ``BayesianNet``.
         """
         model, lines = getattr(self.model, "head", self.model), []

@@ -85,7 +85,8 @@ def announce(text: str, show: bool = True) -> None:
 class Channel:
     """The connection of a task to the process that waits for it.
 
-    send: called with (share done, figures) at most once in ``every`` seconds.   asked: whether the task should end.
+    send: called with (share done, figures) at most once in ``every`` seconds, and at the end.
+    asked: whether the task should end.
     """
 
     def __init__(self, send: Callable[[float, Figures], None], asked: Callable[[], bool], every: float = 0.0) -> None:

@@ -132,7 +132,7 @@ def defaults(kind: Any) -> dict[str, Any]:
 
 
 def meant_for(one: Any, other: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that ``one`` has, without those, such as ``start``, whose value is a choice of ``other``'s field."""
+    """The settings that are fields of ``one``, except those whose value is a choice of that field of ``other``."""
     words = {field.name: field.metadata.get("choices", ()) for field in dataclasses.fields(other)}
     return {k: v for k, v in settings.items() if k in defaults(one) and v not in words.get(k, ())}
 

@@ -65,7 +65,7 @@ def test_a_file_that_does_not_fit_is_refused_in_one_line(runs, tmp_path, compare
         (frame.assign(sd=0.0), "row 2: sd must be above 0, not [1.0, 0.0]"),  # the header is row 1
         (frame.drop(4).reindex(frame.index), "row 6: mean, sd must be numbers, not [nan, nan]"),
         (frame.assign(row=3), "a number stands twice in the column 'row'"),
-        (every, "has a row 0 in its column 'row'; rows of these data are counted as an editor counts"),
+        (every, "has a row 0 in its column 'row'; rows of these data are counted as in an editor"),
         (every[2:-1], f"has no row {last} in its column 'row'"),
     ):
         told = compared(run, changed, code=2)

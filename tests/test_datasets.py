@@ -239,6 +239,9 @@ def test_dates_that_cannot_be_read_are_one_line(tmp_path):
                  "2024-11-16 02:04:05.5 UTC"):  # fmt: skip
         moment = find_dates("", pd.Series([text] * 9)).read(pd.Series([text])).item()
         assert moment == pd.Timestamp("2024-11-16 02:04:05.5")
+    for rest in ("%d.%m.%Y", "%m/%d/%Y"):  # the first one has the year first, the others have not
+        mixed = find_dates("", pd.Series(["2023-01-05", *MOMENTS.strftime(rest)]))
+        assert mixed.form == rest and mixed.start == "" and mixed.read(pd.Series(["2023-01-05"])).notna().all()
     early = frame[MOMENTS.day <= 12].reset_index(drop=True)
     refuses("'sold', row 0: the day or the month may be first in '0", bp.dataset, early, "price", dates="parts")
     for value, words in (

@@ -166,6 +166,10 @@ def test_an_archive_with_a_test_part_is_divided_as_its_arrays_are(tmp_path):
     assert data.fingerprint == arrays.fingerprint and data.split["kind"] == "own test part"
     assert torch.equal(data.x_test, arrays.x_test) and torch.equal(data.y_test, arrays.y_test)
     assert torch.equal(bp.load_inputs(tmp_path / "a.npz", data.schema), data.x_test)
+    names = dict(classes=["a", "b", "c"], x=x[:40], y=y[:40])
+    np.savez(tmp_path / "c.npz", **names, x_test=x[40:], y_test=y[40:])
+    named = bp.load_data(tmp_path / "c.npz")
+    assert named.schema.classes == ("a", "b", "c") and torch.equal(named.y_test, data.y_test)
     np.savez(tmp_path / "b.npz", x=x[:40], y=y[:40], x_test=x[40:])
     refuses("b.npz: has x_test alone; x_test and y_test are the test part together", bp.load_data, tmp_path / "b.npz")
 

@@ -108,18 +108,23 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A posterior with maps of its predictive distribution and conformal scores; ``bp.predict`` accepts it."""
+    """A posterior with maps of its predictive distribution and conformal scores; ``bp.predict`` accepts it.
+
+    maps, conformal  (name, map) pairs, applied in this order; scores of the calibration rows, or None
+    column, borders  the column that determines the groups, or "uncertainty"; the borders of its thirds
+    rows, epistemic  digests of all calibration rows (n,); the epistemic uncertainty of the most recent ones
+    num_draws, seed  of every prediction
+    """
 
     posterior: Posterior
-    maps: tuple[tuple[str, Any], ...] = ()  # (name, map) pairs, applied in this order
-    conformal: Conformal | None = None  # scores of the calibration rows
-    column: str | None = None  # the column that determines the groups, or UNCERTAINTY
-    # Digests of all calibration rows (n,), and the epistemic uncertainty of the most recent ones.
+    maps: tuple[tuple[str, Any], ...] = ()
+    conformal: Conformal | None = None
+    column: str | None = None
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64), repr=False)
     epistemic: Sequence[float] = field(default=(), repr=False)
-    num_draws: int = NUM_DRAWS  # of every prediction, as is the seed
+    num_draws: int = NUM_DRAWS
     seed: int = 0
-    borders: Sequence[float] = ()  # of the thirds by predicted uncertainty
+    borders: Sequence[float] = ()
 
     schema = property(lambda self: self.posterior.schema)
 

@@ -136,17 +136,24 @@ SCORES: Mapping[str, Score] = {
 
 @dataclass(frozen=True)
 class Conformal:
-    """Scores of the calibration rows; ``at`` gives the guarantee of a prediction."""
+    """Scores of the calibration rows; ``at`` gives the guarantee of a prediction.
 
-    method: str  # a name in ``SCORES``
-    scores: list[float] = field(repr=False)  # (n,), in the order of the calibration rows
-    groups: list[str] | None = None  # (n,) labels: coverage holds in each group separately (Mondrian); None: one group
-    per_class: bool = False  # whether the groups are the true classes
-    level: float = 0.9  # of the predictive interval that ``cqr`` starts from
-    # For ``local``, (m, F) and (m,): of every second calibration row, which has no entry in ``scores``.
+    method, scores   a name in ``SCORES``; (n,), in the order of the calibration rows
+    groups           (n,) labels: coverage holds in each group separately (Mondrian); None: one group
+    per_class        whether the groups are the true classes
+    level            level of the predictive interval that ``cqr`` starts from
+    inputs, errors   for ``local``, (m, F) and (m,): every second calibration row, which has no entry in ``scores``
+    by_lot           whether equal scores are ordered at random: for ``cqr`` of counts, except in old files
+    """
+
+    method: str
+    scores: list[float] = field(repr=False)
+    groups: list[str] | None = None
+    per_class: bool = False
+    level: float = 0.9
     inputs: list[list[float]] = field(default=(), repr=False)
     errors: list[float] = field(default=(), repr=False)
-    by_lot: bool = False  # whether equal scores are ordered at random: for ``cqr`` of counts, except in old files
+    by_lot: bool = False
 
     @classmethod
     def fit(cls, method: str, prediction: Mixture, y: Tensor, x: Tensor | None = None, **how: Any) -> Self:

@@ -43,7 +43,7 @@ def monitor(
 
     x: the calibration rows, (n, *input_shape).   x_new: (m, *input_shape), in order of arrival.
     y_new: (m,), for the martingale, which needs a conformal method.
-    false_alarm: probability that at least one test alarms although nothing changed (Bonferroni).
+    false_alarm: largest probability that at least one test alarms although nothing changed (Bonferroni).
     Raises UserError for a rate outside (0, 1), for fewer than four rows, or if x is not as long as at calibration.
     """
     check_level(1 - false_alarm)
@@ -103,7 +103,7 @@ def epistemic_p(known: Sequence[float], new: np.ndarray) -> tuple[float, float]:
 
 
 def conformal_p(known: Sequence[float], new: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Ranks of each new score among all scores so far, ties at random, (m,): p-values, uniform if exchangeable."""
+    """Ranks of each new score among all so far, ties at random, (m,): independent uniform p-values if exchangeable."""
     seen, rng, ranks = sorted(known), np.random.default_rng(seed), []
     for score in new.tolist():
         insort(seen, score)

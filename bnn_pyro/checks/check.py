@@ -108,15 +108,23 @@ class Subject:
 
 @dataclass(frozen=True)
 class Finding:
-    """One quantity, compared with its correct value."""
+    """One quantity, compared with its correct value.
 
-    about: str  # description, with its unit
+    about     description, with its unit
+    expected  the correct value; None if there is none to compare with
+    error     standard error of the difference; 0 if both are exact; None if it is unknown
+    p         two-sided p-value, corrected for the quantities of the check; None without randomness
+    level     one of ``LEVELS``: good; caution, a known error of the method; bad
+    z         standard Normal score of the uncorrected p-value; None without randomness
+    """
+
+    about: str
     estimate: float
-    expected: float | None = None  # the correct value; None if there is none to compare with
-    error: float | None = None  # standard error of the difference; 0 if both are exact; None if it is unknown
-    p: float | None = None  # two-sided p-value, corrected for the quantities of the check; None without randomness
-    level: str = "good"  # one of ``LEVELS``: good; caution, a known error of the method; bad
-    z: float | None = None  # standard Normal score of the uncorrected p-value; None without randomness
+    expected: float | None = None
+    error: float | None = None
+    p: float | None = None
+    level: str = "good"
+    z: float | None = None
 
 
 @dataclass(frozen=True)

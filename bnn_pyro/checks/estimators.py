@@ -42,8 +42,8 @@ PLACES, COORDINATES = 4, 12
 PROJECTIONS, PARTICLES = 6, 4
 #: The conclusions for samplers and for optimisers.
 OF_DENSITY = """\
-The log joint density's gradient equals finite differences, in 32 bits as in 64, and its mean over mini-batches is \
-that of all rows"""
+The log joint density's gradient equals finite differences, in 32 bits as in 64, and the mean of the gradients \
+of mini-batches is the gradient of all rows"""
 OF_ELBO = "Mini-batches and particles change the noise of the objective and of its gradient, not their mean"
 
 Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, (C, P)
@@ -53,12 +53,15 @@ Values = tuple[Tensor, Tensor]  # an objective in nats, (C,), and its gradient, 
 class Estimators(Check):
     """The mean of mini-batch estimates must be the full-batch value, whatever the size of the batches and the number
     of particles; gradients must equal finite differences, in 32 bits as in 64.
+
+    rows, batches  largest number of training rows; number of mini-batches that they are divided into
+    repeats, warm  number of estimates; steps of training before the check, so that q differs from its initial state
     """
 
-    rows: int = 600  # largest number of training rows
-    batches: int = 6  # number of mini-batches that they are divided into
-    repeats: int = 400  # number of estimates, for their mean and variance
-    warm: int = 300  # steps of training before the check, so that q differs from its initial state
+    rows: int = 600
+    batches: int = 6
+    repeats: int = 400
+    warm: int = 300
 
     title: ClassVar[str] = "Estimators"
     quick: ClassVar[Mapping[str, Any]] = {"rows": 120, "repeats": 60, "warm": 60}

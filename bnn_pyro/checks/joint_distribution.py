@@ -219,17 +219,21 @@ class JointChains:
 class JointDistribution(Check):
     """Weights drawn from the prior, with targets simulated from them, must keep their joint distribution when the
     sampler moves the weights and new targets are simulated, again and again (Geweke 2004).
+
+    chains, sweeps        number of independent chains, each with its own targets; transitions of each chain
+    steps                 steps per transition, for a method with a constant step size
+    rows, inputs, hidden  number of training rows; largest number of columns, and width of a hidden layer
     """
 
     title: ClassVar[str] = "Joint distribution test"
     quick: ClassVar[dict[str, int]] = {"chains": 2000, "sweeps": 8}
 
-    chains: int = 5000  # number of independent chains, each with its own targets
-    sweeps: int = 50  # number of transitions of each chain
-    steps: int = 30  # steps per transition, for a method with a constant step size
-    rows: int = 10  # number of training rows
-    inputs: int = 4  # largest number of columns
-    hidden: int = 4  # largest width of a hidden layer
+    chains: int = 5000
+    sweeps: int = 50
+    steps: int = 30
+    rows: int = 10
+    inputs: int = 4
+    hidden: int = 4
 
     def _refuses(self, subject: Subject) -> str:
         if transitions_of(subject.kind) is None:

@@ -45,10 +45,14 @@ DRAWS, PARTICLES = 4000, 400
 
 @dataclass(frozen=True)
 class KnownAnswers(Check):
-    """Base class of the checks below. A subclass has ``problems(subject)``, on which the subject is checked."""
+    """Base class of the checks below. A subclass has ``problems(subject)``, on which the subject is checked.
 
-    fits: int = 24  # number of independent fits of a method that returns a guide or points
-    effort: float = 4.0  # length of runs and trainings relative to the quick budget
+    fits    number of independent fits of a method that returns a guide or points
+    effort  length of runs and trainings relative to the quick budget
+    """
+
+    fits: int = 24
+    effort: float = 4.0
 
     name: ClassVar[str]
     quick: ClassVar[Mapping[str, Any]] = {"fits": 8, "effort": 1.0}

@@ -42,10 +42,13 @@ Rows = dict[str, tuple[Tensor, np.ndarray]]  # quantity -> (by ``predict``, by t
 class PredictiveCheck(Check):
     """Mean probabilities, log densities, entropies and quantiles of a prediction are compared with separate formulas
     for the same draws; those of an exact sampler also with the exact posterior predictive.
+
+    draws   number of draws S of every prediction
+    effort  length of runs and trainings relative to the quick budget of the other checks
     """
 
-    draws: int = 2000  # number of draws S of every prediction
-    effort: float = 1.0  # length of runs and trainings relative to the quick budget of the other checks
+    draws: int = 2000
+    effort: float = 1.0
 
     title: ClassVar[str] = "Predictions"
     quick: ClassVar[Mapping[str, Any]] = {"draws": 500, "effort": 0.4}

@@ -148,11 +148,14 @@ class Reference(Check):
     checked by a second sampler. Samplers must agree within their Monte-Carlo error; for approximations the report
     says how far off their means are, how much too narrow they are, and the coverage of their intervals.
 
+    draws  number of draws, of all chains together
+    rows   largest number of rows · weights of a reference on which a full-batch sampler is run
+
     ``Outcome.figures``: sd_ratio; posterior_coverage_50, _80 and _95, shares of the posterior that intervals hold.
     """
 
-    draws: int = 4000  # number of draws, of all chains together
-    rows: float = 1e9  # largest number of rows · weights of a reference on which a full-batch sampler is run
+    draws: int = 4000
+    rows: float = 1e9
 
     title: ClassVar[str] = "Reference posterior"
     quick: ClassVar[Mapping[str, Any]] = {"draws": 2000, "rows": 1e5}

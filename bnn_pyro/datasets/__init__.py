@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, load_archive, read_inputs
+from bnn_pyro.datasets.arrays import IMAGE_SUFFIXES, read_inputs
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
-from bnn_pyro.datasets.in_memory import dataset, inputs
+from bnn_pyro.datasets.in_memory import archive, dataset, inputs
 from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features
 from bnn_pyro.datasets.tables import load_table, read_rows
 from bnn_pyro.errors import UserError, unknown
@@ -120,7 +120,8 @@ def load_data(
 ) -> Dataset:  # fmt: skip
     """Load a named data set, a file (CSV, TSV, Parquet, NPZ, NPY) or a folder of pictures; split and standardise it.
 
-    task, classes, missing, unseen, target_scale, dates, scale, limit and seed are those of :func:`dataset`.
+    task, classes, missing, unseen, target_scale, dates, scale, limit and seed are those of :func:`dataset`. If an NPZ
+    file has arrays x_test and y_test, they are the test part.
 
     features      names of the columns to use, in that order; None: all
     exclude       names of columns to leave out
@@ -158,7 +159,7 @@ def load_data(
 
         raw = load_folder(path, drop_damaged=missing == "drop")
     elif not table:
-        raw = load_archive(path, target=target, task=task, drop_missing=missing == "drop")
+        raw = archive(path, target=target, task=task, drop_missing=missing == "drop")
     else:
         of_columns = dict(features=features, exclude=exclude, categorical=categorical, exposure=exposure)
         of_target = dict(target=target, task=task, classes=classes, event=event, dates=dates)

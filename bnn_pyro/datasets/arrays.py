@@ -23,17 +23,22 @@ from bnn_pyro.files import existing, read_archive
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 
 
-def load_archive(path: str | Path, *, target: str | None = None, task: str | None, drop_missing: bool = False) -> Raw:
+def load_archive(
+    path: str | Path, *, target: str | None = None, task: str | None, drop_missing: bool = False
+) -> tuple[Raw, list[np.ndarray]]:
     """Read an NPZ file: x (N, F), (N, H, W), (N, H, W, 1 or 3) or (N, 1 or 3, H, W), and y (N,) or (N, T).
 
-    The file may have a test part, x_test and y_test; x and y may then be called x_train and y_train.
+    The file may have a test part, x_test and y_test, which is returned as it is; x and y may then be called x_train and
+    y_train.
     For task "survival" y is (N, 2), the time and the event (see ``dataset``). With an array ``classes`` of K names, y
     must be labels 0 … K−1. An NPY file is a table with the target in one of its columns x1, …, or the file x.npy
     (NAME_x.npy) with y.npy (NAME_y.npy) in the same folder.
     """
     if (path := existing(path)).suffix.lower() == ".npy":
-        return _load_array(path, target, task, drop_missing)
-    arrays = {name.removesuffix("_train"): array for name, array in read_archive(path).items()}
+        return _load_array(path, target, task, drop_missing), []
+    arrays = read_archive(path)
+    if "x" not in arrays:
+        arrays |= {name: arrays.pop(f"{name}_train") for name in "xy" if f"{name}_train" in arrays}
     if "x" not in arrays or "y" not in arrays:
         raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs arrays x and y")
     if target is not None and target != "y":
@@ -44,10 +49,7 @@ def load_archive(path: str | Path, *, target: str | None = None, task: str | Non
     given = [name for name in ("x_test", "y_test") if name in arrays]
     if len(given) == 1:
         raise UserError(f"{path}: has {given[0]} alone; x_test and y_test are the test part together")
-    from bnn_pyro.datasets.in_memory import test_part
-
-    with refusing(f"{path}: {{error}}", UserError):
-        return replace(raw, test=test_part(raw, *map(arrays.get, given))) if given else raw
+    return raw, [arrays[name] for name in given]
 
 
 def _load_array(path: Path, target: str | None, task: str | None, drop_missing: bool) -> Raw:
@@ -130,9 +132,9 @@ def raw_arrays(
 def read_inputs(path: Path) -> np.ndarray:
     """Read the array of inputs in an NPZ or NPY file; targets are not needed."""
     arrays = {"x": np.array(read_array(path))} if path.suffix.lower() == ".npy" else read_archive(path)
-    key = next((name for name in ("x", "x_test") if name in arrays), "arr_0")
+    key = next((name for name in ("x_test", "x") if name in arrays), "arr_0")
     if key not in arrays:
-        raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs an array x (or arr_0)")
+        raise UserError(f"{path}: has {', '.join(arrays) or 'no arrays'}; it needs an array x, x_test or arr_0")
     return arrays[key]
 
 

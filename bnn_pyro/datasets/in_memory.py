@@ -5,22 +5,24 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from bnn_pyro.cells import coded_cells, gaps_in
-from bnn_pyro.datasets.arrays import image_arrays, on_disk, pack, parts_of, raw_arrays
+from bnn_pyro.cells import coded_cells, gaps_in, label, numbered
+from bnn_pyro.datasets.arrays import image_arrays, load_archive, on_disk, pack, parts_of, raw_arrays
 from bnn_pyro.datasets.dataset import Column, Dataset, Raw, Schema
 from bnn_pyro.datasets.frames import as_array, as_cells, as_table, as_target, check_order, event_column, named, names_in
 from bnn_pyro.datasets.prepare import check_options, prepare, say_doubts, select_features, standardised
 from bnn_pyro.datasets.rows import OnDisk, read_items
 from bnn_pyro.datasets.splits import FRACTIONS
 from bnn_pyro.datasets.tables import encode_rows, encode_target, raw_table
-from bnn_pyro.errors import UserError
+from bnn_pyro.errors import UserError, refusing
 
 
 def dataset(
@@ -134,7 +136,7 @@ def dataset(
     if (x_test is None) != (y_test is None):
         raise UserError("x_test and y_test are the test part together; give both, or none")
     if x_test is not None:
-        raw = replace(raw, test=test_part(raw, x_test, y_test))
+        raw = replace(raw, test=_test_part(raw, x_test, y_test))
     by = {kind: columns[kind] for kind in ("groups", "time") if columns[kind] is not None}
     return say_doubts(prepare(raw, limit=limit, scale=scale, seed=seed, **_division(raw, split, by, validation)))
 
@@ -182,14 +184,22 @@ def _raw(
     return raw_table(where, cells, list(target.columns), missing=missing, dates=dates, **how)
 
 
-def test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
-    """Return a given test part (x_test, y_test) as tensors, encoded like ``raw``."""
+def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     values, cells = _encoded("x_test", x, raw), as_target("y_test", y)
     if len(cells) != len(values):
         raise UserError(f"x_test has {len(values)} rows and y_test {len(cells)}; give one target for each row")
     if cells.shape[1] != len(raw.target_names):
         raise UserError(f"y_test has {cells.shape[1]} columns, and y {len(raw.target_names)}; give the same targets")
+    if raw.has_classes and not {*map(label, cells.iloc[:, 0])} & {*raw.classes}:  # labels 0 … K−1, as y may be
+        return values, torch.from_numpy(numbered("y_test", cells.iloc[:, 0], raw.task, raw.classes)[1])
     return values, encode_target("y_test", cells.set_axis(raw.target_names, axis=1), raw)
+
+
+def archive(path: str | Path, **how: Any) -> Raw:
+    """Read an NPZ or NPY file with its test part; see ``load_archive`` for the arguments."""
+    raw, test = load_archive(path, **how)
+    with refusing(f"{path}: {{error}}", UserError):
+        return replace(raw, test=_test_part(raw, *test)) if test else raw
 
 
 def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:

@@ -234,7 +234,7 @@ def inputs_of(schema: Schema) -> list[tuple[str, list[Column], slice]]:
 
 
 def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
-    """Describe each row of standardised inputs (N, F) by its ``most`` unusual values, in the user's units."""
+    """Describe rows of standardised inputs (N, F) by ``most`` values furthest from the mean, in the user's units."""
     numeric, parts, dates = quantities(schema.columns, x.shape[1]), [], {date.parts[0]: date for date in schema.dates}
     raw, scale = schema.unstandardise(x.double()), x.new_tensor(schema.x_scale, dtype=torch.float64)
     unit = 10 ** (1e-7 * scale).log10().ceil()  # the precision of float32
@@ -255,7 +255,7 @@ def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
 
 
 def _pixel_statistics(raw: Raw, rows: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the median pixel, often the background, as shift, and one scale: weights of 0 inputs add no noise."""
+    """Return the median pixel, often the background, as shift, and one scale; weights of zero inputs have no effect."""
     if raw.x.dtype != torch.uint8:
         pixels = (chunk.double().flatten() for chunk in taken(raw.x, rows))
         return (_lower_median(raw.x, rows),), (mean_and_scale(pixels)[1].item(),)

@@ -28,9 +28,11 @@ CHUNK = 2**20
 #: Numpy types that torch has too.
 TORCH_TYPES = tuple(np.dtype(name) for name in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "?"))
 CPU = torch.device("cpu")
-#: A column of at least three different values has long tails if one is more standard deviations from the mean.
+#: A column of at least three different values has long tails if one of them is further than this number
+#: of standard deviations from the mean.
 LONG = 6.0
-#: Interquartile range of a standard Normal; and the smallest range of standardised columns, else half is one value.
+#: Interquartile range of a standard Normal; and the smallest range of standardised columns, below which half of the
+#: values count as equal.
 NORMAL_RANGE, MIN_RANGE = 1.3489795, 1e-5
 
 

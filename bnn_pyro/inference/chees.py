@@ -46,8 +46,8 @@ class ChEES(Sampler):
     """Settings of ChEES-HMC: many chains at once, 16 to 512, tuned across chains.
 
     target_accept  harmonic mean of the chains' acceptance rates to adapt to; the arithmetic mean is higher
-    superchains    number of starting points, each shared by equally many chains: a divisor of ``chains``, or more
-                   (for nested R-hat, Margossian et al. 2022, arXiv:2110.13017)
+    superchains    number of starting points, each shared by equally many chains: it divides ``chains``, or is so
+                   large that each chain has its own (for nested R-hat, Margossian et al. 2022, arXiv:2110.13017)
     max_steps      largest number of leapfrog steps a transition
     """
 

@@ -38,10 +38,10 @@ COMPILATION, PROCESS = 2.5, 5.0  # seconds of a compilation, and of the start of
 TIMED, MAX_TIMED, LONG = 20, 30.0, 60.0
 FEWER = 5  # the forecast suggests to make draws/FEWER draws instead
 TYPICAL = 20  # expected number of steps of a trajectory of ChEES or of the adjusted microcanonical sampler
-#: Overhead in seconds of a transition of mile, for one chain and for further ones in compiled code, and of a step of
-#: the optimisation of its members.
+#: Overhead in seconds of a transition of mile, made alone and with other transitions in one call of compiled code; and
+#: of a step of the optimisation of its members.
 TRANSITION, TOGETHER, STEP = 3e-4, 4e-5, 6e-3
-GRADIENTS, TREE = 2, 30  # number of gradients in a transition of mile, and of NUTS
+GRADIENTS, TREE = 2, 30  # number of gradients in a step of mile, and in a transition of NUTS
 Cost = Callable[[Mapping[str, Any], int, int, int], float]  # (settings of the method, N, macs, cores) -> seconds
 
 
@@ -67,7 +67,7 @@ def run_cost(gradients: float, compiled: bool, potential: Potential, chains: int
 def choose_cores(cores: int, tasks: int, device: torch.device, seconds: float, price: float = PROCESS) -> int:
     """Number of processes: ``cores``, or for 0 one for each core if that saves twice the price, else 1 (this process).
 
-    It is 1 on a GPU and in a process that is itself one of several. An executor in force decides instead.
+    For 0 it is 1 on a GPU and in a process that is itself one of several. An executor in force decides instead.
     device: where tasks compute.   seconds: of all tasks.   price: seconds that a process takes to start.
     """
     cpu, usable = device.type == "cpu", min(tasks, usable_cores())

@@ -215,7 +215,7 @@ class GuideStopping(EarlyStopping):
         self.state |= {"recent": recent, "last_epoch": epoch}
 
     def finish(self) -> None:
-        """Restore the best q, and divide σ by √2 as long as that is better by more than chance."""
+        """Restore the q to keep, and divide σ by √2 as long as that is better by more than chance."""
         if self.few_weights:
             with self.averaged():
                 last, log_p = self._weights(), mixture_log_p(self.posterior, self.x, self.y, LAST_DRAWS)

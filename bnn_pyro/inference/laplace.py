@@ -1,4 +1,4 @@
-"""The Laplace approximation of a linear model: a Normal at the mode ŵ, with the inverse of the curvature there.
+"""The Laplace approximation of a linear model: a Normal at the mode ŵ, whose covariance is the inverse curvature.
 
     ŵ = argmax_w  log p(y | x, w)/T + log p(w)             q(w) = Normal(ŵ, Λ⁻¹)
 
@@ -76,7 +76,7 @@ class Laplace(Settings):
         return Posterior(model, data.schema, guide=q, stats=stats, trace=trace)
 
     def _mode(self, curvature: Curvature, run: Run) -> tuple[Tensor, dict[str, list[float]]]:
-        """(ŵ, trace), by L-BFGS in coordinates in which the curvature is about I, so 1 is a posterior sd."""
+        """(ŵ, trace), by L-BFGS in coordinates in which the curvature is about I (the unit is a posterior sd)."""
         log_joint, left, most = curvature.log_joint, self.max_iterations, 2 * self.max_iterations
         place = log_joint.initial
         trace: dict[str, list[float]] = {"epoch": [], "log_joint": [], "log_likelihood": [], "log_prior": []}

@@ -25,7 +25,7 @@ Information = Callable[[Tensor], Tensor]  # φ (B, D) -> I (B, K, K)
 
 
 def linear_layer(model: nn.Module) -> nn.Module | None:
-    """The layer of a ``BayesianNet`` over an ``MLP`` without hidden layers, or None. It comes first in u."""
+    """The layer of a ``BayesianNet`` over an ``MLP`` without hidden layers, whose weights come first in u; or None."""
     net = getattr(model, "net", None)
     plain = isinstance(model, BayesianNet) and type(model).forward is BayesianNet.forward
     known = plain and isinstance(net, MLP) and type(net).forward is MLP.forward

@@ -45,7 +45,7 @@ def optimised(model: nn.Module, data: Dataset, members: int, run: Run, **setting
 
 
 def by_rule(model: nn.Module, data: Dataset, seed: int) -> dict[str, Any]:
-    """Settings of :class:`Members` by the rules of ``inference.optimise`` and ``early_stopping``; 2,500 steps."""
+    """Settings of :class:`Members` by the rules of ``optimise`` and ``early_stopping``: 2,500 steps at least."""
     split = hold_out(data, seed)
     rule = schedule(num := len(split.x_train), sum(value.numel() for value in model.initial.values()))
     epochs = max(MIN_EPOCHS, 2_500 // math.ceil(num / (size := rule["batch_size"] or num)))

@@ -17,8 +17,8 @@ Each chain adapts by itself. In a warm-up of T transitions ``EnergyTuning`` lear
 falls until 0.3 T. Then each zᵢ is divided by its standard deviation since 0.15 T, as by a diagonal mass matrix, and ε
 is learned again. At 0.5 T it becomes the geometric mean of its values since 0.3 T, and from then on it is corrected
 eight times by E[ΔE²], as chains may reach places with larger curvature. L is √d at first, √Σ Var zᵢ from 0.5 T, and
-0.4 · distance travelled / effective draws at the end. With ``adjusted`` all this is done by 0.6 T with single steps,
-then dual averaging learns ε from trajectories.
+0.4 · distance travelled / effective draws at the end. With ``adjusted`` the bounds are 0.08, 0.15, 0.3 and 0.6 T:
+single steps end at 0.3 T; from then on dual averaging learns ε from trajectories, and L is set at 0.6 T.
 """
 
 import json

@@ -54,9 +54,10 @@ class Optimisation(Settings):
                 constant if ``epochs`` is left out and held-out rows choose q
     final_lr    last learning rate as a share of the first
     patience    early stopping: training stops after so many epochs without a lower NLL of held-out rows (for a q, a
-                mean over some epochs) and keeps what had the lowest; by rule for points, and for q of a network of your
-                own. Held out are the validation rows (if very few, with some training rows), or 15 % of the training
-                rows if there are none. 0: no early stopping
+                mean over some epochs) and keeps what had the lowest, but the last q of a network of your own with ten
+                rows for each weight, unless an earlier one is clearly better. By rule for points, and for q of a
+                network of your own. Held out are the validation rows (if very few, with some training rows), or 15 % of
+                the training rows if there are none. 0: no early stopping
     lr_warmup   steps in which the learning rate rises linearly to ``lr``; by rule a twentieth of all steps, at most
                 100, for a network of your own, else 0
     clip        a gradient whose norm exceeds ``clip`` times the running mean of earlier norms is scaled down to that;

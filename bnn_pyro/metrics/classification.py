@@ -142,7 +142,7 @@ def _risks(points: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def selective_risk(prediction: Prediction, y: Targets) -> tuple[np.ndarray, np.ndarray]:
-    """Coverage 1/B … 1 and risk, the error rate of that share of points of lowest total entropy (ties share), (B,)."""
+    """(coverage 1/B … 1, error rate of that share of points with the lowest total entropy), each (B,); ties share."""
     points = aurc.summarise(prediction, y)
     return np.arange(1, len(points) + 1) / len(points), _risks(points, np.ones((1, len(points))))[0]
 

@@ -79,7 +79,7 @@ def _cross_entropy(q: Part, p: CentredNormal | Normal | Independent) -> Tensor:
 
 
 def _is_fixed(p: CentredNormal | Normal) -> bool:
-    """Whether p does not depend on other sites, which are correlated with this one under q, as far as can be known."""
+    """Whether p is known not to depend on other sites, which q correlates with this one."""
     if isinstance(p, CentredNormal):
         return p.fixed is not None
     return torch.is_grad_enabled() and not (p.loc.requires_grad or p.scale.requires_grad)

@@ -236,7 +236,8 @@ def make_likelihood(schema: Schema, noise: str | float = "learned", likelihood: 
     if likelihood is not None and task != (needed := "regression" if schema.task == "targets" else schema.task):
         fit = [name for name, (_, task) in LIKELIHOODS.items() if task == needed]
         way = f"take {' or '.join(fit)}" if fit else "leave it out"
-        raise UserError(f"likelihood={name} is for {task}, and the task is {schema.task}; {way}, or say --task {task}")
+        way += f", or say --task {task} (task=)"
+        raise UserError(f"likelihood={name} is for {task}, and the task is {schema.task}; {way}")
     if noise == "correlated":
         if schema.task != "targets" or kind is not Normal:
             raise UserError("noise=correlated is of several targets that are numbers, with likelihood=normal")

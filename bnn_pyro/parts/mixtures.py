@@ -232,8 +232,11 @@ class ClassMixture(Mixture):
     task = "classification"
     has_classes = True
 
-    #: See :class:`Mixture`. Logits are normalised, so that no slower softmax is needed.
-    probs = cached_property(lambda self: self.components.logits.exp())
+    @cached_property
+    def probs(self) -> Tensor:
+        """Class probabilities of every draw, (S, B, K)."""
+        return self.components.logits.exp()  # normalised logits: no softmax, which is slower
+
     mean = cached_property(lambda self: self.probs.mean(0))
     total = cached_property(lambda self: entr(self.mean).sum(-1))
     #: At least 0 by Jensen's inequality, except for rounding errors.
@@ -262,8 +265,10 @@ class ClassMixture(Mixture):
 class BernoulliMixture(ClassMixture):
     """Mixture of Bernoullis: K = 2 classes, with the log odds of the second one."""
 
-    #: Probabilities of both classes, (S, B, 2).
-    probs = cached_property(lambda self: torch.stack([torch.sigmoid(k * self.components.logits) for k in (-1, 1)], -1))
+    @cached_property
+    def probs(self) -> Tensor:
+        """Probabilities of both classes, (S, B, 2)."""
+        return torch.stack([torch.sigmoid(k * self.components.logits) for k in (-1, 1)], -1)
 
     def output_values(self) -> Tensor:
         """Log odds of the second class, (S, B, 1) float64."""

@@ -87,7 +87,8 @@ class Likelihood(nn.Module):
             raise UserError(f"{name} must return a torch distribution, and gave {type(components).__name__}")
         if (shape := components.batch_shape)[-1:] != f.shape[-2:-1]:
             raise UserError(f"{name} makes a distribution of batch shape {tuple(shape)} of f {tuple(f.shape)}, where "
-                            f"{tuple(f.shape[:-1])} is right: f.squeeze(-1), or .to_event(1)")  # fmt: skip
+                            f"{tuple(f.shape[:-1])} is right; take f.squeeze(-1), or .to_event(1) with several "
+                            "targets")  # fmt: skip
         if (dims := len(components.event_shape)) != self.event_dim:
             raise UserError(f"{name} makes events of {dims} dimensions, and its event_dim is {self.event_dim}; for "
                             "several targets both are 1")  # fmt: skip

@@ -289,4 +289,5 @@ def check_pure(net: nn.Module, x: Tensor) -> None:
     # The first and the last row: if a recurrent layer takes rows as time, the first one does not depend on others.
     if not all(torch.allclose(net(x[i]), f[i], **tolerance) for i in (slice(1), slice(len(x) - 1, None))):
         raise UserError(f"{name}'s outputs for a row depend on the other rows of a batch in evaluation mode; normalise "
-                        "within a row or by running statistics; give recurrent layers batch_first=True")  # fmt: skip
+                        "within a row or by running statistics; recurrent and attention layers need "
+                        "batch_first=True")  # fmt: skip

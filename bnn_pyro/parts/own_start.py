@@ -1,8 +1,8 @@
 """The start of a fit of a user's own network: the initial σ of q, checks of the network, and batch statistics.
 
 In a deep network the noise of the weights can grow from layer to layer. The variance of activations under draws of q is
-therefore compared, layer by layer, with that at the means, and every σ is halved until no layer differs by more than a
-factor. No σ starts above that of a Normal prior.
+therefore compared, layer by layer, with that at the means, and every σ is halved until no layer's variance differs by
+more than a factor of ``FACTOR``. No σ starts above that of a Normal prior.
 
 Batch normalisation has two modes:
 

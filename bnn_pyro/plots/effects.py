@@ -27,11 +27,14 @@ WHITE_TO_EPISTEMIC = LinearSegmentedColormap.from_list("epistemic", ["white", EP
 
 @dataclass(frozen=True)
 class Grid:
-    """A mesh over the two input features of a table; predict at ``x``, standardised inputs (rows·columns, 2)."""
+    """A mesh over the two input features of a table; predict at ``x``, standardised inputs (rows·columns, 2).
+
+    first, second  (columns,) values of the horizontal feature and (rows,) of the vertical one, in their own units
+    """
 
     x: Tensor
-    first: np.ndarray  # (columns,) values of the horizontal feature, in its own units
-    second: np.ndarray  # (rows,) values of the vertical feature
+    first: np.ndarray
+    second: np.ndarray
     schema: Schema
 
     def shaped(self, values: Tensor) -> np.ndarray:

@@ -29,12 +29,17 @@ SPAN = 30
 
 
 class Scores(NamedTuple):
-    """Scores of one recipe on one data set."""
+    """Scores of one recipe on one data set.
 
-    points: Sequence[float]  # the metric of each fit
+    points, mean  the metric of each fit, and its mean
+    error         standard error (NaN: none), or distances (below, above) of an interval's ends
+    kind          a key of ``KINDS``
+    """
+
+    points: Sequence[float]
     mean: float
-    error: float | tuple[float, float]  # standard error (NaN: none), or distances (below, above) of an interval's ends
-    kind: str = ""  # a key of ``KINDS``
+    error: float | tuple[float, float]
+    kind: str = ""
 
 
 @drawn

@@ -184,14 +184,12 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     if "row" in frame and frame["row"].duplicated().any():
         raise UserError(f"{path}: a number stands twice in the column 'row'")
     if "row" in frame:
-        frame, counted_as = frame.set_index("row"), "from 0"
-        if Path(data.source).suffix.lower() in (".csv", ".tsv"):
-            counted_as = "as an editor counts, where the header is row 1 and the first row of data row 2"
-        least = 2 if "editor" in counted_as else 0
+        frame, has_header = frame.set_index("row"), Path(data.source).suffix.lower() in (".csv", ".tsv")
         absent = [row for row in rows if row not in frame.index]
-        if absent or (len(frame) and frame.index.min() < least):
+        if absent or (has_header and frame.index.min() < 2):
             wrong = f"no row {absent[0]}" if absent else f"a row {frame.index.min()}"
-            raise UserError(f"{path}: has {wrong} in its column 'row'; rows of these data are counted {counted_as}")
+            how = "as in an editor: the header is row 1, the first row of data row 2" if has_header else "from 0"
+            raise UserError(f"{path}: has {wrong} in its column 'row'; rows of these data are counted {how}")
         frame = frame.loc[rows]
     elif len(frame) != len(rows):
         raise UserError(f"{path} has {len(frame):,} lines, and there are {len(rows):,} test rows: give one for each in "

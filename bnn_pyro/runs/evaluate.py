@@ -13,7 +13,7 @@ from torch import Tensor
 from bnn_pyro import diagnostics, metrics
 from bnn_pyro.calibration.calibrated import with_calibration
 from bnn_pyro.datasets import DATASETS, Dataset, Schema, load_data, load_inputs, read_rows
-from bnn_pyro.datasets.arrays import load_archive
+from bnn_pyro.datasets.in_memory import archive
 from bnn_pyro.datasets.prepare import standardised
 from bnn_pyro.datasets.rows import row_digests
 from bnn_pyro.diagnostics.draws import settled
@@ -281,7 +281,7 @@ def labelled(name: str, schema: Schema, recipe: Recipe) -> tuple[Tensor, Tensor]
         of_folder = (path := resolve(name)).is_dir() and schema.is_image
         drop = recipe.data.get("drop_missing") or recipe.data.get("missing") == "drop"
         folder = of_folder and load_folder(path, schema.input_shape, drop_damaged=drop)
-        x, y = (like := folder or load_archive(path, task=schema.task)).x, like.y
+        x, y = (like := folder or archive(path, task=schema.task)).test or (like.x, like.y)
     if like.task != schema.task:
         raise UserError(f"{name}: is {like.task}, and this run is {schema.task}")
     if tuple(x.shape[1:]) != schema.input_shape:

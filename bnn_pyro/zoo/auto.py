@@ -4,9 +4,8 @@
 
     kind of inputs, rows N, multiplications of the network per row M, minutes  →  variant, method, settings, reason
 
-The first rule applies that is for such inputs and so many rows, and whose fit ends within the minutes at the share
-``least`` of its default length or more. The length is shortened to fit into the minutes, and lengthened for chains with
-few rows. Times are measured on one machine (evidence: docs/which-method.md).
+The first rule applies that matches the kind of inputs and the number of rows, and whose fit ends within the minutes if
+shortened to no less than the share ``least`` of its default length. Evidence, also of times: docs/which-method.md.
 """
 
 import math
@@ -43,7 +42,8 @@ FEW, SEVERAL, TINY = 40, 4, 30
 LEFT, CURVED = 0.2, 0.85
 #: Kernel regression is skipped for fewer rows than these (in total, per input), or if ridge leaves less than ``EXACT``.
 MIN_CURVED, EXACT = (50, 2), 1e-3
-#: Targets are tested for linearity from so many rows on, up to so many numbers in all inputs, rows, and rows per input.
+#: Targets are tested for linearity from MIN_LINEAR rows on, up to MAX_LINEAR numbers (rows × inputs); by kernel
+#: regression up to MAX_ROWS rows and MAX_EACH rows for each of inputs + SEVERAL.
 MIN_LINEAR, MAX_LINEAR, MAX_ROWS, MAX_EACH = 10, 1_000_000, 1000, 10
 #: Settings that are compatible with the rule for nearly linear targets.
 LINEAR_TAKES = {"prior", "noise", "bias", "draws", "warmup", "chains", "thin", "target_accept", "cores", "compiled"}

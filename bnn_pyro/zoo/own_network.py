@@ -69,8 +69,8 @@ class Bayesian(Settings):
                 (B, *input_shape) -> (B, outputs): logits of the classes, or the mean
     where       which parameters are Bayesian: names, globs or classes of layers, as layer4.*|fc|Conv2d, or re:REGEX; in
                 Python also classes. The others are points
-    frozen      which points are not trained: a pattern as in where, or "*" for all points. Parameters that require no
-                gradient are always frozen
+    frozen      which parameters keep their values: a pattern as in where, or "*" for all but where. Parameters that
+                require no gradient are frozen too, unless where names them
     prior       by-target (fan-in:8 for classes, fan-in:2 for numbers), normal:SCALE, fan-in:SCALE, gamma:SHAPE,RATE,
                 ard:SHAPE,RATE (a scale for each input of a layer), scale-mixture:WIDE,NARROW,WEIGHT, or
                 pretrained:SCALE (centred at the module's weights, with scale SCALE/√fan-in); in Python also
