@@ -210,7 +210,7 @@ def test_a_good_and_a_bad_approximation():
     assert diagnose_briefly(replace(rising, provenance=stopped), DATA) is None
     rise = {"elbo": [min(9.0 * i, 600.0) for i in range(100)]}
     found = sound(diagnose(replace(guided(1.0, method_settings={"epochs": 100}), trace=rise), DATA))
-    assert said(found, "training").level == "caution" and "at half of" in said(found, "training").sentence
+    assert said(found, "training").level == "caution" and "half-way through" in said(found, "training").sentence
     assert found.statistics["elbo_rise_halfway"] == pytest.approx(90) and found.statistics["elbo_rise"] == 0
 
 
