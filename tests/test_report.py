@@ -99,7 +99,7 @@ def test_a_report_says_what_was_run_and_found_is_self_contained_and_escaped():
     assert "- type: nll\n      value: 0.25" in card.split("---\n")[1]
     assert "| nll | 0.25 [0.2, 0.31] | 0.4 [0.3, 0.5] | -0.15 [-0.2, -0.05] better |" in card
     for words in ("0.25", "[0.2, 0.31]", "0.4", "-0.15", "[-0.2, -0.05]", "better", "f00d", "hidden 8/4", "1.2 s",
-                  "train --config runs/a/config.json", "One seed and one split"):  # fmt: skip
+                  "train --config runs/a/config.json", "one seed and one split"):  # fmt: skip
         assert words in html, words
     more = {"seed": 0, "module": {"class": "Net", "parameters": {"layer.weight": [3, 2]}}}
     html_of_more = run_html(replace(RUN, provenance={**RUN.provenance, **more}), [])
