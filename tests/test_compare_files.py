@@ -34,7 +34,7 @@ def test_numbers_have_the_scores_of_their_normal(runs, tmp_path, compared):
     told = compared(runs / "houses", frame.sample(frac=1, random_state=0))
     nll = -stats.norm(frame["mean"], frame["sd"]).logpdf(y).mean()
     assert f"{nll:.3g} [" in told.split("Metrics on the same test rows")[1].splitlines()[3]
-    assert "is a file of predictions" in told and str(tmp_path / "mine.csv") in (tmp_path / "c.html").read_text()
+    assert "a file has no posterior" in told and str(tmp_path / "mine.csv") in (tmp_path / "c.html").read_text()
 
 
 def test_classes_have_the_scores_of_their_probabilities_and_tables_are_written_for_a_paper(runs, tmp_path, compared):

@@ -116,7 +116,7 @@ def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
         return cells.astype(str).where(~gaps, "")
     place = f"{where}: column '{cells.name}'"
     if kind in DATES + TIMES:
-        way = "--dates parts or elapsed (dates=) makes numbers of dates among the inputs"
+        way = "--dates parts or elapsed (dates=) converts columns of dates to numbers"
         way = way if kind in DATES else "make numbers of them, as by .dt.total_seconds()"
         raise UserError(f"{place} holds dates or times; {way}, or leave the column out")
     types = cells[~gaps].map(lambda cell: type(cell).__name__)

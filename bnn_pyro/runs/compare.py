@@ -66,7 +66,7 @@ def compare_runs(
     for path in files:
         predictions[str(path)] = made = read_predictions(path, truth)
         recipe = {"variant": path.stem, "inference": "predictions of a file"}
-        scores, left_out[str(path)] = metrics.evaluate(made, truth.y_test).flat(), "is a file of predictions"
+        scores, left_out[str(path)] = metrics.evaluate(made, truth.y_test).flat(), "a file has no posterior"
         runs.append(tables.RunFacts(str(path), "", runs[0].task, recipe, scores, {}, runs[0].provenance))
     base, *others = predictions
     differences = {k: paired_differences(predictions[k], predictions[base], truth.y_test) for k in others}
