@@ -15,7 +15,7 @@ from bnn_pyro.errors import UserError
 #: A category or class with fewer rows than this is rare.
 RARE = 5
 #: A column is an identifier if it has more than ``MANY`` different numbers, and one of its own in this share of rows.
-MANY, OWN = 20, 0.95
+MANY, OWN_SHARE = 20, 0.95
 #: A target with at most this many different values may be one of classes.
 FEW = 10
 #: A value is an outlier beyond ``FAR`` standard deviations of the others, unless the second largest distance among the
@@ -180,7 +180,7 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
     named, reach, low, high = CODE_NAMES.search(name), np.ptp(values), values.min(), values.max()
     may_be = named or cells is not None or reach < 1.25 * len(values) or 19000101 <= low <= high <= 21001231
     distinct = len(np.unique(values)) if may_be else 0
-    few, own = distinct <= MAX_CATEGORIES, distinct > max(MANY, OWN * len(values))
+    few, own = distinct <= MAX_CATEGORIES, distinct > max(MANY, OWN_SHARE * len(values))
     code = Doubt("a code is a category: --categorical", way="categorical")
     if not few:
         again = 2 * distinct <= len(values)

@@ -42,7 +42,7 @@ def test_a_run_shows_what_calibration_would_change(variant, way, command, tmp_pa
     """By validation rows, or where these stopped the training by every second test row."""
     drawn = {}
     monkeypatch.setattr("bnn_pyro.runs.evaluate.draw_all", lambda figures, folder: drawn.update(figures) or [])
-    monkeypatch.setattr("bnn_pyro.runs.coverage.ENOUGH", 15)
+    monkeypatch.setattr("bnn_pyro.runs.coverage.MIN_ROWS", 15)
     table, run = small_table(tmp_path / "houses.csv", rows=200), tmp_path / "run"
     train = ["train", variant, "--target", "price", "--no-baseline", *SMALL]
     text = command(*train, "--data", table, "--out", run)

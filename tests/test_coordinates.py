@@ -129,7 +129,7 @@ def test_a_compiled_gradient_is_held_to_the_rounding_of_the_operators(monkeypatc
         target = Potential(linear_model("gamma:1,0.1").model(bp.Schema("regression", (60,))), x, y)
         target.space = coordinates(target)
     assert target.compile(1)
-    monkeypatch.setattr("bnn_pyro.inference.potential.MOST_ROUNDING", 0.0)
+    monkeypatch.setattr("bnn_pyro.inference.potential.MAX_ROUNDING", 0.0)
     with pytest.warns(UserWarning, match="its result is off by 0.00"):
         assert not target.compile(1)
 

@@ -170,6 +170,8 @@ def test_an_archive_with_a_test_part_is_divided_as_its_arrays_are(tmp_path):
     np.savez(tmp_path / "c.npz", **names, x_test=x[40:], y_test=y[40:])
     named = bp.load_data(tmp_path / "c.npz")
     assert named.schema.classes == ("a", "b", "c") and torch.equal(named.y_test, data.y_test)
+    refuses(r"unknown class 'c'. Valid: a, b", bp.dataset, x[:4], [*"abab"], x_test=x[:2], y_test=["a", "c"])
+    refuses(r"unknown class 'c'. Valid: a, b", bp.dataset, x[:4], [*"abab"], x_test=x[:2], y_test=["c", "c"])
     np.savez(tmp_path / "b.npz", x=x[:40], y=y[:40], x_test=x[40:])
     refuses("b.npz: has x_test alone; x_test and y_test are the test part together", bp.load_data, tmp_path / "b.npz")
 

@@ -26,7 +26,7 @@ from torch import nn
 from bnn_pyro.checks.check import ALPHA, Check, Estimate, Finding, Outcome, Subject, concluded, judge
 from bnn_pyro.checks.sbc_ranks import LEVELS
 from bnn_pyro.datasets import Dataset, load_data
-from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ess_mean
+from bnn_pyro.diagnostics.convergence import MIN_CHAIN_DRAWS, ess_mean
 from bnn_pyro.diagnostics.draws import sized
 from bnn_pyro.errors import UserError, check_known, refusing
 from bnn_pyro.features import on_features
@@ -238,7 +238,7 @@ def compared(outputs: np.ndarray, reference: ReferencePosterior) -> tuple[float,
     """
     values = bounded(outputs.astype(np.float64), reference.centre, reference.spread)
     values = np.moveaxis(values, 0, 2).reshape(*outputs.shape[:2], -1)  # (C, D, M)
-    markov = outputs.shape[1] >= LEAST_DRAWS
+    markov = outputs.shape[1] >= MIN_CHAIN_DRAWS
     own = Estimate.of_chains(values) if markov else Estimate.of_independent(values.reshape(-1, values.shape[-1]))
     estimate = Estimate(own.mean, np.hypot(own.error, reference.error.ravel()), own.freedom)
     expected = reference.expected.ravel()
@@ -254,7 +254,7 @@ def coverage(outputs: np.ndarray, reference: ReferencePosterior) -> dict[float, 
     mine, draws = outputs[:, :, reference.points], reference.outputs()
     chains, num = outputs.shape[:2]
     effective = math.inf if chains * num == 1 else chains * num  # a single draw has no known error
-    if num >= LEAST_DRAWS:
+    if num >= MIN_CHAIN_DRAWS:
         effective = float(np.nanmedian(ess_mean(np.moveaxis(outputs.reshape(chains, num, -1), 2, 0))))
     number = 1 / effective + 1 / len(draws)
     shares = {}

@@ -190,7 +190,8 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         raise UserError(f"x_test has {len(values)} rows and y_test {len(cells)}; give one target for each row")
     if cells.shape[1] != len(raw.target_names):
         raise UserError(f"y_test has {cells.shape[1]} columns, and y {len(raw.target_names)}; give the same targets")
-    if raw.has_classes and not {*map(label, cells.iloc[:, 0])} & {*raw.classes}:  # labels 0 … K−1, as y may be
+    are_numbers = cells.iloc[:, 0].dtype.kind in "iuf"
+    if raw.has_classes and are_numbers and not {*map(label, cells.iloc[:, 0])} & {*raw.classes}:  # labels 0 … K−1
         return values, torch.from_numpy(numbered("y_test", cells.iloc[:, 0], raw.task, raw.classes)[1])
     return values, encode_target("y_test", cells.set_axis(raw.target_names, axis=1), raw)
 

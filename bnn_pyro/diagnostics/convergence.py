@@ -19,7 +19,7 @@ from scipy.stats import f_oneway, rankdata
 #: Numbers that are processed at once: few enough to stay in the processor's cache.
 BLOCK = 2**19
 #: Smallest number of draws per chain for split R-hat, and for an effective sample size by autocorrelations.
-LEAST_DRAWS, COUNTED = 4, 10
+MIN_CHAIN_DRAWS, COUNTED = 4, 10
 #: If chains have fewer than SHORT draws and there are MANY of them, the variance of their means is used as well.
 SHORT, MANY = 50, 16
 
@@ -50,7 +50,7 @@ def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -
     chains, draws = values.shape[1:]
     statistics = ChainStatistics(*np.full((5, len(values)), np.nan))
     nested = superchain is not None and len(np.unique(superchain)) > 1
-    if draws < LEAST_DRAWS and chains < MANY and not nested:
+    if draws < MIN_CHAIN_DRAWS and chains < MANY and not nested:
         return statistics
     size = max(1, BLOCK // max(1, chains * draws))
     for start in range(0, len(values), size):
@@ -66,7 +66,7 @@ def chain_statistics(values: np.ndarray, superchain: np.ndarray | None = None) -
 def _numbers(v: np.ndarray, superchain: np.ndarray | None) -> dict[str, np.ndarray]:
     """{statistic: (M,)} of series that vary.   superchain: (C,) for nested R-hat, else None."""
     chains, draws = v.shape[1:]
-    splits, nested, numbers = draws >= LEAST_DRAWS, superchain is not None, {}
+    splits, nested, numbers = draws >= MIN_CHAIN_DRAWS, superchain is not None, {}
     halves = _split(v) if splits else v
     both = _normal_scores(halves)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -143,7 +143,7 @@ def bfmi(energy: np.ndarray) -> np.ndarray:
     reach the tails. NaN for a chain of fewer than 4 draws, or with constant energy.
     """
     energy = np.asarray(energy, dtype=np.float64)
-    if energy.shape[1] < LEAST_DRAWS:
+    if energy.shape[1] < MIN_CHAIN_DRAWS:
         return np.full(len(energy), np.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.square(np.diff(energy, axis=1)).mean(1) / energy.var(1, ddof=1)

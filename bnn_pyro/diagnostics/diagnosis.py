@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.diagnostics import draws, importance
-from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, ChainStatistics, chain_statistics
+from bnn_pyro.diagnostics.convergence import MIN_CHAIN_DRAWS, ChainStatistics, chain_statistics
 from bnn_pyro.diagnostics.failures import failure
 from bnn_pyro.diagnostics.verdicts import RHAT, Diagnosis, Findings, verdicts
 from bnn_pyro.errors import UserError
@@ -63,7 +63,7 @@ def function_space(posterior: Posterior, x: Tensor) -> Convergence:
         raise UserError("R-hat compares Markov chains, and this posterior is a guide: its draws are independent "
                         "and do not show how well it was fitted")  # fmt: skip
     groups, shape = _superchains(posterior), draws.sized(posterior)
-    if shape[0] < 2 or (groups is None and shape[1] < LEAST_DRAWS):
+    if shape[0] < 2 or (groups is None and shape[1] < MIN_CHAIN_DRAWS):
         raise UserError("R-hat compares at least 2 chains of at least 4 draws, and this posterior holds "
                         f"{shape[0]} of {shape[1]}; sample again with chains=4")  # fmt: skip
     parts = [chain_statistics(values.reshape(-1, *shape), groups) for _, _, values in _outputs(posterior, x, shape)]

@@ -13,7 +13,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
-from bnn_pyro.diagnostics.convergence import LEAST_DRAWS, bfmi, ess_mean
+from bnn_pyro.diagnostics.convergence import MIN_CHAIN_DRAWS, bfmi, ess_mean
 from bnn_pyro.isolation import isolated
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import Prediction, predict
@@ -176,7 +176,7 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
     says that chains do not move between it and the others.
     """
     num, draws = weights.shape[1:]
-    if draws < LEAST_DRAWS:
+    if draws < MIN_CHAIN_DRAWS:
         return np.zeros(num, dtype=bool)
     stuck = (np.ptp(weights, axis=2) == 0).all(0)
     if log_joint is None:

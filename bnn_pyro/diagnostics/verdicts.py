@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bnn_pyro.diagnostics.convergence import LEAST_DRAWS
+from bnn_pyro.diagnostics.convergence import MIN_CHAIN_DRAWS
 from bnn_pyro.diagnostics.importance import GOOD_K
 from bnn_pyro.errors import Introduced, counted
 
@@ -186,7 +186,7 @@ def _chains(f: Findings) -> Verdict:
         clauses, remedies = ("; ".join(dict.fromkeys(words)) for words in zip(*fatal, strict=True))
         return f.say("bad", "overall, fatal", clauses=clauses, remedies=remedies)
     unknown = chains > 1 and not f.has("rhat_max")  # too few draws, or every chain is constant
-    if (draws > 1 and f.constant) or (unknown and draws >= LEAST_DRAWS):
+    if (draws > 1 and f.constant) or (unknown and draws >= MIN_CHAIN_DRAWS):
         return f.say("bad", "overall, frozen")
     if unknown or not f.has("ess_bulk_min"):
         sizes = {"chains_of": counted(chains, "chain"), "draws_of": counted(draws, "draw")}

@@ -31,9 +31,9 @@ SHARES = (LAMBDA, 0.5, 1 - 2 * LAMBDA, 0.5, LAMBDA)
 GRADIENTS = 2  # number of gradients in a step
 #: Bounds of one call of compiled code: steps, and steps · chains · rows · weights (0.1 s, for which Ctrl-C waits).
 AT_ONCE, WORK = 64, 1e8
-#: Bounds on the mean ξ in ``EnergyTuning.factor``: a smaller one counts as LEAST, since few errors say little about the
-#: largest ones; one up to MOST is tolerated, since chains with shorter steps would move too slowly.
-LEAST, MOST = 0.5, 5.0
+#: Bounds on the mean ξ in ``EnergyTuning.factor``: a smaller one counts as MIN_MEAN, since few errors say little about
+#: the largest ones; one up to MAX_EXCESS is tolerated, since chains with shorter steps would move too slowly.
+MIN_MEAN, MAX_EXCESS = 0.5, 5.0
 FEW = 100  # number of transitions of a window for which log scales are shrunk by half, as positions are correlated
 
 
@@ -175,9 +175,9 @@ class EnergyTuning:
 
     @property
     def factor(self) -> np.ndarray:
-        """Factor (G,) of ε with which the mean ξ comes to lie between 1 and ``MOST``; it is 1.12 at most."""
+        """Factor (G,) of ε with which the mean ξ comes to lie between 1 and ``MAX_EXCESS``; it is 1.12 at most."""
         mean = np.where(self.seen > 0, self.excess / np.maximum(self.seen, 1), 1.0)
-        return np.maximum(mean / np.clip(mean, 1.0, MOST), LEAST) ** (-1 / 6)
+        return np.maximum(mean / np.clip(mean, 1.0, MAX_EXCESS), MIN_MEAN) ** (-1 / 6)
 
     def anew(self) -> "EnergyTuning":
         """Tuning for other coordinates. The present step has a weight of 0.1, lest the next error alone decide."""

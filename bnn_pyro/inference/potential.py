@@ -22,8 +22,8 @@ from bnn_pyro.parts.priors import widest_activation
 MAX_MEMORY, ROWS_MEMORY = 512 * 2**20, 64 * 2**20
 #: Largest error of a compiled gradient, relative to its largest entry (float32 has 1e-7), at MIN_COMPARED points.
 AGREEMENT, MIN_COMPARED = 1e-4, 8
-#: The error may also be MOST_ROUNDING times the change of the result for z · (1 + ROUNDING), but at most MAX_ERROR.
-MOST_ROUNDING, ROUNDING, MAX_ERROR = 5.0, 1e-7, 1e-2
+#: The error may also be MAX_ROUNDING times the change of the result for z · (1 + ROUNDING), but at most MAX_ERROR.
+MAX_ROUNDING, ROUNDING, MAX_ERROR = 5.0, 1e-7, 1e-2
 CENTRED = 3  # ``Potential.centred`` of new runs
 
 
@@ -134,7 +134,7 @@ class Potential(LogJoint):
             for key in (same, None):  # if code from the cache differs, trace again: a recipe may miss a dependency
                 made = compile_gradient(self._gradient, z, self.y, key)
                 error = _difference(made(z), by_operators)
-                if error < max(AGREEMENT, min(MOST_ROUNDING * rounding, MAX_ERROR)):  # False for NaN
+                if error < max(AGREEMENT, min(MAX_ROUNDING * rounding, MAX_ERROR)):  # False for NaN
                     self.compiled = made
                     return True
             raise NotCompiled(f"its result is off by {error:.1g}")

@@ -45,8 +45,8 @@ LOOKS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
 #: Chains count as diverged at this kinetic temperature in the second half of the burn-in, but not in the first
 #: TRANSIENT steps, in which it can be high after any start.
 TOO_HOT, TRANSIENT = 3.0, 300
-#: Diverged chains start again with their step size times CAUTION, unless it was below LEAST_SHARE of the rule's.
-CAUTION, LEAST_SHARE = 0.25, 1e-4
+#: Diverged chains start again with their step size times CAUTION, unless it was below MIN_SHARE of the rule's.
+CAUTION, MIN_SHARE = 0.25, 1e-4
 #: Number of steps by rule; rows × weights up to which a step takes all rows, and so can be many times as large.
 STEPS, WHOLE_WORK = 10_000, 5_000_000
 COLUMNS = ("draws", "log_joint", "validation")  # names of the parts of stored draws in a checkpoint
@@ -122,7 +122,7 @@ class Chains:
         log_joint, kinetic = torch.stack(self.recent).double().mean(0).tolist()
         too_hot = self.step > max(self.burn_in / 2, TRANSIENT) and kinetic > TOO_HOT
         if self.looks and self.step <= self.burn_in and (too_hot or not math.isfinite(log_joint)):
-            if self.share < LEAST_SHARE:
+            if self.share < MIN_SHARE:
                 raise diverged("chains diverged again and again, the last time at", self.step, self.lr)
             # Start again with a smaller step size.
             self.step, self.share, self.lr, self.w = 0, self.share * CAUTION, 0.0, self.first

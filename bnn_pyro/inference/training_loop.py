@@ -36,7 +36,7 @@ from bnn_pyro.posterior import model_buffers, moved_buffers
 
 MEMORY = 0.01  # smallest weight of a step in the running mean of the gradient's norm
 #: Constants of :func:`settled`: smallest number of lines; standard errors; multiples of √N nats.
-LINES, ERRORS, NO_RISE, MOST_RISE = 20, 2.0, 0.3, 1.0
+LINES, ERRORS, NO_RISE, MAX_RISE = 20, 2.0, 0.3, 1.0
 LOG_SCALES = ("rho", "log_variance")  # parameters of guides that determine σ: softplus(ρ), exp(½ log σ²)
 POINTS_LR = 0.1  # first learning rate of pretrained parameters without a posterior ("points"), as a share of ``lr``
 Trace = dict[str, list[float]]  # columns by name, such as epoch and elbo
@@ -292,4 +292,4 @@ def settled(objective: Sequence[float], rows: int) -> bool:
         return False
     (slope, _), covariance = np.polyfit(np.arange(len(y)), y, 1, cov=True)
     rise, error, noise = slope * len(y), len(y) * math.sqrt(covariance[0, 0]), math.sqrt(rows)
-    return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MOST_RISE * noise)
+    return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MAX_RISE * noise)

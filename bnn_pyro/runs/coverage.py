@@ -20,7 +20,7 @@ THIRDS = ("least uncertain third", "middle third", "most uncertain third")
 #: The level of intervals and sets that show what calibration would change.
 LEVEL = 0.9
 #: The smallest number of calibration rows for a figure of the recalibrated prediction, and its method by task.
-ENOUGH = 50
+MIN_ROWS = 50
 MAPS = {"regression": "isotonic", "classification": "temperature"}
 
 
@@ -89,7 +89,7 @@ def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor
     after.guarantee = conformal.at(len(target))
     note = (after.set if after.has_classes else after.interval)(LEVEL).note
     lines, figure = {"predictive": prediction, f"conformal: {conformal.method}": after}, None
-    if task in MAPS and len(y) >= ENOUGH:
+    if task in MAPS and len(y) >= MIN_ROWS:
         figure = RECALIBRATIONS[MAPS[task]][1](before, y).apply(prediction), target
         lines[f"recalibrated: {MAPS[task]}"] = figure[0]
     content = {"level": LEVEL, "method": conformal.method, "data": source, "calibration_rows": len(y), "note": note}
