@@ -161,14 +161,14 @@ _RPS = "ranked probability score: Σ_k (P(Y ≤ k) − 1{y ≤ k})², the CRPS i
 rps = Metric(
     lambda p, y: np.square(mean_probs(p).cumsum(1) - (y[:, None] <= np.arange(p.mean.shape[1]))).sum(1), mean_of, _RPS
 )
-_ECE, _WIDTH = "how far confidence and accuracy are apart: expected calibration error", f"{BINS} equal-width bins"
+_ECE, _WIDTH = "difference of confidence and accuracy: expected calibration error", f"{BINS} equal-width bins"
 # confidence − correct of the top label, in its bin: (B, bins). The ECE is Σ_bins |mean over points|.
 ece = Metric(lambda p, y: _in_bins(*_top_label(p, y).T), _sum_of_gaps, f"{_ECE}, top label, {_WIDTH}", biased=True)
 adaptive_ece = Metric(_top_label, _equal_mass_ece, f"expected calibration error by {BINS} equal-mass bins", biased=True)
 classwise_ece = Metric(_class_gaps, _sum_of_gaps, f"expected calibration error of each class, {_WIDTH}", biased=True)
 _AUROC = "chance that a row of the second class gets a higher probability of it than one of the first (ROC curve)"
 auroc = Metric(_log_odds, auroc_of, _AUROC, "higher")
-_AURC = "error of the rows kept as the most uncertain are set aside, mean over how many are (risk-coverage curve)"
+_AURC = "mean error rate of the rows that remain if the most uncertain ones are left out, over all their numbers"
 aurc = Metric(lambda p, y: np.stack([_entropy(p), 1 - _right(p, y)], 1), lambda w, n: _risks(w, n).mean(1), _AURC)
 
 

@@ -83,13 +83,13 @@ def _squares(prediction: Prediction, y: np.ndarray) -> np.ndarray:
 
 _RMSE = "root mean squared error of the predictive mean, target units"
 rmse = Metric(_squares, lambda w, n: np.sqrt(mean_of(w, n)), _RMSE)
-crps = Metric(_crps, mean_of, "distance of the predicted distribution from what was observed (CRPS), target units")
+crps = Metric(_crps, mean_of, "distance of the predicted distribution from the observed value (CRPS), target units")
 coverage_50, coverage_90, coverage_95 = _coverage(0.50), _coverage(0.90), _coverage(0.95)
 _DRAWN = "; of a censored row drawn from what is predicted beyond it"
 _WIDTH = "mean width of the central 95% interval, target units"
 width_95 = Metric(lambda p, y: p.quantile([0.025, 0.975]).double().diff(dim=0)[0].numpy(), mean_of, _WIDTH)
 
-_NLL = "how improbable the prediction thought what was observed: −log p of the mixture over draws, nats a row"
+_NLL = "how improbable the observed value is under the prediction: −log p of the mixture over draws, nats a row"
 nll = Metric(lambda p, y: -p.log_prob(torch.from_numpy(y)).double().numpy(), mean_of, _NLL)
 
 _NUMBERS = dict(rmse=rmse, nll=nll, crps=crps)
