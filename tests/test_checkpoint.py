@@ -284,13 +284,18 @@ def noisy(rise, noise, lines=300, seed=0):
 
 
 def test_flat_is_settled_a_rise_is_not_and_the_learning_rate_falls_then(monkeypatch):
-    assert settled(noisy(0.0, 0.05), ROWS) and settled(noisy(0.008, 0.001), ROWS)
-    assert not settled(noisy(0.0, 0.05)[:19], ROWS), "too few lines"
-    assert not settled(noisy(0.1, 0.05), ROWS) and not settled(noisy(0.02, 0.001), ROWS)
-    assert not settled(noisy(0.0, 1.0), ROWS), "noise that would hide a rise"
-    assert settled(noisy(-0.5, 0.01), ROWS), "an objective that falls has nothing to wait for"
-    assert settled([-1.0] * 60, ROWS), "one number again and again"
-    assert not settled(noisy(0.008, 0.001) * 100, ROWS * 100), "more rows tell smaller rises apart"
+    def over(objective, kl=(100.0,) * 300, rows=ROWS):
+        return settled({"elbo": objective, "kl": kl[: len(objective)]}, rows)
+
+    assert over(noisy(0.0, 0.05)) and over(noisy(0.008, 0.001))
+    assert not over(noisy(0.0, 0.05)[:19]), "too few lines"
+    assert not over(noisy(0.1, 0.05)) and not over(noisy(0.02, 0.001))
+    assert not over(noisy(0.0, 1.0)), "noise that would hide a rise"
+    assert over(noisy(-0.5, 0.01)), "an objective that falls has nothing to wait for"
+    assert over([-1.0] * 60), "one number again and again"
+    assert not over(noisy(0.008, 0.001) * 100, rows=ROWS * 100), "more rows tell smaller rises apart"
+    assert not over(noisy(0.0, 0.05), noisy(-0.02, 0.001)), "q still moves"
+    assert over(noisy(0.0, 0.05), noisy(-0.01, 0.03)), "the KL's own noise"
     posterior = timed(bp.SVI())
     chosen = posterior.provenance["schedule"]
     assert (chosen["batch_size"], chosen["lr"], chosen["epochs"]) == (0, 0.02, posterior.trace["epoch"][-1])

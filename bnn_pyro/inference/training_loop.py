@@ -204,7 +204,7 @@ class Training:
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
-        over = self._over() or (type(self.watch) is not EarlyStopping and settled(self.trace["elbo"], len(self.x)))
+        over = self._over() or (type(self.watch) is not EarlyStopping and settled(self.trace, len(self.x)))
         if self.decay is None and isinstance(self.watch, GuideStopping):  # the running mean replaces a lower rate
             self.total = self.step if over and self.watch.state["best_epoch"] < line[0] else self.total
         elif self.decay is None and (3 * self.step >= 2 * self.total or over):
@@ -279,17 +279,22 @@ def check_finite(recent: Sequence[Tensor] | Tensor, step: int, lr: float) -> Non
         raise diverged(f"loss became {recent[bad[0]][0].item()} at", step - len(recent) + bad[0] + 1, lr)
 
 
-def settled(objective: Sequence[float], rows: int) -> bool:
-    """Whether the objective's slope over the last third of its lines is within its noise.
+def settled(trace: Trace, rows: int) -> bool:
+    """Whether the slopes of the ELBO and of the KL over the last third of the trace are within their noise.
 
-    objective: nats of all rows; each line is the mean of equally many steps. Its rise over that third, by least
-    squares, must not exceed the larger of 2 standard errors and 0.3·√N nats; and the rise plus 2 standard errors must
-    not exceed √N nats, as noise could hide a rise otherwise. √N nats is about one standard error of the log density of
-    N rows.
+    By least squares, the ELBO's rise and the KL's change must not exceed 2 standard errors or 0.3·√N nats; the rise and
+    2 standard errors together not √N nats, about one standard error of the log density of N rows. The KL has little
+    noise: while it changes, q still moves, even where the noise of the log-likelihood hides what is gained.
     """
-    y = np.asarray(objective[-(len(objective) // 3) :], dtype=np.float64)
-    if len(objective) < LINES:
+    if len(trace["elbo"]) < LINES:
         return False
+    (rise, error), (change, error_of_kl), noise = _rise(trace["elbo"]), _rise(trace["kl"]), math.sqrt(rows)
+    flat = rise <= max(ERRORS * error, NO_RISE * noise) and abs(change) <= max(ERRORS * error_of_kl, NO_RISE * noise)
+    return flat and rise + ERRORS * error <= MAX_RISE * noise
+
+
+def _rise(lines: Sequence[float]) -> tuple[float, float]:
+    """Return the rise of a straight line through the last third, and its standard error."""
+    y = np.asarray(lines[-(len(lines) // 3) :], dtype=np.float64)
     (slope, _), covariance = np.polyfit(np.arange(len(y)), y, 1, cov=True)
-    rise, error, noise = slope * len(y), len(y) * math.sqrt(covariance[0, 0]), math.sqrt(rows)
-    return bool(rise <= max(ERRORS * error, NO_RISE * noise) and rise + ERRORS * error <= MAX_RISE * noise)
+    return slope * len(y), len(y) * math.sqrt(covariance[0, 0])
