@@ -48,19 +48,19 @@ def text_columns(frame: pd.DataFrame) -> list[Any]:
 
 
 def gaps_in(
-    frame: pd.DataFrame, words: Collection[str] = ("",), known: Mapping[str, Collection[str]] | None = None
+    frame: pd.DataFrame, nulls: Collection[str] = ("",), categories: Mapping[str, Collection[str]] | None = None
 ) -> pd.DataFrame:
-    """Return a boolean table that is True where a value is missing: NaN or, in columns of text, one of ``words``.
+    """Return a boolean table that is True where a value is missing: NaN or, in columns of text, one of ``nulls``.
 
     In a column of categories the words of ``NONE`` are a category, not missing values.
-    known: {column: its categories} of a trained model, whose categories are never missing values.
+    categories: {column: its categories} of a trained model, whose categories are never missing values.
     """
     gaps = frame.isna()
     for name in text_columns(frame):
-        gaps[name] |= frame[name].isin(list(words))
-        if known is not None:
-            gaps[name] &= ~frame[name].isin(list(known.get(name, ())))
-        elif set(NONE) <= set(words) and (none := frame[name].isin(list(NONE))).any():
+        gaps[name] |= frame[name].isin(list(nulls))
+        if categories is not None:
+            gaps[name] &= ~frame[name].isin(list(categories.get(name, ())))
+        elif set(NONE) <= set(nulls) and (none := frame[name].isin(list(NONE))).any():
             present = frame[name][~gaps[name]]
             if np.isnan(parsed(present)).sum() > len(present) / 2 and present.nunique() < max_categories(len(present)):
                 gaps[name] &= ~none
@@ -90,14 +90,14 @@ def numbers(path: str | Path, cells: pd.Series, positive: str = "") -> np.ndarra
 
 
 def positions(
-    path: str | Path, cells: pd.Series, texts: Sequence[str], known: Sequence[str], what: str, refuse: bool = True
+    path: str | Path, cells: pd.Series, texts: Sequence[str], categories: Sequence[str], kind: str, refuse: bool = True
 ) -> np.ndarray:
-    """Return the index of each text in ``known``, (N,) int64; another text is −1, or if refused an error."""
-    places = pd.Index(known).get_indexer(texts).astype(np.int64)
+    """Return the index of each text in ``categories``, (N,) int64; another text is −1, or if refused an error."""
+    places = pd.Index(categories).get_indexer(texts).astype(np.int64)
     if refuse and (places < 0).any():
         first = int(np.argmin(places))
         raise UserError(f"{path}: column '{cells.name}', row {cells.index[first]}: "
-                        f"{unknown(what, cells.iloc[first], known)}")  # fmt: skip
+                        f"{unknown(kind, cells.iloc[first], categories)}")  # fmt: skip
     return places
 
 
@@ -212,12 +212,12 @@ def read_times(where: str | Path, cells: pd.DataFrame, value: str | None) -> np.
                         "give event= (--event), 1 where it happened at that time and 0 where it had not")  # fmt: skip
     name, event = cells.columns
     y, labels = numbers(where, cells[name], "time"), cells[event].map(label)
-    known = parsed(truth(cells[event])) if value is None else (labels == label(value)).to_numpy(float)
-    if not np.isin(known, (0, 1)).all():
+    observed = parsed(truth(cells[event])) if value is None else (labels == label(value)).to_numpy(float)
+    if not np.isin(observed, (0, 1)).all():
         names = ", ".join(sorted(set(labels))[:5])
         raise UserError(f"{where}: event '{event}' holds {names}; give 1 where the event happened and 0 where it had "
                         f"not, or say which it is: event='{event}=VALUE' (--event {event}=VALUE)")  # fmt: skip
-    return np.where(known == 1, y, -y)
+    return np.where(observed == 1, y, -y)
 
 
 def skewed(y: np.ndarray) -> str:
@@ -251,12 +251,12 @@ def coded_cells(cells: pd.Series) -> pd.Series:
     return cells.map(lambda cell: cell if isinstance(cell, str) else label(cell), na_action="ignore")
 
 
-def as_known(cells: pd.Series, known: Collection[str]) -> pd.Series:
+def as_known(cells: pd.Series, categories: Collection[str]) -> pd.Series:
     """Replace cells that are not known categories by categories of the same value, as "2" is "2.0", or 1 is "True"."""
-    if not (unknown_cells := ~cells.isin([*known, ""]) & cells.notna()).any():
+    if not (unknown_cells := ~cells.isin([*categories, ""]) & cells.notna()).any():
         return cells
-    names = {WHOLE.sub(r"\1", name): name for name in known}
-    names |= {"0": "False", "1": "True"} if {*known} == {"False", "True"} else {}
+    names = {WHOLE.sub(r"\1", name): name for name in categories}
+    names |= {"0": "False", "1": "True"} if {*categories} == {"False", "True"} else {}
     same = cells[unknown_cells].astype(str).map(lambda cell: names.get(WHOLE.sub(r"\1", cell), cell))
     return cells.astype(object).mask(unknown_cells, same)
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from bnn_pyro.distributed import here
+from bnn_pyro.distributed import process_group
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import write_whole
 from bnn_pyro.progress import Figures, Report, should_stop
@@ -41,8 +41,8 @@ class Interrupted(KeyboardInterrupt):
     """Training was stopped by a signal, after its checkpoint was written."""
 
 
-def _on_rank_0(method: Callable[..., Any]) -> Callable[..., Any]:  # see ``Ranks.first_does``
-    return functools.wraps(method)(lambda *args: here().first_does(lambda: method(*args)))
+def _on_rank_0(method: Callable[..., Any]) -> Callable[..., Any]:  # see ``Ranks.on_rank0``
+    return functools.wraps(method)(lambda *args: process_group().on_rank0(lambda: method(*args)))
 
 
 class Checkpoint:
@@ -130,7 +130,7 @@ class Checkpoint:
 
     def _on_signal(self, *_: object) -> None:
         now = time.monotonic()
-        if self.signalled and not (here().size > 1 and now - self._signal_time < SAME_SIGNAL):
+        if self.signalled and not (process_group().size > 1 and now - self._signal_time < SAME_SIGNAL):
             raise KeyboardInterrupt
         self.signalled, self._signal_time = True, now
 
@@ -171,7 +171,7 @@ class Run:
         returned; after a signal it is saved and Interrupted is raised.
         Several processes of one fit save and stop after the same step: by rank 0's clock, or after any one's signal.
         """
-        checkpoint, ranks = self.checkpoint, here()
+        checkpoint, ranks = self.checkpoint, process_group()
         if checkpoint is not None and (state := checkpoint.load()) is not None:
             job.load_state_dict(state)
         for figures in job.steps():
@@ -182,7 +182,7 @@ class Run:
             due = over or (self.stop if checkpoint is None else checkpoint.due)
             stop = due and self.stop
             if ranks.size > 1:
-                mine = torch.tensor([due and ranks.first, over and ranks.first, stop], dtype=torch.int64)
+                mine = torch.tensor([due and ranks.is_rank0, over and ranks.is_rank0, stop], dtype=torch.int64)
                 due, over, stop = ranks.total(mine, "MAX").tolist()
             if (due or stop) and checkpoint is not None:
                 checkpoint.save(job.state_dict())

@@ -25,22 +25,22 @@ def train(args: Namespace) -> int:
     Returns ``RunFacts.exit_code``, which is not 0 if the report begins with a problem.
     Under torchrun every process takes a share of the rows of each step; rank 0 writes and scores.
     """
-    from bnn_pyro.distributed import joined
+    from bnn_pyro.distributed import joined_processes
     from bnn_pyro.runs.evaluate import evaluate_run
 
-    with joined() as ranks:
-        recipe, folder = ranks.first_does(lambda: _train_target(args))
+    with joined_processes() as ranks:
+        recipe, folder = ranks.on_rank0(lambda: _train_target(args))
         data = load_together(ranks, recipe.load)
-        if ranks.first:
+        if ranks.is_rank0:
             say_doubts(data)
-        with ranks.agreed():
+        with ranks.sharing_errors():
             ready, beside = prepare_run(recipe, data, args.max_minutes)
-        if ranks.first and recipe.auto:
+        if ranks.is_rank0 and recipe.auto:
             say(recipe)
         again = f"go on to the same result with: python -m bnn_pyro.run train --resume --out {folder.path}"
         with folder.begun(recipe, keep=args.resume, new=not (args.resume or args.overwrite)), _stop_says(again):
             posterior, baseline = fit_run(folder, ready, data, beside, resume=args.resume, max_minutes=args.max_minutes)
-            if not ranks.first:
+            if not ranks.is_rank0:
                 return 0
             run = evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{run_table(run)}\n\nreport: {folder.path / 'report.html'}")
@@ -69,8 +69,8 @@ def evaluate(args: Namespace) -> int:
     folder, recipe, posterior = _opened(args)
     if args.data is not None:
         if args.prune or args.ood:
-            how = "--prune scores draws on" if args.prune else "--ood scores draws against"
-            raise UserError(f"{how} the run's own test rows; leave out --data")
+            use = "--prune scores draws on" if args.prune else "--ood scores draws against"
+            raise UserError(f"{use} the run's own test rows; leave out --data")
         x, y = labelled(args.data, posterior.schema, recipe)
         print(text := score_rows(folder, recipe, posterior, x, y, Path(args.data).stem))
         return 3 if text.startswith("Failed: ") else 0
@@ -108,8 +108,8 @@ def calibrate(args: Namespace) -> None:
     baseline = load_posterior(folder.baseline, recipe.device, args.module) if folder.baseline.is_trained else None
     level, data = args.level if args.level is not None else recipe.conformal or 0.9, recipe.load()
     with lock_folder(folder.path):
-        how = dict(name=args.data, method=args.method, level=level, groups=args.groups)
-        done = calibrate_run(folder, recipe, data, posterior, **how)
+        options = dict(name=args.data, method=args.method, level=level, groups=args.groups)
+        done = calibrate_run(folder, recipe, data, posterior, **options)
         evaluate_run(folder, recipe, data, posterior, baseline)
     print(f"{guarantees_section(done).text()}\n\nreport: {folder.path / 'report.html'}")
 

@@ -42,8 +42,8 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
         frame, header = _read_csv(path, separator, text)
     except UnicodeDecodeError as error:
         is_utf16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
-        what = "is UTF-16 text, by its byte order mark" if is_utf16 else f"byte {error.start} is not UTF-8 text"
-        raise UserError(f"{path}: {what}; save the table as CSV in UTF-8") from None
+        problem = "is UTF-16 text, by its byte order mark" if is_utf16 else f"byte {error.start} is not UTF-8 text"
+        raise UserError(f"{path}: {problem}; save the table as CSV in UTF-8") from None
     except pd.errors.EmptyDataError:
         raise UserError(f"{path}: is empty; row 1 must name the columns") from None
     except (pd.errors.ParserError, csv.Error) as error:
@@ -90,20 +90,20 @@ def read_cells(path: Path, text: Collection[str] | None = None) -> pd.DataFrame:
 
 def _read_csv(path: Path, separator: str, text: Collection[str] | None) -> tuple[pd.DataFrame, list[str]]:
     """Return the cells below row 1, with columns numbered from 0, and row 1."""
-    how = dict(sep=separator, header=None, keep_default_na=False, na_filter=False, skip_blank_lines=False)
-    how |= dict(encoding="utf-8-sig") | ({"float_precision": "high"} if pd.__version__ < "3" else {})  # as ``parsed``
-    top = pd.read_csv(path, dtype=object, nrows=200, **how).fillna("")  # enough to see codes with leading zeros
+    args = dict(sep=separator, header=None, keep_default_na=False, na_filter=False, skip_blank_lines=False)
+    args |= dict(encoding="utf-8-sig") | ({"float_precision": "high"} if pd.__version__ < "3" else {})  # as ``parsed``
+    top = pd.read_csv(path, dtype=object, nrows=200, **args).fillna("")  # enough to see codes with leading zeros
     header = list(_plain(top.iloc[0].tolist()))
     if text is not None and len(top) > 1 and "" not in top.iloc[1].tolist():
         zeros = [top[number].iloc[1:].str.match(r"[-+]?0\d").any() for number in top]  # would be lost in numbers
         as_text = [number for number, name in enumerate(header) if name in text or zeros[number]]
         for _ in range(2):  # the second time booleans and texts, which are to be read as they are written
-            frame = pd.read_csv(path, skiprows=1, dtype=dict.fromkeys(as_text, object), **how)
+            frame = pd.read_csv(path, skiprows=1, dtype=dict.fromkeys(as_text, object), **args)
             if not (others := [name for name in text_columns(frame) if name not in as_text]):
                 break
             as_text += others
     else:
-        frame = pd.read_csv(path, dtype=object, **how).iloc[1:]
+        frame = pd.read_csv(path, dtype=object, **args).iloc[1:]
     return frame, header
 
 
@@ -122,5 +122,5 @@ def _commas(cells: pd.Series, separator: str) -> str:
     plain = [cell for cell in cells if "," not in cell and cell not in MISSING]
     if separator == "," and all(THOUSANDS.fullmatch(cell) for cell in written):
         return "" if np.isnan(parsed(plain)).any() else "thousands"
-    whole = all(re.fullmatch(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)", cell) for cell in plain)
-    return "decimal comma" if whole and all(COMMA.fullmatch(cell) for cell in written) else ""
+    all_integers = all(re.fullmatch(r"[-+]?(\d+|\d{1,3}(\.\d{3})+)", cell) for cell in plain)
+    return "decimal comma" if all_integers and all(COMMA.fullmatch(cell) for cell in written) else ""

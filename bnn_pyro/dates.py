@@ -42,8 +42,8 @@ class Dates(NamedTuple):
         texts = cells.astype(str).str.extract(DATE_AND_TIME)
         days = pd.Series(pd.NaT, cells.index, dtype="datetime64[us]")
         for form in dict.fromkeys(ORDERS[self.order] + ORDERS["year"]):
-            if len(left := texts[0][days.isna()]):
-                days = days.fillna(pd.to_datetime(left, format=form, errors="coerce"))
+            if len(unread := texts[0][days.isna()]):
+                days = days.fillna(pd.to_datetime(unread, format=form, errors="coerce"))
         if texts[1].isna().all():
             return days
         times = pd.to_datetime("2000-01-01 " + texts[1].fillna("00:00"), format="mixed", errors="coerce")
@@ -82,8 +82,8 @@ class Dates(NamedTuple):
             wrong = f"row {row}: '{cells[row]}' {self.no_date}"
             raise UserError(f"{where}: column '{self.name}', {wrong}; correct or remove it")
         others = frame.drop(columns=self.name)
-        if taken := [name for name in made if name in others]:
-            raise UserError(f"{where}: column '{taken[0]}' has the name of a part of '{self.name}'; rename one of them")
+        if twice := [name for name in made if name in others]:
+            raise UserError(f"{where}: column '{twice[0]}' has the name of a part of '{self.name}'; rename one of them")
         return made.join(others)
 
     @property
@@ -95,7 +95,7 @@ class Dates(NamedTuple):
     parts = property(lambda self: list(self.numbers(pd.Series(dtype=str))))
 
 
-def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates | None:
+def find_dates(where: str | Path, cells: pd.Series, mode: str = "parts") -> Dates | None:
     """Return how a column of dates is read, or None. Raises UserError if the day or the month may come first."""
     if cells.dtype == "category" or cells.dtype.kind in "iuf" or not len(cells):
         return None
@@ -107,12 +107,14 @@ def find_dates(where: str | Path, cells: pd.Series, how: str = "parts") -> Dates
     order = max(num, key=num.get, default="")
     if not order or num[order] < 0.5 * len(cells):
         return None
-    own = cells[moments[order].notna() & ((order == "year") | Dates(cells.name, "year").read(cells).isna())].astype(str)
+    unclear = cells[moments[order].notna() & ((order == "year") | Dates(cells.name, "year").read(cells).isna())].astype(
+        str
+    )
     if order != "year" and num.get("day") == num.get("month"):
-        raise UserError(f"{where}: column '{cells.name}', row {own.index[0]}: the day or the month may be first in "
-                        f"'{own.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
-    known = moments[order].dropna()
-    start, times = str(known.min().date()) if how == "elapsed" else "", bool((known != known.dt.normalize()).any())
-    day = re.match(DATE_AND_TIME, own.iloc[0])[1]
+        raise UserError(f"{where}: column '{cells.name}', row {unclear.index[0]}: the day or the month may be first in "
+                        f"'{unclear.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
+    days = moments[order].dropna()
+    start, times = str(days.min().date()) if mode == "elapsed" else "", bool((days != days.dt.normalize()).any())
+    day = re.match(DATE_AND_TIME, unclear.iloc[0])[1]
     form = next(form for form in ORDERS[order] if pd.notna(pd.to_datetime(day, format=form, errors="coerce")))
     return Dates(str(cells.name), order, start, times, form)

@@ -25,11 +25,11 @@ Value = TypeVar("Value")
 GONE = ("closed by peer", "reset by peer", "broken pipe", "gloo", "nccl", "connection refused", "timed out")
 
 
-class Agreed(UserError):
+class SharedError(UserError):
     """An error that every rank raises, so that it is enough if rank 0 prints it."""
 
 
-class Alone(UserError):
+class LocalError(UserError):
     """An error of a single rank, which has to print it itself."""
 
 
@@ -44,7 +44,7 @@ class Ranks(NamedTuple):
     local: int = 0
 
     #: Whether this is rank 0.
-    first = property(lambda self: self.rank == 0)
+    is_rank0 = property(lambda self: self.rank == 0)
     _dist = property(lambda self: importlib.import_module("torch.distributed"))
 
     def gather(self, value: Value) -> list[Value]:
@@ -56,7 +56,7 @@ class Ranks(NamedTuple):
         return values
 
     @contextlib.contextmanager
-    def agreed(self) -> Iterator[None]:
+    def sharing_errors(self) -> Iterator[None]:
         """Run a block on every rank; if one of them raises UserError, all do, so that none waits forever."""
         if self.size == 1:
             yield
@@ -68,30 +68,32 @@ class Ranks(NamedTuple):
             problem = str(error)
         for message in self.gather(problem):
             if message is not None:
-                raise Agreed(message)
+                raise SharedError(message)
 
     def check_same(self, values: Mapping[str, Any]) -> None:
         """Raise UserError on every rank, with the names, unless all ranks have the same (JSON-able) values."""
         texts = self.gather({name: json.dumps(value, sort_keys=True, default=str) for name, value in values.items()})
         if (rank := next((r for r, other in enumerate(texts) if other != texts[0]), None)) is not None:
-            what = ", ".join(name for name, text in texts[0].items() if text != texts[rank].get(name))
-            raise Agreed(f"processes 0 and {rank} of this fit were given other things ({what}); give all the same")
+            names = ", ".join(name for name, text in texts[0].items() if text != texts[rank].get(name))
+            raise SharedError(
+                f"processes 0 and {rank} of this fit were given other things ({names}); give all the same"
+            )
 
-    def first_does(self, function: Callable[[], Value]) -> Value:
+    def on_rank0(self, function: Callable[[], Value]) -> Value:
         """Call ``function()`` on rank 0; return its value, or raise its UserError, on every rank."""
         if self.size == 1:
             return function()
-        with self.agreed():
-            values = [function() if self.first else None]
+        with self.sharing_errors():
+            values = [function() if self.is_rank0 else None]
         self._dist.broadcast_object_list(values, src=0)
         return values[0]
 
-    def total(self, x: Tensor, how: str = "SUM") -> Tensor:
+    def total(self, x: Tensor, operation: str = "SUM") -> Tensor:
         """Return the elementwise sum over the ranks, or with ``how="MAX"`` the maximum, bit for bit the same on all."""
         if self.size == 1:
             return x
         x = x.detach().clone()
-        self._dist.all_reduce(x, getattr(self._dist.ReduceOp, how))
+        self._dist.all_reduce(x, getattr(self._dist.ReduceOp, operation))
         return x
 
     def part(self, rows: Tensor) -> Tensor:
@@ -103,16 +105,16 @@ class Ranks(NamedTuple):
         mine = self.part(x), self.part(y)
         return (*mine, self.size * num / len(x)) if len(mine[0]) else (x[:1], y[:1], 0.0)
 
-    def joined_rows(self, part: Tensor, num: int) -> Tensor:
+    def gather_rows(self, part: Tensor, num: int) -> Tensor:
         """Join the results (num, …) that each rank has computed for its share (see :meth:`part`), on every rank."""
         if self.size == 1:
             return part
-        whole = part.new_empty((num, *part.shape[1:]))
-        self.part(whole).copy_(part)
-        for rank, rows in enumerate(whole.tensor_split(self.size)):
+        rows_of_all = part.new_empty((num, *part.shape[1:]))
+        self.part(rows_of_all).copy_(part)
+        for rank, rows in enumerate(rows_of_all.tensor_split(self.size)):
             if len(rows):
                 self._dist.broadcast(rows, src=rank)
-        return whole
+        return rows_of_all
 
     def averaged(self, module: nn.Module) -> nn.Module:
         """Return the module with rank 0's parameters; ``backward`` then averages the gradients over the ranks."""
@@ -122,7 +124,7 @@ class Ranks(NamedTuple):
 
         return DistributedDataParallel(module)
 
-    def check_alike(self, module: nn.Module, when: str) -> None:
+    def check_same_parameters(self, module: nn.Module, when: str) -> None:
         """Raise UserError on every rank unless the parameters are bit for bit the same on all."""
         if self.size == 1:
             return
@@ -130,8 +132,8 @@ class Ranks(NamedTuple):
 
         flat = torch.cat([p.detach().flatten() for p in module.parameters()])
         if (apart := (self.total(flat, "MAX") + self.total(-flat, "MAX")).max().item()) != 0:
-            raise Agreed(f"the processes have drifted apart ({when} parameters differ by up to {apart:.2g}): are their "
-                         "machines and PyTorch versions alike? The last checkpoint is from before")  # fmt: skip
+            raise SharedError(f"the processes have drifted apart ({when} parameters differ by up to {apart:.2g}): "
+                              "do machines or PyTorch versions differ? The last checkpoint is from before")  # fmt: skip
 
 
 def launched() -> tuple[int, int]:
@@ -142,7 +144,7 @@ def launched() -> tuple[int, int]:
     return int(rank), int(size)
 
 
-def here() -> Ranks:
+def process_group() -> Ranks:
     """Return this process of the current process group, or a single process if there is no group."""
     import torch.distributed as dist
 
@@ -152,7 +154,7 @@ def here() -> Ranks:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[Ranks]:
+def joined_processes() -> Iterator[Ranks]:
     """Join the processes that torchrun started, if it did; a process group that exists already is used.
 
     gloo is the backend for CPU tensors, NCCL the one for GPU tensors. Raises UserError, which names this process, if
@@ -172,18 +174,18 @@ def joined() -> Iterator[Ranks]:
         lost = f"process {rank} of {size} could not connect to the others at {where}: {{error}}"
         with refusing(lost, RuntimeError, ValueError):
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    ranks = here()
+    ranks = process_group()
     try:
         yield ranks
-    except (Agreed, Alone):
+    except (SharedError, LocalError):
         raise
     except (UserError, RuntimeError) as error:
-        known = isinstance(error, UserError)
-        if ranks.size == 1 or not (known or any(word in str(error).lower() for word in GONE)):
+        is_user_error = isinstance(error, UserError)
+        if ranks.size == 1 or not (is_user_error or any(word in str(error).lower() for word in GONE)):
             raise
         ended = ("another process of this fit has ended (see its own message; it may have been killed or out of "
                  "memory); the last checkpoint, if any, is whole: start all of them again, with --resume")  # fmt: skip
-        raise Alone(f"process {ranks.rank} of {ranks.size}: {error if known else ended}") from error
+        raise LocalError(f"process {ranks.rank} of {ranks.size}: {error if is_user_error else ended}") from error
     if starts:
         dist.destroy_process_group()  # not after an error: it may wait for a process that is gone
 
@@ -197,7 +199,7 @@ def choose_device(name: str) -> torch.device:
         raise UserError("device 'cuda' was asked for, but torch can use no GPU of this machine; take --device cpu")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    if (ranks := here()).local >= torch.cuda.device_count():
+    if (ranks := process_group()).local >= torch.cuda.device_count():
         raise UserError(f"this machine has {torch.cuda.device_count()} GPUs for {ranks.local + 1} processes or more; "
                         "start as many as it has GPUs (torchrun --nproc-per-node), or take --device cpu")  # fmt: skip
     if ranks.size == 1:

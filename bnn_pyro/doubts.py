@@ -69,16 +69,16 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
     """Find doubts about a column of texts without missing values."""
     distinct, leave = cells.nunique(), "" if is_target else "exclude"
     refused = distinct > (max(2, len(cells) // 2) if is_target else max_categories(len(cells)))
-    if (meant := as_meant(cells)) and not (is_target and meant.way == "groups"):
-        way = leave if meant.refused or (refused and not meant.way) else "" if is_target else meant.way
-        keep = "; --categorical takes them for categories" * (meant.way == "groups")
-        yield Doubt(f"{meant.sentence}{keep}" if refused else f"{meant.sentence}; {AS_IT_IS}", refused, way)
+    if (doubt := as_meant(cells)) and not (is_target and doubt.way == "groups"):
+        way = leave if doubt.refused or (refused and not doubt.way) else "" if is_target else doubt.way
+        keep = "; --categorical takes them for categories" * (doubt.way == "groups")
+        yield Doubt(f"{doubt.sentence}{keep}" if refused else f"{doubt.sentence}; {AS_IT_IS}", refused, way)
     elif refused:
         way = "; --categorical takes them for categories" * (not is_target and 2 * distinct <= len(cells))
         yield Doubt(f"{distinct:,} different texts in {len(cells):,} rows: a name or a comment{way}", True, leave)
     else:
-        for word, num in cells[cells.isin(list(NONE))].value_counts().items():
-            yield Doubt(f"'{word}' is a category of {num:,} rows; if it is a missing value, empty these cells")
+        for text, num in cells[cells.isin(list(NONE))].value_counts().items():
+            yield Doubt(f"'{text}' is a category of {num:,} rows; if it is a missing value, empty these cells")
         if same := in_case(cells):
             yield Doubt(same)
         counts = cells.value_counts()
@@ -90,10 +90,10 @@ def of_texts(cells: pd.Series, is_target: bool) -> Iterator[Doubt]:
 
 def may_be_class(cells: pd.Series, gaps: pd.Series) -> str:
     """Ask whether the word of most missing values of a text target is a class; "" if there is no such word."""
-    word, num = next(cells[gaps].value_counts().items(), ("", 0))
+    text, num = next(cells[gaps].value_counts().items(), ("", 0))
     is_text = np.isnan(parsed(cells[~gaps])).sum() > (~gaps).sum() / 2
-    asked = is_text and num >= max(RARE, gaps.sum() / 2) and str(word).isalpha()
-    return f"; if '{word}' is a class, write another word in these {num:,} cells" if asked else ""
+    may_be = is_text and num >= max(RARE, gaps.sum() / 2) and str(text).isalpha()
+    return f"; if '{text}' is a class, write another word in these {num:,} cells" if may_be else ""
 
 
 def as_meant(cells: pd.Series) -> Doubt | None:
@@ -111,10 +111,10 @@ def as_meant(cells: pd.Series) -> Doubt | None:
                          f"dates among the inputs{later}", way="time" if ordered else "dates")  # fmt: skip
     except UserError as error:
         return Doubt(str(error).partition(", ")[2], True)
-    for pattern, (what, way) in WRITTEN.items():
+    for pattern, (form, way) in WRITTEN.items():
         matches = [pattern.fullmatch(cell) for cell in different]
         if len(different) > 1 and all(matches) and len({tuple(m.groupdict().values()) for m in matches}) == 1:
-            return Doubt(f"holds {what}, such as '{max(different, key=len)}': {way}")
+            return Doubt(f"holds {form}, such as '{max(different, key=len)}': {way}")
     if CODE_NAMES.search(str(cells.name)) and MAX_CATEGORIES < len(different) <= len(cells) / 2:
         return Doubt(f"is named like a code: --groups {cells.name} keeps rows of the same in one part", way="groups")
     return None
@@ -142,11 +142,11 @@ def of_numbers(
         way = "categorical" if zeros else "" if is_target else "exclude"
         yield Doubt(f"is {values[0]:.7g} in every row, and tells nothing{zeros and f'; {zeros}'}", is_target, way)
         return
-    whole = np.array_equal(values, np.round(values))
-    if whole and not is_target and (codes := [*_codes(values, name, cells)]):
+    all_integers = np.array_equal(values, np.round(values))
+    if all_integers and not is_target and (codes := [*_codes(values, name, cells)]):
         yield from codes
         return
-    if whole and zeros:
+    if all_integers and zeros:
         yield Doubt(zeros, way="categorical" * (2 * len(np.unique(values)) <= len(values)))
     at = int(np.abs(values - np.median(values)).argmax())
     same = values == values[at]
@@ -167,8 +167,8 @@ def of_values(y: np.ndarray, rows: np.ndarray | pd.Index | None) -> Iterator[str
     """Find doubts about numeric targets: a frequent value; if rows (row numbers) are given, few different values."""
     numbers, first, counts = np.unique(y, return_index=True, return_counts=True)
     if rows is not None and len(numbers) <= min(FEW, len(y) // USUAL):
-        once = [f", of which {y[k]:.7g} stands in row {rows[k]} alone (a mistake?)" for k in first[counts == 1][:1]]
-        yield f"has {len(numbers)} different values{''.join(once)}: --task classification, if they are classes"
+        remark = [f", of which {y[k]:.7g} stands in row {rows[k]} alone (a mistake?)" for k in first[counts == 1][:1]]
+        yield f"has {len(numbers)} different values{''.join(remark)}: --task classification, if they are classes"
     if len(numbers) > MAX_CATEGORIES and (share := counts.max() / len(y)) >= PEAK:
         yield (f"is {numbers[counts.argmax()]:.7g} in {share:.0%} of the rows, and no noise of a regression has such a "
                "peak: means and intervals may be far off; better predict whether it is so, and how much where it is "
@@ -180,7 +180,7 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
     named, reach, low, high = CODE_NAMES.search(name), np.ptp(values), values.min(), values.max()
     may_be = named or cells is not None or reach < 1.25 * len(values) or 19000101 <= low <= high <= 21001231
     distinct = len(np.unique(values)) if may_be else 0
-    few, own = distinct <= MAX_CATEGORIES, distinct > max(MANY, OWN_SHARE * len(values))
+    few, mostly = distinct <= MAX_CATEGORIES, distinct > max(MANY, OWN_SHARE * len(values))
     code = Doubt("a code is a category: --categorical", way="categorical")
     if not few:
         again = 2 * distinct <= len(values)
@@ -188,7 +188,7 @@ def _codes(values: np.ndarray, name: str, cells: pd.Series | None) -> Iterator[D
         code = Doubt(f"a code is no quantity: {keep}--exclude", way="groups" if again else "exclude")
     if cells is not None and cells.str.fullmatch(r"[-+]?\d{16,}").any() and cells.nunique() > distinct:
         yield Doubt("has more digits than numbers keep: different ones become the same: --exclude", way="exclude")
-    elif own and (named or (reach < 1.25 * distinct and not TIME_NAMES.search(name))):
+    elif mostly and (named or (reach < 1.25 * distinct and not TIME_NAMES.search(name))):
         every = "every row" if distinct == len(values) else "nearly every row"
         yield Doubt(f"has another whole number in {every}: an identifier, not a quantity: --exclude", way="exclude")
     elif cells is not None and (zeros := leading_zeros(cells, code.sentence)):
@@ -210,16 +210,16 @@ def of_table(frame: pd.DataFrame, gaps: pd.DataFrame | None, targets: pd.DataFra
     doubts = []
     for name in (name for name, cells in frame.items() if cells.dtype != "category"):
         values = parsed(frame[name])
-        known = slice(None) if gaps is None else ~gaps[name].to_numpy()
-        cells, kind = frame[name][known], frame[name].dtype.kind
-        if not np.isnan(values[known]).any():
+        valid = slice(None) if gaps is None else ~gaps[name].to_numpy()
+        cells, kind = frame[name][valid], frame[name].dtype.kind
+        if not np.isnan(values[valid]).any():
             exact = kind not in "iu" or max(cells.max(), -cells.min()) < 2**53
             written = cells.astype(str) if kind not in "f" and not (kind in "iu" and exact) else None
-            found = [*of_numbers(values[known], name, cells.index, written)]
-            known = len(values) == len(cells)  # if not, missing values may make a constant column informative
-            doubts += [one._replace(column=name) for one in found if known or "tells nothing" not in one.sentence]
-        elif meant := as_meant(cells):
-            doubts.append(meant._replace(sentence=f"{meant.sentence}; {AS_IT_IS}", column=name))
+            signs = [*of_numbers(values[valid], name, cells.index, written)]
+            no_gaps = len(values) == len(cells)  # missing values may make a constant column informative
+            doubts += [one._replace(column=name) for one in signs if no_gaps or "tells nothing" not in one.sentence]
+        elif doubt := as_meant(cells):
+            doubts.append(doubt._replace(sentence=f"{doubt.sentence}; {AS_IT_IS}", column=name))
         elif same := in_case(cells):
             doubts.append(Doubt(same, column=name))
     for name, cells in targets.select_dtypes(exclude=["number", "category"]).items():

@@ -18,16 +18,16 @@ class FitFailed(UserError):
     """A fit diverged and has no posterior; the command line exits with code 3."""
 
 
-def diverged(what: str, step: int, lr: float) -> FitFailed:
-    """Return the error for a fit that diverged, with advice.   what: such as "loss is nan at"."""
-    if step == 1 and what.startswith("loss"):
-        return FitFailed(f"the {what} step 1, before the learning rate was used: look at the values of the inputs and "
+def diverged(event: str, step: int, lr: float) -> FitFailed:
+    """Return the error for a fit that diverged, with advice.   event: such as "loss is nan at"."""
+    if step == 1 and event.startswith("loss"):
+        return FitFailed(f"the {event} step 1, before the learning rate was used: look at the values of the inputs and "
                          "the targets, and at the parameters that the likelihood is given")  # fmt: skip
-    kept = "the last good checkpoint, if any, is kept"
-    return FitFailed(f"the {what} step {step} (lr {lr}); {kept}: try a smaller --lr, such as {lr / 10:g}")
+    remark = "the last good checkpoint, if any, is kept"
+    return FitFailed(f"the {event} step {step} (lr {lr}); {remark}: try a smaller --lr, such as {lr / 10:g}")
 
 
-def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
+def unknown(kind: str, name: object, valid: Iterable[str]) -> UserError:
     """Return the error for a name that is not one of ``valid``; it suggests the nearest one.
 
     >>> str(unknown("data set", "mnits", ["mnist", "digits"]))
@@ -36,19 +36,19 @@ def unknown(what: str, name: object, valid: Iterable[str]) -> UserError:
     names = sorted(valid)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    return UserError(f"unknown {what} '{name}'{hint} Valid: {', '.join(names)}")
+    return UserError(f"unknown {kind} '{name}'{hint} Valid: {', '.join(names)}")
 
 
-def check_known(what: str, valid: Collection[str], *names: object) -> None:
+def check_known(kind: str, valid: Collection[str], *names: object) -> None:
     """Raise UserError (see :func:`unknown`) for the first of the names that is not one of ``valid``."""
     for name in names:
         if name not in valid:
-            raise unknown(what, name, valid)
+            raise unknown(kind, name, valid)
 
 
-def counted(num: int, what: str) -> str:
+def counted(num: int, noun: str) -> str:
     """Return a number with its noun: "1 chain", "2,000 chains"."""
-    return f"{num:,} {what}{'' if num == 1 else 's'}"
+    return f"{num:,} {noun}{'' if num == 1 else 's'}"
 
 
 def first_line(error: BaseException) -> str:
@@ -67,11 +67,11 @@ def refusing(message: str, *kinds: type[Exception], saying: str = "") -> Iterato
     try:
         yield
     except Exception as error:
-        own = isinstance(error, UserError)  # a ValueError too, which may be one of the kinds
-        is_meant = UserError in kinds if own else isinstance(error, kinds or Exception)
+        is_user_error = isinstance(error, UserError)  # a ValueError too, which may be one of the kinds
+        is_meant = UserError in kinds if is_user_error else isinstance(error, kinds or Exception)
         if not is_meant or saying not in str(error).lower():
             raise
-        raise UserError(message.replace("{error}", str(error) if own else first_line(error))) from None
+        raise UserError(message.replace("{error}", str(error) if is_user_error else first_line(error))) from None
 
 
 class Introduced:

@@ -97,10 +97,10 @@ def explain(
         raise UserError(f"explain takes at most {MAX_COLUMNS} columns, not {len(columns):,}; leave some out: exclude=")
     targets = {part: getattr(data, f"y_{part}").cpu() for part in ("test", "train")}
     of_times = schema.task == "survival"  # the error at a censored time is unknown
-    known = {part: np.flatnonzero(y > 0) if of_times else np.arange(len(y)) for part, y in targets.items()}
-    which = "test" if len(known["test"]) >= MIN_ROWS else "train"
-    rows = known[which][even(len(known[which]), MAX_ROWS)]
-    x, y = (getattr(data, f"{part}_{which}")[rows].cpu() for part in "xy")
+    candidates = {part: np.flatnonzero(y > 0) if of_times else np.arange(len(y)) for part, y in targets.items()}
+    rows_used = "test" if len(candidates["test"]) >= MIN_ROWS else "train"
+    rows = candidates[rows_used][even(len(candidates[rows_used]), MAX_ROWS)]
+    x, y = (getattr(data, f"{part}_{rows_used}")[rows].cpu() for part in "xy")
 
     def losses(x: Tensor) -> np.ndarray:
         """Mean loss of each draw, (S,): for numbers the squared error, as −log p of permuted rows has no bound."""
@@ -111,20 +111,20 @@ def explain(
         errors = prediction.untransformed.locs - inverse(at)
         return (errors.double().square().mean(1) / inverse(y.double()).var(correction=0)).numpy()
 
-    generator, whole, rises = torch.Generator().manual_seed(seed), losses(x), []
+    generator, unchanged, rises = torch.Generator().manual_seed(seed), losses(x), []
     for _, _, place in columns:
         moved = x.repeat(REPEATS, 1)
         moved[:, place] = x[torch.cat([torch.randperm(len(x), generator=generator) for _ in range(REPEATS)])][:, place]
-        rises.append(losses(moved) - whole)
+        rises.append(losses(moved) - unchanged)
     low, middle, high = np.quantile(np.array(rises), (0.05, 0.5, 0.95), axis=1)
     names = pd.Index([name for name, *_ in columns], name="column")
     table = pd.DataFrame({"importance": middle, "low": low, "high": high}, index=names)
     first = np.argsort(-middle, kind="stable")
     effects, classes = {}, schema.classes[1:] if len(schema.classes) == 2 else schema.classes
     some = slice(None) if isinstance(data.x_train, Tensor) else even(len(data.x_train), 10_000)  # of rows in a file
-    known = data.schema.unstandardise(data.x_train[some].cpu().double())
+    candidates = data.schema.unstandardise(data.x_train[some].cpu().double())
     for name, parts, place in (columns[i] for i in first[:num]):
-        values, settings = _places(parts, known[:, place])
+        values, settings = _places(parts, candidates[:, place])
         raw = schema.unstandardise(x.double()).repeat(len(values), 1, 1)  # (G, N, F)
         raw[:, :, place.start : place.start + settings.shape[1]] = settings[:, None]
         prediction = predict(posterior, schema.standardise(raw.flatten(0, 1)), num_draws=num_draws)
@@ -134,10 +134,10 @@ def explain(
     log = of_times or schema.target_scale == "log"
     centre = "geometric mean" if of_times else "median" if log else "mean"
     outputs = [f"P({schema.target} = {name})" for name in classes] or [f"{centre} of {schema.target}"]
-    words = f"{len(x):,} {'test' if which == 'test' else 'training'} rows{' that are not censored' * of_times}"
+    rows_text = f"{len(x):,} {'test' if rows_used == 'test' else 'training'} rows{' that are not censored' * of_times}"
     errors = f"squared error, in variances of {'log ' * log}{schema.target}"
     loss = "−log p, nats per row" if schema.has_classes else errors
-    return Explanation(table.iloc[first], effects, outputs, words, loss)
+    return Explanation(table.iloc[first], effects, outputs, rows_text, loss)
 
 
 def _pixel_maps(posterior: Posterior | Any, x: Tensor, num: int, num_draws: int | None) -> PixelMaps:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import here
+from bnn_pyro.distributed import process_group
 from bnn_pyro.errors import UserError
 from bnn_pyro.files import cache_root, whole_file
 from bnn_pyro.parts.backbone import Backbone, OnFeatures, check_scale, in_words
@@ -55,17 +55,17 @@ def on_features(model: nn.Module, data: Dataset, progress: bool = False) -> tupl
     """
     if not isinstance(model, OnFeatures):
         return model, data
-    what, backbone = f"features · {data.name}", model.backbone
+    title, backbone = f"features · {data.name}", model.backbone
     if backbone.description["kind"] == "module":  # warn about a whole network, or other inputs than it expects
         name, num = f"the backbone ({in_words(backbone.description)})", backbone.num_features
         if num in {1, len(data.schema.classes)} and [*backbone.net.parameters()]:
-            what = f"{name} gives {num} features, as many as a whole network has outputs"
-            warnings.warn(f"{what}; give it without its last layer", stacklevel=2)
+            message = f"{name} gives {num} features, as many as a whole network has outputs"
+            warnings.warn(f"{message}; give it without its last layer", stacklevel=2)
         check_scale(backbone.net, data, backbone.description.get("inputs", "raw"), name, "LastLayer")
-    train, c = _features(backbone, data.x_train, what, progress, unit=True)
+    train, c = _features(backbone, data.x_train, title, progress, unit=True)
     backbone.scale *= c
     model.head.net.layers[0].weight *= c  # the last layer then starts as the same function of the inputs
-    return model.head, _with_inputs(data, train, _features(backbone, data.x_val, what, progress)[0])
+    return model.head, _with_inputs(data, train, _features(backbone, data.x_val, title, progress)[0])
 
 
 def of_frozen_layers(model: nn.Module, data: Dataset, progress: bool = False) -> tuple[nn.Module, Dataset]:
@@ -83,9 +83,9 @@ def _with_inputs(data: Dataset, train: Tensor, val: Tensor) -> Dataset:
     return replace(data, schema=schema, x_train=train, x_val=val, x_test=train[:0], y_test=data.y_test[:0])
 
 
-def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bool = False) -> tuple[Tensor, float]:
+def _features(backbone: Backbone, x: Tensor, title: str, progress: bool, unit: bool = False) -> tuple[Tensor, float]:
     """Features (N, F), from the cache or computed, and their divisor: with ``unit`` their root mean square, else 1."""
-    ranks, name = here(), f"the backbone ({in_words(backbone.description)})"
+    ranks, name = process_group(), f"the backbone ({in_words(backbone.description)})"
     probe, path = backbone(x[:PROBE]), None
     if 4 * len(x) * backbone.num_features >= SMALL:
         about = [weights_digest(backbone.net), dict(backbone.description), backbone.scale.item(), unit, list(x.shape)]
@@ -95,10 +95,10 @@ def _features(backbone: Backbone, x: Tensor, what: str, progress: bool, unit: bo
         path = cache_root() / "features" / f"{digest.hexdigest()[:32]}.npy"
         if all(ranks.gather(path.is_file())):
             return _read(path, x.device)
-    with progress_bar(what, progress, unit="row") as report, ranks.agreed():
+    with progress_bar(title, progress, unit="row") as report, ranks.sharing_errors():
         mine = backbone(ranks.part(x), report)
-    features = ranks.joined_rows(mine, len(x))
-    with ranks.agreed():
+    features = ranks.gather_rows(mine, len(x))
+    with ranks.sharing_errors():
         # The features of a row must be neither random nor dependent on the other rows of a batch.
         if len(probe) and (probe - features[: len(probe)]).abs().max() > TOLERANCE * probe.abs().max():
             raise UserError(f"{name} gives different features for the same rows in two passes: dropout or batch "

@@ -146,8 +146,8 @@ def lock_folder(folder: str | Path, wait: float = 0) -> Iterator[None]:
         if first:
             with contextlib.suppress(OSError):  # a full disk
                 (folder / LOCK).write_text(me)
-            for left in filter(_is_half_written, (*folder.glob("*"), *folder.glob("*/*"))):  # of a process now dead
-                left.unlink(missing_ok=True)
+            for half in filter(_is_half_written, (*folder.glob("*"), *folder.glob("*/*"))):  # of a process now dead
+                half.unlink(missing_ok=True)
         yield
     finally:
         if first:

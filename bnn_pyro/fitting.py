@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bnn_pyro.checkpoint import AGAIN, LAYERS, TAILS, Checkpoint, same_fit
 from bnn_pyro.datasets.dataset import Dataset
 from bnn_pyro.datasets.rows import is_large, row_digests
-from bnn_pyro.distributed import Agreed, choose_device, here, joined
+from bnn_pyro.distributed import SharedError, choose_device, joined_processes, process_group
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.features import check_split, of_frozen_layers, on_features
 from bnn_pyro.files import lock_folder
@@ -40,7 +40,7 @@ from bnn_pyro.zoo.auto import Setup, limit_of, make_setup, say, set_up
 KEY = ("variant", "its settings or first weights", "method", "the method's settings", "seed", "training rows", "start")
 
 
-@joined()
+@joined_processes()
 def fit(
     entry: str | Entry | nn.Module | Setup, data: Dataset | tuple[Any, Any], method: str | Method | None = None, *,
     seed: int = 0, out: str | Path | None = None, resume: bool = False, device: str = "auto", progress: bool = True,
@@ -76,7 +76,7 @@ def fit(
     if before.input_shape == data.schema.input_shape:  # the network is to be that of the start
         data = replace(data, schema=replace(data.schema, x_tails=before.x_tails))
     setup = entry if isinstance(entry, Setup) else set_up(entry, method, lambda: data, minutes=minutes)
-    if setup.auto and progress and here().first:
+    if setup.auto and progress and process_group().is_rank0:
         say(setup)
     setup = check_setup(setup, data, max_minutes)
     options = dict(seed=seed, resume=resume, device=device, progress=progress)
@@ -101,9 +101,9 @@ def prior(entry: str | Entry | nn.Module, data: Dataset, *, num_draws: int = 500
         setup = check_setup(setup, data) if len(data.x_train) else setup
         model = setup.entry.model(data.schema)
         if len(data.x_train):
-            inferred, seen = on_features(model, data, False)
+            inferred, features = on_features(model, data, False)
             if hasattr(setup.entry, "prepare"):
-                setup.entry.prepare(inferred, setup.entry.guide(model), seen)
+                setup.entry.prepare(inferred, setup.entry.guide(model), features)
         chains = prior_draws(weight_space(model), blank_row(model, data.schema), num_draws)
     about = provenance_of(setup, data, seed) | {"method": "prior", "method_settings": {}, "stored_draws": num_draws}
     del about["key"]  # so that no fit is resumed from it
@@ -115,8 +115,8 @@ def prior_draws(model: nn.Module, x: Tensor, num: int) -> dict[str, Tensor]:
     way = "take another, such as fan-in:1"
     if points := getattr(model, "points", ()):
         way = f"points that are trained, such as '{points[0]}', have no prior: frozen='*' lets them stay"
-    what = f"the prior is improper and has no samples; {way}"
-    with refusing(what, NotImplementedError), torch.no_grad(), in_mode(model, training=False):
+    message = f"the prior is improper and has no samples; {way}"
+    with refusing(message, NotImplementedError), torch.no_grad(), in_mode(model, training=False):
         head, x = split_frozen(model, x)
         traces = [poutine.trace(head).get_trace(x).nodes for _ in range(num)]
     return {site: torch.stack([nodes[site]["value"] for nodes in traces]) for site in model.initial}
@@ -129,9 +129,9 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
     backbone does not exist, or its training may have used validation or test rows of ``data``.
     """
     make_setup(setup.entry, setup.method)  # raises if the settings of the entry do not suit the method
-    own = setup.variant == "my-network" or getattr(setup.entry, "backbone", None) is not None
-    own = own and not setup.backbone_variant(data.schema)  # not a network of this package
-    if not own and (codes := [part.name for part in data.schema.input_parts if part.is_whole]):
+    users_net = setup.variant == "my-network" or getattr(setup.entry, "backbone", None) is not None
+    users_net = users_net and not setup.backbone_variant(data.schema)  # not a network of this package
+    if not users_net and (codes := [part.name for part in data.schema.input_parts if part.is_whole]):
         warnings.warn(f"whole numbers in '{codes[0]}' stay as they are, for an nn.Embedding of a network of your own; "
                       f"{setup.variant} takes them for quantities: give X.astype(float)", stacklevel=2)  # fmt: skip
     if not len(data.x_train):
@@ -140,10 +140,10 @@ def check_setup(setup: Setup, data: Dataset, max_minutes: float | None = None) -
         raise UserError(f"max_minutes must be a number above 0, got {max_minutes}")
     if max_minutes is not None and not getattr(setup.method, "timed", False):
         raise UserError(f"max_minutes is for methods that can end early ({_methods('timed')}); take fewer epochs")
-    if here().size > 1 and not getattr(setup.method, "divisible", False):
-        raise Agreed(f"{setup.inference} does not divide one fit among processes, as {_methods('divisible')} do; start "
-                     "it without torchrun")  # fmt: skip
-    with here().agreed():
+    if process_group().size > 1 and not getattr(setup.method, "divisible", False):
+        raise SharedError(f"{setup.inference} does not divide one fit among processes, as {_methods('divisible')} do; "
+                              "start it without torchrun")  # fmt: skip
+    with process_group().sharing_errors():
         entry, backbone = setup.entry, getattr(setup.entry, "backbone", None)
         _takes_all_rows(setup, data)
         if isinstance(backbone, str) and setup.backbone_variant(data.schema) is None:
@@ -160,8 +160,8 @@ def fit_setup(
     """Fit a setup that :func:`check_setup` returned; see :func:`fit`.   start: a ``loading.Start``."""
     if resume and out is None:
         raise UserError("resume=True goes on with the fit in a folder: give out=, as it had")
-    ranks, entry = here(), setup.entry
-    show = progress and ranks.first
+    ranks, entry = process_group(), setup.entry
+    show = progress and ranks.is_rank0
     if _takes_all_rows(setup, data):
         data = replace(data, x_train=data.x_train[:], x_val=data.x_val[:])
     provenance = provenance_of(setup, data, seed)
@@ -171,8 +171,8 @@ def fit_setup(
     ranks.check_same(dict(zip(KEY, provenance["key"], strict=False)))
     # A checkpoint next to a finished posterior belongs to a later run that was stopped.
     finished = checkpoint is not None and resume and not checkpoint.exists
-    if finished and ranks.first_does((Path(out) / "posterior.json").is_file):
-        with ranks.agreed():
+    if finished and ranks.on_rank0((Path(out) / "posterior.json").is_file):
+        with ranks.sharing_errors():
             if not same_fit((about := read_archive(out)[1]["provenance"]).get("key"), provenance["key"], TAILS):
                 raise UserError(f"{out} holds a finished posterior of other settings, seed or data, or of another "
                                 f"module; choose another folder, or {AGAIN}")  # fmt: skip
@@ -188,9 +188,9 @@ def fit_setup(
             setup, provenance["by_held_out_rows"] = setup.changed(chosen), chosen
             entry, provenance["entry_settings"] = setup.entry, setup.variant_settings
     with ExitStack() as lock:
-        with ranks.agreed():
+        with ranks.sharing_errors():
             where, began = choose_device(device), time.perf_counter()
-            if checkpoint is not None and ranks.first:
+            if checkpoint is not None and ranks.is_rank0:
                 lock.enter_context(lock_folder(out))
         if checkpoint is not None and not resume:
             checkpoint.discard()
@@ -201,36 +201,36 @@ def fit_setup(
                 work = len(data.x_train) * sum(value.numel() for value in model.initial.values())
                 where = torch.device("cpu") if work <= LARGE else where  # compiled gradients are for CPUs
             model = model.to(where)
-            inferred, seen = on_features(model, data.to(where), show)
+            inferred, features = on_features(model, data.to(where), show)
             guide = None if (guide := entry.guide(model)) is None else guide.to(where)
             if type(entry) not in ZOO.values():
                 point = getattr(setup.method, "starts_at", "") == "point"
-                own = guide if "guide" in setup.method.needs else PointMass(inferred.initial) if point else None
-                check_sites(inferred, own, seen.x_train[:2], seen.y_train[:2])
+                q = guide if "guide" in setup.method.needs else PointMass(inferred.initial) if point else None
+                check_sites(inferred, q, features.x_train[:2], features.y_train[:2])
             report = forwarded(stack.enter_context(progress_bar(label, show)))
             options = dict(limit_of(setup, max_minutes), seed=int(seed), report=report)
-            facts = entry.prepare(inferred, guide, seen) if hasattr(entry, "prepare") else {}
+            facts = entry.prepare(inferred, guide, features) if hasattr(entry, "prepare") else {}
             if getattr(model, "statistics", None) is not None and "proper prior" in setup.method.needs:
                 announce(f"a gradient of {setup.inference} normalises by {len(model.statistics.rows):,} training rows; "
                          "a trained network with batch_norm='frozen' takes a fraction of the time", show)  # fmt: skip
-            widest_activation(weight_space(inferred), seen.x_train[:1])  # raises for an unsupported likelihood
+            widest_activation(weight_space(inferred), features.x_train[:1])  # raises for an unsupported likelihood
             options |= {} if start is None else start.put(inferred, guide)
             if checkpoint is not None:
                 options["checkpoint"] = stack.enter_context(checkpoint)
             if getattr(inferred, "still", ()) and getattr(setup.method, "augment", None) is None:
-                inferred, seen = of_frozen_layers(inferred, seen, show)
-            posterior = setup.method.run(inferred, guide, seen, **options)
+                inferred, features = of_frozen_layers(inferred, features, show)
+            posterior = setup.method.run(inferred, guide, features, **options)
         provenance = {**posterior.provenance, **provenance, "device": str(where)} | ({"module": facts} if facts else {})
         provenance["seconds"] = round(time.perf_counter() - began, 3)
         if posterior.chains is not None:
             provenance["stored_draws"] = math.prod(next(iter(posterior.chains.values())).shape[:2])
         provenance |= {"processes": ranks.size} if ranks.size > 1 else {}
-        whole = posterior.model if inferred is model else model
+        full_model = posterior.model if inferred is model else model
         validated = {"early_stopping", "by_held_out_rows"} & provenance.keys() or getattr(setup.method, "patience", 0)
         rows = _rows(bool(validated), data, getattr(entry, "backbone", None), start and start.posterior)
-        posterior = replace(posterior, model=whole, schema=data.schema, provenance=provenance, rows=rows)
+        posterior = replace(posterior, model=full_model, schema=data.schema, provenance=provenance, rows=rows)
         if checkpoint is not None:
-            ranks.first_does(lambda: posterior.save(out))
+            ranks.on_rank0(lambda: posterior.save(out))
             checkpoint.discard()
         return posterior
 
@@ -238,14 +238,14 @@ def fit_setup(
 def _takes_all_rows(setup: Setup, data: Dataset) -> bool:
     """Whether training rows in a file must be read into memory. Raises UserError if they are too large for it."""
     num, size = len(data.x_train), getattr(setup.method, "batch_size", 0)
-    whole = getattr(setup.entry, "backbone", None) is not None or setup.backbone_variant(data.schema) is not None
-    streams = getattr(setup.method, "streams", False) and not whole and (size is None or 0 < size < num)
+    fixed = getattr(setup.entry, "backbone", None) is not None or setup.backbone_variant(data.schema) is not None
+    streams = getattr(setup.method, "streams", False) and not fixed and (size is None or 0 < size < num)
     if isinstance(data.x_train, Tensor) or streams:
         return False
     if is_large(data.x_train.shape):
         need = 4 * math.prod(data.x_train.shape) / 2**30
-        what = "a backbone" if whole else "batch_size=0" if getattr(setup.method, "streams", False) else setup.inference
-        raise UserError(f"{what} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches "
+        user = "a backbone" if fixed else "batch_size=0" if getattr(setup.method, "streams", False) else setup.inference
+        raise UserError(f"{user} takes all {num:,} training rows at once, {need:.3g} GiB of memory; take mini-batches "
                         f"(batch_size) of {_methods('streams')}, or set BNN_PYRO_MEMORY={math.ceil(need)} if the "
                         "machine has that much")  # fmt: skip
     return True
@@ -284,5 +284,5 @@ def _rows(stops: bool, data: Dataset, *others: Any) -> Tensor:
     return rows
 
 
-def _methods(what: str) -> str:
-    return ", ".join(name for name, kind in METHODS.items() if getattr(kind, what, False))
+def _methods(capability: str) -> str:
+    return ", ".join(name for name, kind in METHODS.items() if getattr(kind, capability, False))

@@ -103,7 +103,7 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
     frame = read_cells(path)
     separator, commas, unnamed = map(frame.attrs.get, ("separator", "commas", "unnamed"))
     beside = {given[name]: name for name in ("exposure", "event") if name in given}
-    beside = {name if name in frame else name.partition("=")[0]: what for name, what in beside.items()}
+    beside = {name if name in frame else name.partition("=")[0]: role for name, role in beside.items()}
     check_known(f"column of {path}", frame.columns, *beside)
     check_known("task", TASKS, *([given["task"]] if "task" in given else []))
     target = target or ("y" if "y" in frame.columns else None)
@@ -120,10 +120,10 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         findings.append(Doubt(f"{len(frame)} are few: hold none of them back, or say nothing of how good a fit is",
                               len(frame) < MIN_ROWS, column="rows"))  # fmt: skip
     labelled = frame[~gaps[[*targets, *beside]].any(axis=1)]
-    known = [*targets, *(name for name, what in beside.items() if what == "event")]
-    whole = frame if labelled.empty else labelled
+    named = [*targets, *(name for name, role in beside.items() if role == "event")]
+    valid = frame if labelled.empty else labelled
     for name in frame:
-        cells = (frame if name in (*targets, *beside) else whole)[name]
+        cells = (frame if name in (*targets, *beside) else valid)[name]
         columns[name] = _kind(frame[name][~gaps[name]], int(gaps[name].sum()), commas.get(name, ""))
         columns[name] += f"  ← {beside[name]}" if name in beside else ""
         found = _column(cells, gaps.loc[cells.index, name], name in targets)
@@ -132,14 +132,14 @@ def inspect_table(path: Path, target: str | None = None, given: Mapping[str, str
         findings += [one._replace(column=name) for one in found if name not in beside or "missing" in one.sentence]
     if targets and len(labelled):
         task = given.get("task") or ("survival" if "event" in given else "counts" if "exposure" in given else None)
-        task, more, doubts = _target(path, whole[known], task, given.get("event", "").removeprefix(known[-1])[1:])
-        said = any(one.refused and one.column in targets and "missing" not in one.sentence for one in findings)
-        findings += [one for one in doubts if not (said if one.refused else given and "--task" in one.sentence)]
+        task, more, doubts = _target(path, valid[named], task, given.get("event", "").removeprefix(named[-1])[1:])
+        is_refused = any(one.refused and one.column in targets and "missing" not in one.sentence for one in findings)
+        findings += [one for one in doubts if not (is_refused if one.refused else given and "--task" in one.sentence)]
         given = {name: value for name, value in {**given, **more}.items() if value}
         for name in targets:
             columns[name] += f"  ← {f'target of {task}' if len(targets) == 1 else 'one of several targets'}"
-    findings += of_events(whole, targets[0]) if len(targets) == 1 and not beside else ()
-    findings += between(whole.drop(columns=[*targets, *beside]), whole[known])
+    findings += of_events(valid, targets[0]) if len(targets) == 1 and not beside else ()
+    findings += between(valid.drop(columns=[*targets, *beside]), valid[named])
     if set(columns) <= {*targets, *beside, *(one.column for one in findings if one.refused and one.way == "exclude")}:
         findings.append(Doubt("is the only column left: there is nothing to predict it from", True, "", "target"))
     if target is None:
@@ -164,9 +164,9 @@ def _kind(cells: pd.Series, missing: int, commas: str) -> str:
 
 def _column(cells: pd.Series, gaps: pd.Series, is_target: bool) -> Iterator[Doubt]:
     if gaps.any():
-        words = ", ".join(sorted({f"'{cell}'" for cell in cells[gaps]}))
-        first, asked = cells.index[gaps.argmax()], may_be_class(cells, gaps) if is_target else ""
-        yield Doubt(f"{counted(gaps.sum(), 'missing value')} ({words}), the first in row {first}{asked}", True)
+        texts = ", ".join(sorted({f"'{cell}'" for cell in cells[gaps]}))
+        first, remark = cells.index[gaps.argmax()], may_be_class(cells, gaps) if is_target else ""
+        yield Doubt(f"{counted(gaps.sum(), 'missing value')} ({texts}), the first in row {first}{remark}", True)
     cells = cells[~gaps]
     values, distinct = parsed(cells), cells.nunique()
     bad = np.isnan(values)
@@ -200,16 +200,16 @@ def _target(where: Path, cells: pd.DataFrame, task: str | None, event: str) -> t
             return task, {}, []
         task, values, classes = read_targets(where, cells, task, None)
     except UserError as error:
-        said, more, doubts = str(error).removeprefix(f"{where}: ").removeprefix("target "), {}, []
+        problem, more, doubts = str(error).removeprefix(f"{where}: ").removeprefix("target "), {}, []
         if task == "survival":
-            more = {"event": f"{cells.columns[-1]}=VALUE"} if "=VALUE" in said else {}
-        elif task == "ordinal" and "the order" in said:
+            more = {"event": f"{cells.columns[-1]}=VALUE"} if "=VALUE" in problem else {}
+        elif task == "ordinal" and "the order" in problem:
             more = {"classes": "LOWEST,…,HIGHEST"}
         elif task:
             _, more, doubts = _target(where, cells, None, "")
             more = {"task": "", **more}
         task = task or (infer_task(present) if cells.shape[1] == 1 else "targets")
-        return task, more, [Doubt(said, True, "options" if more else "", "target"), *doubts]
+        return task, more, [Doubt(problem, True, "options" if more else "", "target"), *doubts]
     sentences, more, doubts, num = [], {}, [], len(cells)
     rarest, test = int(np.bincount(values).min()) if classes else num, round(SHARE * num)
     if len(classes) > test or rarest < RAREST:

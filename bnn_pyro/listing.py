@@ -33,16 +33,16 @@ TITLES = {
 def tables() -> dict[str, dict[str, Any]]:
     """Return {"variants" | "methods" | "data" | "checks": {name: description}}, as `list --json` prints it."""
     variants, methods, data, checks = map(_read_table, TABLES)
-    shown: dict[str, dict[str, Any]] = {"variants": {}, "methods": {}}
+    listed: dict[str, dict[str, Any]] = {"variants": {}, "methods": {}}
     for name, kind in variants.items():
         ways = [method for method, other in methods.items() if other["needs"] <= kind["has"]]
         about = {"idea": kind["summary"], "paper": kind["paper"], "methods": ways}
-        shown["variants"][name] = about | {"settings": kind["settings"]}
+        listed["variants"][name] = about | {"settings": kind["settings"]}
     for name, kind in methods.items():
         idea = kind["doc"].removeprefix("Settings of ").removeprefix("the ")
-        shown["methods"][name] = {"idea": idea, "settings": kind["settings"]}
+        listed["methods"][name] = {"idea": idea, "settings": kind["settings"]}
     others = {"data": data, "checks": checks}
-    return shown | {what: {name: kind["doc"] for name, kind in kinds.items()} for what, kinds in others.items()}
+    return listed | {table: {name: kind["doc"] for name, kind in kinds.items()} for table, kinds in others.items()}
 
 
 def list_(args: Namespace) -> None:
@@ -51,13 +51,13 @@ def list_(args: Namespace) -> None:
         print(json.dumps(tables(), indent=2, ensure_ascii=False))
         return
     width = max(60, min(100, shutil.get_terminal_size().columns))
-    shown = tables()
+    listed = tables()
     if args.name is not None:
-        known = shown["variants"] | shown["methods"]
-        check_known("variant or method", known, args.name)
-        print("\n".join(_about(args.name, known[args.name], width)))
+        entries = listed["variants"] | listed["methods"]
+        check_known("variant or method", entries, args.name)
+        print("\n".join(_about(args.name, entries[args.name], width)))
         return
-    for kind, items in shown.items():
+    for kind, items in listed.items():
         print(textwrap.fill(TITLES[kind], width), end="\n\n")
         indent = 2 + max(map(len, items))
         wrap = dict(initial_indent=" " * indent, subsequent_indent=" " * (indent + 2), break_on_hyphens=False)
@@ -89,10 +89,10 @@ def _about(name: str, item: Mapping[str, Any], width: int) -> list[str]:
 
 def check_names(variant: str | None, method: str | None) -> None:
     """Raise UserError for an unknown variant or method, before torch is imported."""
-    for what, name, folder in (("variant", variant, "zoo"), ("inference method", method, "inference")):
+    for kind, name, folder in (("variant", variant, "zoo"), ("inference method", method, "inference")):
         if name is not None:
             module = sys.modules.get(f"bnn_pyro.{folder}")  # if imported, the user may have added entries
-            check_known(what, _read_table(folder) if module is None else getattr(module, TABLES[folder]), name)
+            check_known(kind, _read_table(folder) if module is None else getattr(module, TABLES[folder]), name)
 
 
 def _lines(item: str | Mapping[str, Any]) -> list[str]:

@@ -130,31 +130,31 @@ def _with_module(folder: str | Path, module: Any, provenance: dict[str, Any]) ->
         raise UserError(f"the posterior in {folder} is not of a module of your own; leave 'module' out")
     saved = provenance["entry_settings"]
     if module is None:
-        name, own = provenance["module"]["class"], saved.get("module")
+        name, hint = provenance["module"]["class"], saved.get("module")
         raise UserError(f"the posterior in {folder} is of a module of your own ({name}), which an archive of tensors "
                         "cannot hold; pass it: load(folder, module=…), on the command line --module "
-                        f"{own if own and isinstance(own, str) else 'package.module:function'}")  # fmt: skip
+                        f"{hint if hint and isinstance(hint, str) else 'package.module:function'}")  # fmt: skip
     if isinstance(saved.get("likelihood"), dict):
         raise UserError(f"the posterior in {folder} has a likelihood of your own; load(folder, entry=bp.Bayesian(…))")
     return build(Bayesian, {**saved, "module": module})
 
 
-def _differences(here: Mapping[str, list[int]], there: Mapping[str, list[int]]) -> str:
+def _differences(mine: Mapping[str, list[int]], saved: Mapping[str, list[int]]) -> str:
     """Say in which names and shapes a module (here) differs from an archive (there); "" if they agree."""
     kinds = {
-        "missing": [name for name in there if name not in here],
-        "unexpected": [name for name in here if name not in there],
-        "of another shape": [f"{n} {tuple(s)}, not {tuple(there[n])}" for n, s in here.items() if there.get(n, s) != s],
+        "missing": [name for name in saved if name not in mine],
+        "unexpected": [name for name in mine if name not in saved],
+        "of another shape": [f"{n} {tuple(s)}, not {tuple(saved[n])}" for n, s in mine.items() if saved.get(n, s) != s],
     }
     short = {kind: ", ".join(names[:4]) + (", …" if len(names) > 4 else "") for kind, names in kinds.items() if names}
     return "; ".join(f"{kind}: {names}" for kind, names in short.items())
 
 
 class Start(NamedTuple):
-    """A start of a fit: ``how`` is "guide", at a posterior's q, or "point", at its weights.   facts: for records."""
+    """A start of a fit. starts_at: "guide", a posterior's q, or "point", its weights.   facts: for records."""
 
     posterior: Posterior
-    how: str
+    starts_at: str
     facts: Mapping[str, Any]
 
     @classmethod
@@ -162,20 +162,20 @@ class Start(NamedTuple):
         """Return the start for a setup. Raises UserError if its method cannot start at this posterior."""
         if not isinstance(posterior, Posterior):
             raise UserError(f"start= takes a posterior, such as of bp.load(folder), not a {type(posterior).__name__}")
-        about, how = posterior.provenance, getattr(setup.method, "starts_at", None)
-        if how is None:
+        about, starts_at = posterior.provenance, getattr(setup.method, "starts_at", None)
+        if starts_at is None:
             raise UserError(f"{setup.inference} does not start from a posterior; svi, map, mle, mc-dropout and "
                             "ensemble do")  # fmt: skip
         names, former = ("task", "target_scale", "input_shape", "features", "classes", "targets"), posterior.schema
         if about.get("entry") != setup.variant or any(getattr(schema, k) != getattr(former, k) for k in names):
             raise UserError(f"start= takes a posterior of the same variant, inputs, task and classes; this is of "
                             f"{about.get('entry')} on {about.get('data')}")  # fmt: skip
-        if how == "guide" and posterior.guide is None:
+        if starts_at == "guide" and posterior.guide is None:
             raise UserError(f"{setup.inference} starts at a q, and this posterior by {about.get('method')} has none")
         weights = posterior.chains or posterior.guide.state_dict()
         digest = hashlib.sha256(b"".join(value.cpu().contiguous().numpy().tobytes() for value in weights.values()))
         facts = {name: about.get(name) for name in ("method", "data", "fingerprint")}
-        return cls(posterior, how, facts | {"digest": digest.hexdigest()[:16]})
+        return cls(posterior, starts_at, facts | {"digest": digest.hexdigest()[:16]})
 
     @torch.no_grad()
     def put(self, model: nn.Module, guide: nn.Module | None) -> dict[str, Any]:
@@ -187,11 +187,11 @@ class Start(NamedTuple):
         if {k: v.shape for k, v in posterior.model.initial.items()} != {k: v.shape for k, v in model.initial.items()}:
             raise UserError("start= takes weights of the same network; these have other shapes")
         frozen = {model.net.get_buffer(name).data_ptr() for name in getattr(model, "still", ())}  # by all their names
-        own = {name for name, value in model.named_buffers(remove_duplicate=False) if value.data_ptr() in frozen}
-        own |= {"centre", "statistics.rows"}
-        carried = {name: value for name, value in model_buffers(posterior.model).items() if name not in own}
+        skipped = {name for name, value in model.named_buffers(remove_duplicate=False) if value.data_ptr() in frozen}
+        skipped |= {"centre", "statistics.rows"}
+        carried = {name: value for name, value in model_buffers(posterior.model).items() if name not in skipped}
         weight_space(model).load_state_dict(carried, strict=False)
-        if self.how == "guide":
+        if self.starts_at == "guide":
             with refusing("start= takes a q of the same family and network; this has other parameters", RuntimeError):
                 weight_space(guide).load_state_dict(posterior.guide.state_dict())
             return {}

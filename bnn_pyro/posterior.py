@@ -55,8 +55,8 @@ def moved_buffers(model: nn.Module, x: Tensor, y: Tensor) -> list[str]:
         pairs = [(name, before[name][1], value) for name, value in model.named_buffers() if name in before]
         moved = [n for n, a, b in pairs if a.shape != b.shape or not ((a == b) | (a.isnan() & b.isnan())).all()]
         for name in moved:
-            owner, _, own = name.rpartition(".")
-            model.get_submodule(owner)._buffers[own] = before[name][0].copy_(before[name][1])
+            owner, _, leaf = name.rpartition(".")
+            model.get_submodule(owner)._buffers[leaf] = before[name][0].copy_(before[name][1])
     return moved
 
 
@@ -137,9 +137,9 @@ class Posterior(Introduced):
         if self.guide is not None:
             with isolated(0):
                 q = {site: node["fn"] for site, node in drawn_sites(self.guide).items()}
-        known = {name for name, _ in model.net.named_parameters()} | {*model.still}
+        parameters = {name for name, _ in model.net.named_parameters()} | {*model.still}
         for site, value in model.net.state_dict().items():
-            if site not in known:  # a buffer, or a second name of a shared parameter
+            if site not in parameters:  # a buffer, or a second name of a shared parameter
                 continue
             point, share, ratio, kl = site not in model.texts or site in model.points, *(float("nan"),) * 3
             if not point and len(draws[site]) > 1:
@@ -234,8 +234,8 @@ def drawn_sites(guide: nn.Module, x: Tensor | None = None) -> dict[str, dict]:
 
 def archive_digest(blob: bytes, meta: Mapping[str, Any]) -> str:
     """SHA-256 of both files: the tensors, and all entries of the JSON except the checksum itself."""
-    rest = json.loads(json.dumps({k: v for k, v in meta.items() if k != "sha256"}))
-    return hashlib.sha256(blob + json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    unsigned = json.loads(json.dumps({k: v for k, v in meta.items() if k != "sha256"}))
+    return hashlib.sha256(blob + json.dumps(unsigned, sort_keys=True).encode()).hexdigest()
 
 
 def read_archive(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -109,8 +109,8 @@ def predict(
             done += drawn
             if progress is not None:
                 progress(done, num_draws)
-        joined = blocks[0] if len(blocks) == 1 else {n: torch.cat([b[n] for b in blocks]) for n in blocks[0]}
-        made = read.mixture(make(kind_of(read.likelihood), joined))
+        values = blocks[0] if len(blocks) == 1 else {n: torch.cat([b[n] for b in blocks]) for n in blocks[0]}
+        made = read.mixture(make(kind_of(read.likelihood), values))
     made.schema, made.index = posterior.schema, index
     return made
 
@@ -119,10 +119,10 @@ def _place(piece: Distribution, values: dict[str, Tensor], shape: tuple[int, int
     """Copy the parameters of a chunk to its place, ``corner``, in CPU tensors for all draws and points, ``shape``."""
     for name, (value, event) in parameters(piece).items():
         if name not in values:
-            own = piece.batch_shape[2:] + value.shape[value.dim() - event :]  # several targets: (S, B, T)
-            values[name] = torch.empty(shape + own, dtype=value.dtype)
-        there = values[name][corner]
-        there.copy_(value.expand(there.shape))
+            rest = piece.batch_shape[2:] + value.shape[value.dim() - event :]  # several targets: (S, B, T)
+            values[name] = torch.empty(shape + rest, dtype=value.dtype)
+        target = values[name][corner]
+        target.copy_(value.expand(target.shape))
 
 
 def knows_nothing(data: Dataset, x: Tensor) -> Prediction:

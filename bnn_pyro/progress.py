@@ -46,10 +46,10 @@ def progress_bar(description: str, show: bool = True, unit: str = "step") -> Ite
         yield lambda done, of, figures=None: None
         return
     log = not sys.stderr.isatty() and "ipykernel" not in sys.modules
-    how = {"bar_format": LINE, "delay": math.inf} if log else {"bar_format": FORMAT}
+    options = {"bar_format": LINE, "delay": math.inf} if log else {"bar_format": FORMAT}
     from tqdm import tqdm  # slow to import, compared with a quick command
 
-    with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, **how) as bar:
+    with tqdm(desc=description, unit=unit, dynamic_ncols=True, mininterval=0.2, **options) as bar:
         latest: Figures | None = None
         logged = 0
 
@@ -86,11 +86,11 @@ class Channel:
     """The connection of a task to the process that waits for it.
 
     send: called with (share done, figures) at most once in ``every`` seconds, and at the end.
-    asked: whether the task should end.
+    stop: whether the task should end.
     """
 
-    def __init__(self, send: Callable[[float, Figures], None], asked: Callable[[], bool], every: float = 0.0) -> None:
-        self._send, self._asked, self.every, self.last, self.outer = send, asked, every, 0.0, _CHANNEL.get()
+    def __init__(self, send: Callable[[float, Figures], None], stop: Callable[[], bool], every: float = 0.0) -> None:
+        self._send, self._asked, self.every, self.last, self.outer = send, stop, every, 0.0, _CHANNEL.get()
 
     def open(self) -> contextlib.AbstractContextManager[None]:
         """Return a block in which the current task uses this channel."""

@@ -110,9 +110,9 @@ def pruning_curve(
     for number, (share, pruned) in enumerate([(share, prune(posterior, share)) for share in shares]):
         report = progress and (lambda done, of, at=number * num_draws: progress(at + done, len(shares) * num_draws))
         scores = metrics.evaluate(predict(pruned, x, num_draws=num_draws, seed=seed, progress=report), y)
-        left = sum(int(mask.sum()) for mask in pruned.guide.kept.values())
+        num_left = sum(int(mask.sum()) for mask in pruned.guide.kept.values())
         measure = next(name for name in ("error", "rmse", "nrmse", "label_error", "concordance") if name in scores)
-        curve.append(PrunedScore(float(share), left, measure, scores[measure], scores["nll"]))
+        curve.append(PrunedScore(float(share), num_left, measure, scores[measure], scores["nll"]))
     return curve
 
 
@@ -137,7 +137,7 @@ def _ratios(posterior: Posterior) -> Mapping[str, tuple[Tensor, Tensor]]:
 def _moments(q: Distribution) -> tuple[Tensor, Tensor] | None:
     """(mean, standard deviation) of every weight, or None if q is not independently Normal."""
     if isinstance(q, PrunedWeights):
-        whole = _moments(q.whole)
-        return whole and (q.mean, whole[1])
+        moments = _moments(q.whole)
+        return moments and (q.mean, moments[1])
     q = base_of(q)
     return (q.mean, q.scale) if isinstance(q, Normal | NormalWeights) else None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bnn_pyro import __version__
-from bnn_pyro.distributed import Alone, launched
+from bnn_pyro.distributed import LocalError, launched
 from bnn_pyro.errors import FitFailed, UserError, unknown
 from bnn_pyro.listing import check_names, list_
 from bnn_pyro.parallel.executor import executor
@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             from bnn_pyro.files import existing
             from bnn_pyro.inspection import inspect_table
 
-            given = {name: value for name in ("task", "exposure", "event") if (value := getattr(args, name))}
-            print(inspect_table(existing(Path(args.file)), args.target, given).text())
+            options = {name: value for name in ("task", "exposure", "event") if (value := getattr(args, name))}
+            print(inspect_table(existing(Path(args.file)), args.target, options).text())
             return 0
         variant = getattr(args, "variant", None)
         check_names(None if (args.command, variant) == ("train", "auto") else variant, getattr(args, "inference", None))
@@ -67,13 +67,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (UserError, OSError) as error:
-        if rank == 0 or isinstance(error, Alone):
-            words = str(error).split()  # to print one line, even if the name of a file has line breaks
-            option = f"--{words[0].replace('_', '-')}" if words[1:2] and words[1] in ("must", "takes", "is") else ""
+        if rank == 0 or isinstance(error, LocalError):
+            parts = str(error).split()  # to print one line, even if the name of a file has line breaks
+            option = f"--{parts[0].replace('_', '-')}" if parts[1:2] and parts[1] in ("must", "takes", "is") else ""
             if option and option in [text.partition("=")[0] for text in argv]:  # name the setting as it was typed
-                words[0] = option
+                parts[0] = option
             # With a single write: the processes that torchrun starts are unbuffered and share one terminal.
-            sys.stderr.write(" ".join(["error:", *words]) + "\n")
+            sys.stderr.write(" ".join(["error:", *parts]) + "\n")
         return 3 if isinstance(error, FitFailed) else 2
     except KeyboardInterrupt as stopped:
         if rank == 0:
@@ -138,12 +138,12 @@ class Parser(ArgumentParser):
 
 def parse(argv: Sequence[str]) -> Namespace:
     """Parse the arguments to a namespace with ``command`` (by default train). Raises UserError for unknown options."""
-    words = tomllib.loads((Path(__file__).parent / "help.toml").read_text(encoding="utf-8"))
+    texts = tomllib.loads((Path(__file__).parent / "help.toml").read_text(encoding="utf-8"))
     argv = list(argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version")):
         argv.insert(0, "train")
-    if not argv[0].startswith("-") and argv[0] not in words["commands"]:
-        raise unknown("command", argv[0], words["commands"])
+    if not argv[0].startswith("-") and argv[0] not in texts["commands"]:
+        raise unknown("command", argv[0], texts["commands"])
     top = Parser(
         prog=PROGRAM,
         description="Bayesian neural networks in Pyro. Without a command: train what `auto` chooses on digits.",
@@ -151,17 +151,17 @@ def parse(argv: Sequence[str]) -> Namespace:
     )
     top.add_argument("--version", action="store_true", help="show the version")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
-    for name, command in words["commands"].items():
+    for name, command in texts["commands"].items():
         summary = command["summary"]
         examples = "".join(f"\n  {PROGRAM} {line}" for line in command["examples"].splitlines())
-        epilog = "\n\n".join([f"examples:{examples}", *(words["notes"][note] for note in command.get("notes", ()))])
+        epilog = "\n\n".join([f"examples:{examples}", *(texts["notes"][note] for note in command.get("notes", ()))])
         sentence = f"{summary[0].upper()}{summary[1:]}."
         parser = commands.add_parser(name, help=summary, description=sentence, epilog=epilog)
         for group in command["groups"]:
-            parser.add_group(words["groups"][group], words["kinds"])
-    args, left = top.parse_known_args(argv)
-    if left:
-        option = left[0].split("=")[0]
+            parser.add_group(texts["groups"][group], texts["kinds"])
+    args, unread = top.parse_known_args(argv)
+    if unread:
+        option = unread[0].split("=")[0]
         if not option.startswith("-"):
             raise UserError(f"unexpected argument '{option}'; see {PROGRAM} {args.command} --help")
         raise unknown(f"option of {args.command}", option, commands.choices[args.command]._option_string_actions)

@@ -55,9 +55,9 @@ class Settings:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        known = field_docs(cls.__doc__)
+        described = field_docs(cls.__doc__)
         inherited = {k: v for base in reversed(cls.__mro__[1:]) for k, v in field_docs(base.__doc__).items()}
-        lines = [f"{name}  {text}" for name, text in inherited.items() if name not in known]
+        lines = [f"{name}  {text}" for name, text in inherited.items() if name not in described]
         if lines and cls.__doc__:
             cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__), "", "Inherited settings:", "", *lines])
 
@@ -80,11 +80,11 @@ class Settings:
                 limits["parse"](value)
             if annotation.startswith("int"):
                 whole_number(name, value)
-            bounds = [(compare, words, limits[key]) for key, (compare, words) in BOUNDS.items() if key in limits]
+            bounds = [(compare, phrase, limits[key]) for key, (compare, phrase) in BOUNDS.items() if key in limits]
             for number in (value if isinstance(value, tuple | list) else (value,)) if bounds else ():
                 is_finite = isinstance(number, Real) and math.isfinite(number)
                 if not (is_finite and all(compare(number, bound) for compare, _, bound in bounds)):
-                    range_ = " and ".join(f"{words} {bound:.10g}" for _, words, bound in bounds)
+                    range_ = " and ".join(f"{phrase} {bound:.10g}" for _, phrase, bound in bounds)
                     kind = "a number, " if isinstance(value, str) else ""
                     raise UserError(f"{name} must be {kind}{range_}, got {_short(value)}")
 
@@ -109,18 +109,18 @@ def field_docs(doc: str | None) -> dict[str, str]:
     return docs
 
 
-def parse_named(what: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:
+def parse_named(kind: str, text: Any, table: Mapping[str, Callable[..., T]], number: type = float) -> T:
     """``"name:1,2"`` -> ``table["name"](1, 2)``. Arguments are positive numbers; omitted ones take their defaults.
 
     Error messages quote the first line of a function's docstring, such as "low-rank:RANK — …; RANK is positive".
     Raises UserError for an unknown name, too many arguments, or one that is not a finite number above 0.
     """
-    name, colon, rest = str(text).partition(":")
-    check_known(what, table, name)
+    name, colon, values = str(text).partition(":")
+    check_known(kind, table, name)
     text_of = table[name].__doc__ or f"{name} — without a number"
     form, _, about = text_of.partition("\n")[0].rstrip(".").partition(" — ")
-    with refusing(f"the {what} '{text}' must have the form {form} ({about})", ValueError, TypeError):
-        numbers = [number(part) for part in rest.split(",")] if colon else []
+    with refusing(f"the {kind} '{text}' must have the form {form} ({about})", ValueError, TypeError):
+        numbers = [number(part) for part in values.split(",")] if colon else []
         if not all(0 < value < math.inf for value in numbers):
             raise ValueError
         return table[name](*numbers)
@@ -133,8 +133,8 @@ def defaults(kind: Any) -> dict[str, Any]:
 
 def meant_for(one: Any, other: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that are fields of ``one``, except those whose value is a choice of that field of ``other``."""
-    words = {field.name: field.metadata.get("choices", ()) for field in dataclasses.fields(other)}
-    return {k: v for k, v in settings.items() if k in defaults(one) and v not in words.get(k, ())}
+    choices = {field.name: field.metadata.get("choices", ()) for field in dataclasses.fields(other)}
+    return {k: v for k, v in settings.items() if k in defaults(one) and v not in choices.get(k, ())}
 
 
 def parse_value(name: str, value: Any, default: Any) -> Any:

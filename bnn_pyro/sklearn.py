@@ -174,10 +174,10 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):
     def fit(self, X: Any, y: Any) -> Self:
         """Train on all rows. y (N,) labels of any type."""
         x, y = self._checked(X, True, y), column_or_1d(y, warn=True)
-        known, codes = ~pd.isna(y) | (self.missing == "refuse"), np.full(len(y), np.nan)
-        assert_all_finite(y[known], input_name="y")
-        check_classification_targets(y[known])
-        self.classes_, codes[known] = np.unique(y[known], return_inverse=True)
+        is_labelled, codes = ~pd.isna(y) | (self.missing == "refuse"), np.full(len(y), np.nan)
+        assert_all_finite(y[is_labelled], input_name="y")
+        check_classification_targets(y[is_labelled])
+        self.classes_, codes[is_labelled] = np.unique(y[is_labelled], return_inverse=True)
         if len(self.classes_) < 2:
             raise UserError(f"y has one class only, '{self.classes_[0]}'; classification needs two")
         self._fit(x, codes, self.classes_)

@@ -41,10 +41,10 @@ def same(a, b):
 
 def check(values, exact, alpha=1e-4):
     """Means of (C, D, M) series agree with ``exact`` (M,) within their own Monte-Carlo error."""
-    return check_alike(values, None, alpha, Estimate(np.asarray(exact), np.zeros(len(exact))))
+    return check_same_parameters(values, None, alpha, Estimate(np.asarray(exact), np.zeros(len(exact))))
 
 
-def check_alike(values, others, alpha=1e-4, other=None):
+def check_same_parameters(values, others, alpha=1e-4, other=None):
     """Means of two sets of series (C, D, M) agree within the Monte-Carlo error of both."""
     one, other = Estimate.of_chains(values), other or Estimate.of_chains(others)
     z = np.abs(one.mean - other.mean) / np.hypot(one.error, other.error)

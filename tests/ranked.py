@@ -36,7 +36,7 @@ def found(posterior):
 
 def objective(kind, rows):
     """(ELBO, its gradient) of the first rows of the data at the start, with noise that ranks share."""
-    here = ranks.here()
+    here = ranks.process_group()
     entry = replace(ENTRY, noise="learned") if kind == "svi" else bp.MLP(hidden=(3,))
     with bp.isolated(5):
         model = entry.model(DATA.schema)
@@ -72,7 +72,7 @@ def contract():
 def stopped(folder):
     """Two ranks stop, as Ctrl-C comes to one, and go on; two stop, and leave a checkpoint for one."""
     for name in ("again", "left"):
-        with interrupted(STOPPED, words=f"step {STOPPED} of 24", when=lambda: ranks.here().rank == 1):
+        with interrupted(STOPPED, words=f"step {STOPPED} of 24", when=lambda: ranks.process_group().rank == 1):
             fit(SVI, folder / name)
     return found(fit(SVI, folder / "again", resume=True))
 
@@ -90,7 +90,7 @@ def finished(folder):
 
 def drifted():
     """One rank's weights move a little on their own, as all of them do where a plain SVI.step runs on each."""
-    here, problem = ranks.here(), {}
+    here, problem = ranks.process_group(), {}
     with bp.isolated(0):
         model = ENTRY.model(DATA.schema)
         guide = ENTRY.guide(model)
@@ -111,7 +111,7 @@ def drifted():
 
 def complaints(folder):
     """What is told where ranks were asked for different things, or the method cannot be divided."""
-    here, told = ranks.here(), {}
+    here, told = ranks.process_group(), {}
     tries = {
         "seeds": lambda: fit(SVI, seed=here.rank),
         "rows": lambda: fit(SVI, data=replace(DATA, x_train=DATA.x_train + here.rank)),
@@ -128,7 +128,7 @@ def complaints(folder):
 
 def loading(folder):
     """{case: what came of ``load_together``: how often this process loaded, its rows or its error}."""
-    here, cases = ranks.here(), {}
+    here, cases = ranks.process_group(), {}
     for case, broken in {"all": (), "first fails": [0], "second fails": [1]}.items():
         calls, found = [], {"error": None}
 
@@ -148,7 +148,7 @@ def loading(folder):
 
 def main(folder):
     results = {}
-    with ranks.joined() as here:
+    with ranks.joined_processes() as here:
         assert here.size > 1
         results["objectives"] = {(kind, rows): objective(kind, rows) for kind in ("svi", "map") for rows in (31, 5, 1)}
         results["whole"], in_folder = found(fit(SVI)), (stopped, taken_over, finished, complaints, loading)

@@ -12,7 +12,7 @@ from monte_carlo import goes_on, interrupted, same
 from torch import nn
 
 import bnn_pyro as bp
-from bnn_pyro.distributed import here
+from bnn_pyro.distributed import process_group
 from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping, hold_out, mixture_log_p
 from bnn_pyro.inference.training_loop import Training
 from bnn_pyro.parts.guides import PointMass
@@ -190,7 +190,7 @@ def test_a_noise_by_nine_rows_gives_new_rows_the_highest_density():
     with bp.isolated(0):
         model, x, y = bp.MLP(hidden=()).model(schema), torch.zeros(9, 1), torch.randn(9, 4000)
         watch = EarlyStopping(model, PointMass({k: v * 0 for k, v in model.initial.items()}), x, y, patience=1)
-        watch.score(here())
+        watch.score(process_group())
     sd = watch.noise["log_noise"].double().exp()
     density = {factor: -(factor * sd).log() - 0.5 / (factor * sd).square() for factor in (0.88, 1.0, 1.14)}
     for factor in (0.88, 1.14):  # 0.88 is 1/M in place of 1/(M − 2)

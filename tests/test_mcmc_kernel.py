@@ -7,7 +7,7 @@ import pyro
 import pytest
 import torch
 from conjugate import correlated
-from monte_carlo import check, check_alike, check_gaussian, fit, weights
+from monte_carlo import check, check_gaussian, check_same_parameters, fit, weights
 from pyro.infer import mcmc
 from pyro.infer.mcmc.adaptation import WarmupAdapter
 from scipy.special import digamma, polygamma
@@ -71,7 +71,7 @@ def test_nuts_is_pyros_nuts():
         point = done.point
         assert 2**done.depth - 1 <= done.steps < 2 ** (done.depth + 1)
         ours.append(series(point.z, math.floor(math.log2(done.steps + 1)), done.steps, done.acceptance))
-    check_alike(np.array(theirs)[None], np.array(ours).reshape(4, num, -1))
+    check_same_parameters(np.array(theirs)[None], np.array(ours).reshape(4, num, -1))
 
 
 class SameNumbers:

@@ -98,7 +98,7 @@ def test_a_stopped_fit_goes_on_also_in_another_number_of_processes_and_a_finishe
 
 def test_an_error_is_the_same_on_all_and_ranks_that_drift_apart_are_caught(results):
     for rank in results[0]:
-        assert rank["drifted"]["kind"] == "Agreed"
+        assert rank["drifted"]["kind"] == "SharedError"
         assert re.search(r"drifted apart \(after step 8 .*by up to .*e-0", rank["drifted"]["told"])
     for name, words in (
         ("seeds", r"processes 0 and 1 of this fit were given other things \(seed\)"),
@@ -108,7 +108,7 @@ def test_an_error_is_the_same_on_all_and_ranks_that_drift_apart_are_caught(resul
     ):
         for rank in results[0]:
             kind, told = rank["complaints"][name]
-            assert kind == "Agreed" and re.search(words, told)
+            assert kind == "SharedError" and re.search(words, told)
 
 
 def test_every_process_has_the_data_set_or_the_error(results):
@@ -116,7 +116,7 @@ def test_every_process_has_the_data_set_or_the_error(results):
     assert all(rank["loading"]["all"]["data"].fingerprint == data.fingerprint for rank in results[0])
     for error, case in enumerate(("first fails", "second fails")):
         both = [rank["loading"][case] for rank in results[0]]
-        assert [result["error"] for result in both] == [("Agreed", f"rank {error} has no such file")] * 2
+        assert [result["error"] for result in both] == [("SharedError", f"rank {error} has no such file")] * 2
         assert both[1]["calls"] == error, "the first of a machine loads first"
 
 

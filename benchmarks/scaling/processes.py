@@ -16,7 +16,7 @@ import bnn_pyro as bp
 from benchmarks.memory import peak, run_apart
 from benchmarks.provenance import Measurements
 from benchmarks.timing import Enough, clocked
-from bnn_pyro.distributed import joined
+from bnn_pyro.distributed import joined_processes
 
 __all__ = ["BATCHES", "FITS", "Way", "measure_processes", "time_fit", "ways"]
 
@@ -96,7 +96,7 @@ def time_fit(name: str, batch: int, rows: int = 0, device: str = "cpu") -> dict[
     none = {f"{axis}_{part}": getattr(data, f"{axis}_{part}")[:0] for axis in "xy" for part in ("val", "test")}
     data = replace(data, **none)
     method = clocked(fitted.method(epochs=100, batch_size=batch, lr=1e-4), 0.0, epochs_least=EPOCHS + 1)
-    with joined(), peak() as found, suppress(Enough):  # after as many epochs in each process
+    with joined_processes(), peak() as found, suppress(Enough):  # after as many epochs in each process
         bp.fit(fitted.entry(), data, method, device=device, progress=False)
     epochs = method.epoch_seconds()
     return {

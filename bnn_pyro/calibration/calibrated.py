@@ -81,7 +81,7 @@ def calibrate(
         raise UserError("per_class is for class labels, and takes no other groups")
     check_level(level)
     column = groups if isinstance(groups, str) else None
-    if column == UNCERTAINTY and column in (known.name for known, _ in schema.column_places):
+    if column == UNCERTAINTY and column in (column_spec.name for column_spec, _ in schema.column_places):
         raise UserError(f"'{column}' means thirds by predicted uncertainty, but is a column here: rename the column")
     x = as_inputs(x, schema)
     prediction = made.predict(x)
@@ -98,8 +98,8 @@ def calibrate(
         if column is not None and len(set(groups)) > MAX_GROUPS:
             raise UserError(f"column '{column}' has {len(set(groups))} values, too many for groups: cut it into "
                             f"{MAX_GROUPS} at most, and give their labels")  # fmt: skip
-        how = dict(x=x, groups=groups, per_class=per_class, level=level)
-        made = replace(made, conformal=Conformal.fit(method, prediction, y, **how))
+        options = dict(x=x, groups=groups, per_class=per_class, level=level)
+        made = replace(made, conformal=Conformal.fit(method, prediction, y, **options))
     else:
         made = replace(made, maps=(*made.maps, (method, RECALIBRATIONS[method][1](prediction, y))))
         prediction = made.maps[-1][1].apply(prediction)
@@ -142,7 +142,7 @@ class Calibrated:
     def predict(
         self, x: Tensor | Any, *, groups: Sequence[Any] | None = None,
         weights: tuple[np.ndarray, np.ndarray] | None = None, level: float | None = None, num_draws: int | None = None,
-        seed: int | None = 0, **how: Any,
+        seed: int | None = 0, **options: Any,
     ) -> Prediction:  # fmt: skip
         """``bp.predict`` with the draws that were used for calibration.
 
@@ -154,7 +154,7 @@ class Calibrated:
         x = as_inputs(x, self.schema)
         if self.conformal is None and not (groups is weights is level is None):
             raise UserError("groups, weights and level are for conformal intervals, but this posterior is recalibrated")
-        prediction = predict(self.posterior, x, num_draws=self.num_draws, seed=self.seed, **how)
+        prediction = predict(self.posterior, x, num_draws=self.num_draws, seed=self.seed, **options)
         for _, map in self.maps:
             prediction = map.apply(prediction)
         if self.conformal is not None:
@@ -172,21 +172,21 @@ class Calibrated:
             if labels is not None and len(labels) != len(x):
                 raise UserError(f"groups has {len(labels)} labels for {len(x)} rows; give one each")
             return labels if labels is None else [str(g) for g in getattr(labels, "tolist", lambda: labels)()]
-        places = {known.name: (known.categories, place) for known, place in self.schema.column_places}
+        places = {column.name: (column.categories, place) for column, place in self.schema.column_places}
         check_known("column for groups", places, self.column)
         categories, place = places[self.column]
         raw = self.schema.unstandardise(x[:].cpu().double())[:, place]
         if categories is None:
             raw = torch.where(raw.abs() < 1e-6 * self.schema.x_scale[place.start], 0.0, raw)  # rounding errors of 0
             return [f"{value:{'.0f' if abs(value) >= 1e6 else '.6g'}}" for value in raw[:, 0].tolist()]
-        known = raw.amax(1) > 0.5  # all indicators are 0 for a category that was not in the training data
-        return [categories[k] if is_known else "(unknown)" for is_known, k in zip(known, raw.argmax(1), strict=True)]
+        valid = raw.amax(1) > 0.5  # all indicators are 0 for a category that was not in the training data
+        return [categories[k] if is_known else "(unknown)" for is_known, k in zip(valid, raw.argmax(1), strict=True)]
 
     def unusual(self, prediction: Prediction) -> np.ndarray:
         """p-value of each new row (B,): the share of calibration rows with at least its epistemic uncertainty."""
-        known = np.sort(self.epistemic)
-        above = len(known) - np.searchsorted(known, one_number(prediction.epistemic), side="left")
-        return (1 + above) / (1 + len(known))
+        calibration = np.sort(self.epistemic)
+        above = len(calibration) - np.searchsorted(calibration, one_number(prediction.epistemic), side="left")
+        return (1 + above) / (1 + len(calibration))
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write the posterior's archive and ``calibration.json``."""
@@ -218,8 +218,8 @@ def with_calibration(posterior: Posterior, folder: str | os.PathLike) -> Posteri
         conformal = saved["conformal"] and Conformal(**saved["conformal"])
         rows = torch.from_numpy(np.frombuffer(base64.b64decode(saved["digests"]), np.int64).copy())
         others = {name: saved[name] for name in STORED_FIELDS}
-        checksum, known = saved["posterior"], saved["format"] == FORMAT
-    if not known or checksum != _checksum(folder):
+        checksum, is_current = saved["posterior"], saved["format"] == FORMAT
+    if not is_current or checksum != _checksum(folder):
         raise UserError(f"{path} belongs to another posterior or version; remove it and calibrate again")
     return Calibrated(posterior, maps, conformal or None, rows=rows, **others)
 
@@ -259,8 +259,8 @@ def fitted_rows(posterior: Posterior, digests: Tensor) -> int:
     would do so with a probability below DUPLICATES; or if there are more than the share of duplicates makes likely.
     """
     rows, times = posterior.rows.unique(return_counts=True)
-    known = digests[torch.isin(digests, rows)]
-    used, counts = len(known), torch.bincount(torch.searchsorted(rows, known), minlength=len(rows))
+    matched = digests[torch.isin(digests, rows)]
+    used, counts = len(matched), torch.bincount(torch.searchsorted(rows, matched), minlength=len(rows))
     chance = poisson.logsf(times - 1, times * (len(digests) / len(posterior.rows))).sum()
     if bool((counts >= times).all()) and chance < math.log(DUPLICATES):
         return used

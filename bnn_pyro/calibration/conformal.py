@@ -156,9 +156,9 @@ class Conformal:
     by_lot: bool = False
 
     @classmethod
-    def fit(cls, method: str, prediction: Mixture, y: Tensor, x: Tensor | None = None, **how: Any) -> Self:
-        """Compute the scores of the calibration rows; y (n,), for ``local`` x (n, F).   how: the other fields."""
-        made = cls(method, [], by_lot=method == "cqr" and prediction.is_discrete, **how)
+    def fit(cls, method: str, prediction: Mixture, y: Tensor, x: Tensor | None = None, **options: Any) -> Self:
+        """Compute the scores of the calibration rows; y (n,), for ``local`` x (n, F).   options: the other fields."""
+        made = cls(method, [], by_lot=method == "cqr" and prediction.is_discrete, **options)
         if method == "local":
             errors, labels = made.score(prediction, y), made.groups and made.groups[1::2]
             made = replace(made, inputs=x[::2].flatten(1).tolist(), errors=errors[::2].tolist(), groups=labels)
@@ -227,7 +227,7 @@ class Rows:
 
     def interval(self, prediction: Mixture, level: float) -> Interval:
         """See ``Decisions.interval``."""
-        level, limits, words = self._limits(level)
+        level, limits, notes = self._limits(level)
         limits = limits * self.scale - self.conformal.lots(prediction)
         ends = SCORES[self.conformal.method].bounds(prediction.untransformed, limits, self.conformal.level)
         low, high = (prediction.transform(end.double()) for end in ends)
@@ -235,7 +235,7 @@ class Rows:
             low = high = prediction.mean.double()
         if prediction.is_discrete:  # no count is below 0
             low = torch.where(high < 0, low, low.clamp_min(0.0))
-        return Interval(low, high, level, *words)
+        return Interval(low, high, level, *notes)
 
     def covers(self, prediction: Mixture, y: Tensor, level: float) -> Tensor:
         """Whether each y is inside its interval or set, (B,) bool."""
@@ -250,8 +250,8 @@ class Rows:
     def set(self, prediction: Mixture, level: float) -> ClassSet:
         """See ``Decisions.set``."""
         scores = SCORES[self.conformal.method].of(prediction)
-        level, limits, words = self._limits(level, scores.shape[1])
-        return ClassSet(scores <= limits, level, *words)
+        level, limits, notes = self._limits(level, scores.shape[1])
+        return ClassSet(scores <= limits, level, *notes)
 
     def _limits(self, level: float, classes: int = 0) -> tuple[float, Tensor, tuple[str, str]]:
         """(the level that applies, thresholds (B,) or for classes (B, K or 1), kind and note of intervals or sets)."""
@@ -262,28 +262,28 @@ class Rows:
             groups, new = np.broadcast_arrays(names, new[:, None])
         limits = np.full(groups.shape, -np.inf)
         for group in np.unique(groups) if level > 0 else ():
-            known = slice(None) if self.conformal.groups is None else np.asarray(self.conformal.groups) == group
-            ratios = None if self.ratios is None else self.ratios[known]
-            limits[groups == group] = threshold(scores[known], level, ratios, new[groups == group])
-        return level, torch.from_numpy(limits), self._words(level, (limits == math.inf).reshape(len(limits), -1).all(1))
+            mask = slice(None) if self.conformal.groups is None else np.asarray(self.conformal.groups) == group
+            ratios = None if self.ratios is None else self.ratios[mask]
+            limits[groups == group] = threshold(scores[mask], level, ratios, new[groups == group])
+        return level, torch.from_numpy(limits), self._notes(level, (limits == math.inf).reshape(len(limits), -1).all(1))
 
-    def _words(self, level: float, infinite: np.ndarray) -> tuple[str, str]:
+    def _notes(self, level: float, infinite: np.ndarray) -> tuple[str, str]:
         """(kind, note) of intervals or sets."""
         num, need = len(self.conformal.scores), rows_needed(level) if 0 < level < 1 else math.inf
         whom, rows, least = "calibration rows", f"{num:,} calibration rows", num
         if self.conformal.groups is not None:
             whom, least = "calibration rows of its group", min(Counter(self.conformal.groups).values())
             rows = f"{whom} ({num:,} in all groups)"
-        what = "all targets of " * (SCORES[self.conformal.method].task == "targets")
-        parts = [f"covers {what}{level:.4g} of new rows that are exchangeable with the {rows}"]
+        scope = "all targets of " * (SCORES[self.conformal.method].task == "targets")
+        parts = [f"covers {scope}{level:.4g} of new rows that are exchangeable with the {rows}"]
         if self.ratios is not None:
             parts = [f"covers {level:.4g} of new rows if the weights are the likelihood ratios of the covariate shift"]
         elif need <= least:
             k = math.ceil((least + 1) * level * (1 - ROUNDING))
             low, high = beta.ppf([0.05, 0.95], k, least + 1 - k)
             smallest = "" if self.conformal.groups is None else f" of the smallest group ({least:,})"
-            words = f"of 10 such sets of calibration rows{smallest}, 9 give a coverage"
-            parts.append(f"{words} between {low:.3f} and {high:.3f}")
+            spread = f"of 10 such sets of calibration rows{smallest}, 9 give a coverage"
+            parts.append(f"{spread} between {low:.3f} and {high:.3f}")
         if infinite.any():
             parts.append(f"{infinite.sum():,} of {len(infinite):,} exclude nothing: a level of {level:.4g} needs "
                          f"{need * (1 + bool(self.conformal.errors)):,} {whom} at least")  # fmt: skip

@@ -58,8 +58,8 @@ def monitor(
     results = {"inputs": (p, f"a classifier tells new from calibration inputs with an AUROC of {auroc:.3f}")}
     if np.ptp(calibrated.epistemic) > 0:
         p, share = epistemic_p(calibrated.epistemic, one_number(prediction.epistemic))
-        words = f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have"
-        results["epistemic"] = p, words
+        sentence = f"{share:.1%} of new rows have an epistemic uncertainty that few calibration rows have"
+        results["epistemic"] = p, sentence
     if y_new is not None and calibrated.conformal is not None:
         y_new = torch.as_tensor(targets(prediction, y_new))
         scores = calibrated.conformal.at(len(x_new), x=x_new).score(prediction, y_new).numpy()
@@ -67,10 +67,10 @@ def monitor(
         stake = f"{np.exp(peak):.3g}" if peak < 700 else f"1e{peak / np.log(10):.0f}"  # beyond the range of floats
         results["targets"] = (np.exp(-peak), f"a bet against exchangeable targets made 1 into {stake}")
     verdicts = []
-    for test, (p, words) in results.items():
+    for test, (p, sentence) in results.items():
         alarm = bool(p <= false_alarm / len(results))
-        what = f"alarm: a chance of {false_alarm:.2g} if nothing changed" if alarm else "no alarm"
-        verdicts.append(Verdict(test, float(p), alarm, f"{words[0].upper()}{words[1:]} (p {p:.2g}): {what}."))
+        decision = f"alarm: a chance of {false_alarm:.2g} if nothing changed" if alarm else "no alarm"
+        verdicts.append(Verdict(test, float(p), alarm, f"{sentence[0].upper()}{sentence[1:]} (p {p:.2g}): {decision}."))
     return verdicts
 
 
@@ -94,21 +94,21 @@ def likelihood_ratio(x: Tensor, x_new: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.exp(log_odds(rows)) * len(old) / len(new) for rows in (old, new))
 
 
-def epistemic_p(known: Sequence[float], new: np.ndarray) -> tuple[float, float]:
+def epistemic_p(calibration: Sequence[float], new: np.ndarray) -> tuple[float, float]:
     """(beta-binomial p-value, share) of the new rows above the 95 % quantile of the calibration rows."""
-    n = len(known)
+    n = len(calibration)
     k = min(n, int(np.ceil((n + 1) * 0.95)))
-    above = int((new > np.sort(known)[k - 1]).sum())
+    above = int((new > np.sort(calibration)[k - 1]).sum())
     return float(betabinom.sf(above - 1, len(new), n + 1 - k, k)), above / len(new)
 
 
-def conformal_p(known: Sequence[float], new: np.ndarray, seed: int = 0) -> np.ndarray:
+def conformal_p(calibration: Sequence[float], new: np.ndarray, seed: int = 0) -> np.ndarray:
     """Ranks of each new score among all so far, ties at random, (m,): independent uniform p-values if exchangeable."""
-    seen, rng, ranks = sorted(known), np.random.default_rng(seed), []
+    scores, rng, ranks = sorted(calibration), np.random.default_rng(seed), []
     for score in new.tolist():
-        insort(seen, score)
-        left, right = bisect_left(seen, score), bisect_right(seen, score)
-        ranks.append((len(seen) - right + rng.random() * (right - left)) / len(seen))
+        insort(scores, score)
+        left, right = bisect_left(scores, score), bisect_right(scores, score)
+        ranks.append((len(scores) - right + rng.random() * (right - left)) / len(scores))
     return np.array(ranks)
 
 
@@ -154,9 +154,9 @@ class Adaptive:
         self.calibrated, self.level, self.rate, self.now = calibrated, level, rate, level
         self._last: Prediction | None = None
 
-    def predict(self, x: Tensor | Any, **how: Any) -> Prediction:
+    def predict(self, x: Tensor | Any, **options: Any) -> Prediction:
         """``Calibrated.predict`` with intervals or sets of the current level."""
-        self._last = self.calibrated.predict(x, level=self.now, **how)
+        self._last = self.calibrated.predict(x, level=self.now, **options)
         return self._last
 
     def update(self, y: Tensor | Sequence[float]) -> Tensor:

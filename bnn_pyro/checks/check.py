@@ -148,8 +148,8 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """All but the evidence, JSON-able, with None for non-finite numbers. Estimates have the key ``found``."""
         findings = [{"found" if k == "estimate" else k: v for k, v in jsonable(vars(f)).items()} for f in self.findings]
-        own = {"check": self.check, "level": self.level, "sentence": self.sentence, "settings": dict(self.settings)}
-        return {**own, "findings": findings, "figures": jsonable(self.figures)}
+        entry = {"check": self.check, "level": self.level, "sentence": self.sentence, "settings": dict(self.settings)}
+        return {**entry, "findings": findings, "figures": jsonable(self.figures)}
 
 
 class Refused(UserError):
@@ -214,9 +214,9 @@ def concluded(
     chance = f" (smallest p {min(p):.2g}, alarm below {ALPHA:g})" if p else ""
     off = bad or caution
     named = "; ".join(off[:NAMED]) + (f"; and {len(off) - NAMED} more" if len(off) > NAMED else "")
-    words = f"{right}: {num - len(caution)} of {num} quantities agree{chance}." + f" To know: {named}." * bool(off)
-    words = f"{wrong}: {len(bad)} of {num} quantities are off: {named}." if bad else words
-    return Outcome(check, worst(f.level for f in findings), f"{words} {remark}".strip(), settings, findings, **more)
+    sentence = f"{right}: {num - len(caution)} of {num} quantities agree{chance}." + f" To know: {named}." * bool(off)
+    sentence = f"{wrong}: {len(bad)} of {num} quantities are off: {named}." if bad else sentence
+    return Outcome(check, worst(f.level for f in findings), f"{sentence} {remark}".strip(), settings, findings, **more)
 
 
 class Estimate(NamedTuple):

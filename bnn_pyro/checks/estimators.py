@@ -80,22 +80,22 @@ class Estimators(Check):
             model, data = on_features(subject.entry.model(data.schema), data)
             facts = subject.entry.prepare(model, subject.entry.guide(model), data) if subject.own_module else {}
             if isinstance(method, Optimisation):
-                findings, words = _of_elbo(self, subject, method, model, data, seed, facts), OF_ELBO
+                findings, sentence = _of_elbo(self, subject, method, model, data, seed, facts), OF_ELBO
             else:
-                findings, words = _of_density(method, weight_space(model), data, self.batches), OF_DENSITY
+                findings, sentence = _of_density(method, weight_space(model), data, self.batches), OF_DENSITY
         about = "gradient of the outputs along '{}': its posterior would be its prior"
         findings = [Finding(about.format(name), 0.0, level="bad") for name in facts.get("ignored", ())] + findings
         settings = subject.settings(method) | {"rows": len(data.x_train)}
-        return concluded("estimator", findings, settings, words, "Estimates are wrong")
+        return concluded("estimator", findings, settings, sentence, "Estimates are wrong")
 
 
-def _batch_findings(what: str, whole: Values, pieces: Sequence[Values], shares: Sequence[float]) -> list[Finding]:
+def _batch_findings(label: str, full: Values, pieces: Sequence[Values], shares: Sequence[float]) -> list[Finding]:
     """Whether the weighted mean over mini-batches of the objective and of its gradient equals that of all rows."""
     value, gradient = (sum(s * p for s, p in zip(shares, part, strict=True)) for part in zip(*pieces, strict=True))
-    off = ((value - whole[0]).abs() / whole[0].abs().clamp_min(1.0)).max().item()
-    steep = ((gradient - whole[1]).norm(dim=1) / whole[1].norm(dim=1).clamp_min(1e-12)).max().item()
+    off = ((value - full[0]).abs() / full[0].abs().clamp_min(1.0)).max().item()
+    steep = ((gradient - full[1]).norm(dim=1) / full[1].norm(dim=1).clamp_min(1e-12)).max().item()
     about = f"{{}}: mean over {len(pieces)} mini-batches less that of all rows (relative)"
-    return [close(about.format(name), far, 0.0, SINGLE) for name, far in ((what, off), ("gradient", steep))]
+    return [close(about.format(name), far, 0.0, SINGLE) for name, far in ((label, off), ("gradient", steep))]
 
 
 def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -> list[Finding]:
@@ -106,8 +106,8 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
     precise = copy.deepcopy(model).double()
     if "initial" in vars(precise):  # of a model of the user's own
         precise.initial = {site: value.double() for site, value in precise.initial.items()}
-    what = "the model does not compute in float64: make its constants like x or its `initial` ({error})"
-    with refusing(what, RuntimeError):
+    message = "the model does not compute in float64: make its constants like x or its `initial` ({error})"
+    with refusing(message, RuntimeError):
         double = Potential(precise, data.x_train.double(), y, temperature)
         z = double.initial + 0.2 * (single.prior_draws(PLACES) - double.initial)
         density, gradient = double(z)
@@ -136,8 +136,8 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
             w = target.flat(target.sample_prior(chains)[0])
             w = w.lerp(target.initial.to(w), 0.8)
             blocks = torch.randperm(len(x)).view(min(batches, len(x)), -1)
-            own = ([part[rows].expand(chains, *part[rows].shape) for part in (x, y)] for rows in blocks)
-            pieces = [[v.double() for v in target.gradient(w, *rows)] for rows in own]
+            chunks = ([part[rows].expand(chains, *part[rows].shape) for part in (x, y)] for rows in blocks)
+            pieces = [[v.double() for v in target.gradient(w, *rows)] for rows in chunks]
             shares = [1 / len(blocks)] * len(blocks)
             findings += _batch_findings("log joint density", target.gradient(w), pieces, shares)
     return findings
@@ -173,26 +173,26 @@ def _of_elbo(
     repeated = {name: [one() for _ in range(check.repeats)] for name, one in estimators.items()}
     elbos = {name: torch.cat([v for v, _ in pairs]).numpy()[:, None] for name, pairs in repeated.items()}
     gradients = {name: torch.cat([g for _, g in pairs]) for name, pairs in repeated.items()}
-    whole, *others = gradients
-    directions = torch.randn(gradients[whole].shape[1], PROJECTIONS, generator=torch.Generator().manual_seed(1))
+    full, *others = gradients
+    directions = torch.randn(gradients[full].shape[1], PROJECTIONS, generator=torch.Generator().manual_seed(1))
     # The mean gradient is estimated from other samples, whose noise is independent of those that are projected on it.
-    mean = torch.cat([estimators[whole]()[1] for _ in range(max(1, check.repeats // 4))]).mean(0)
+    mean = torch.cat([estimators[full]()[1] for _ in range(max(1, check.repeats // 4))]).mean(0)
     directions = nn.functional.normalize(torch.cat([directions.double(), mean[:, None]], 1), dim=0)
     along = [*(f"direction {k + 1}" for k in range(PROJECTIONS)), "the mean gradient"]
     values = {name: np.column_stack([elbos[name], g @ directions]) for name, g in gradients.items()}
-    rounding = ROUNDING * max(1.0, abs(elbos[whole].mean()))
-    tolerance = np.array([rounding] + [10 * ROUNDING * gradients[whole].norm(dim=1).mean().item()] * len(along))
+    rounding = ROUNDING * max(1.0, abs(elbos[full].mean()))
+    tolerance = np.array([rounding] + [10 * ROUNDING * gradients[full].norm(dim=1).mean().item()] * len(along))
     for name in others:
-        names = [f"ELBO by {name} (nats)", *(f"gradient by {name}, along {what} (nats)" for what in along)]
+        names = [f"ELBO by {name} (nats)", *(f"gradient by {name}, along {direction} (nats)" for direction in along)]
         level = "caution" if approximate and name == "weight draws" else "bad"
-        findings += _alike(names, values[name], values[whole], tolerance, level)
+        findings += _alike(names, values[name], values[full], tolerance, level)
     # The ELBO as training computes it, mean over an epoch. It is compared with its definition, unless that is unknown
     # because the KL has an unknown constant or the network has masks.
     trace = trained.epochs(replace(loop, epochs=min(check.repeats, 1000), lr=1e-30, batch_size=size))  # fixed weights
     if "dropout" in facts or facts.get("batch_norm") == "batch":  # training mode is another function
         return findings
     if subject.improper or (point and any(getattr(getattr(weights, "net", None), "rates", ()))):
-        return findings + _alike(["ELBO as trained, beside that of all rows (nats)"], trace, elbos[whole], rounding)
+        return findings + _alike(["ELBO as trained, beside that of all rows (nats)"], trace, elbos[full], rounding)
     level = "caution" if approximate and weights is not model else "bad"
     about = "ELBO as trained, beside log p(y, w) − log q(w) over drawn weights (nats)"
     return findings + _alike([about], trace, trained.defined(*in_weights, 4 * check.repeats, point), rounding, level)
@@ -210,8 +210,8 @@ class _Trained:
 
     def epochs(self, loop: Optimisation) -> np.ndarray:
         """The ELBO of every epoch (E, 1), nats, from the training loop itself."""
-        how = {"run": Run(self.seed), "latent": self.latent, "num_particles": 1}
-        return np.array(Optimisation.minimise(loop, self.model, self.q, self.data, **how)[0].trace["elbo"])[:, None]
+        options = {"run": Run(self.seed), "latent": self.latent, "num_particles": 1}
+        return np.array(Optimisation.minimise(loop, self.model, self.q, self.data, **options)[0].trace["elbo"])[:, None]
 
     def estimate(self, m: nn.Module, g: nn.Module, rows: Tensor | slice = slice(None), particles: int = 1) -> Values:
         """The ELBO (1,) of all rows, estimated from ``rows``, and its gradient (1, P)."""
@@ -239,6 +239,6 @@ def _alike(
     names: list[str], values: np.ndarray, reference: np.ndarray, tolerance: np.ndarray | float, level: str = "bad"
 ) -> list[Finding]:
     """Findings on the means of (R, M) estimates, which should equal those of the reference (R', M); NaN is wrong."""
-    own, base = Estimate.of_independent(values), Estimate.of_independent(reference)
-    difference = Estimate(own.mean, np.hypot(own.error, base.error), own.freedom)
+    mine, base = Estimate.of_independent(values), Estimate.of_independent(reference)
+    difference = Estimate(mine.mean, np.hypot(mine.error, base.error), mine.freedom)
     return judge(names, difference, np.nan_to_num(base.mean, nan=np.inf), tolerance=tolerance, level=level)

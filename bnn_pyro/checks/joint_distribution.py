@@ -69,8 +69,8 @@ def _one_by_one(method: Any, joint: "JointChains", w: Weights, steps: int) -> Tr
         kernel.step()
 
     def move(y: Tensor) -> dict[str, Tensor]:
-        for row, own in zip(z.numpy(), y, strict=True):
-            potential.give(own)
+        for row, targets in zip(z.numpy(), y, strict=True):
+            potential.give(targets)
             kernel.start_at(row)
             kernel.step()
             row[:] = kernel.point.z
@@ -105,8 +105,8 @@ def _all_at_once(method: Any, joint: "JointChains", w: Weights, steps: int) -> T
 
 def _in_steps(method: Any, joint: "JointChains", w: Weights, steps: int) -> Transition:
     """A transition is ``steps`` steps on all rows with a constant step size; momenta are kept between transitions."""
-    whole = dict(chains=joint.check.chains, epochs=joint.check.sweeps * steps, burn_in=0, batch_size=0, max_draws=1)
-    run = StochasticChains(replace(method, **whole), joint.simulator.model, joint.data, joint.seed)
+    settings = dict(chains=joint.check.chains, epochs=joint.check.sweeps * steps, burn_in=0, batch_size=0, max_draws=1)
+    run = StochasticChains(replace(method, **settings), joint.simulator.model, joint.data, joint.seed)
     run.w = run.log_joint.flat(w)
 
     def move(y: Tensor) -> dict[str, Tensor]:
@@ -267,8 +267,8 @@ class JointDistribution(Check):
                     estimate, blind = joint.compare(method, self.steps * DIVIDED**k, report)
                     findings = self._findings(joint.names, estimate, blind, lr)
                 except UserError as error:
-                    what = "the warm-up of the sampler fails" if exact else "chains diverge"
-                    findings = [Finding(f"{what}: {error}: transitions", float("nan"), level="bad")]
+                    cause = "the warm-up of the sampler fails" if exact else "chains diverge"
+                    findings = [Finding(f"{cause}: {error}: transitions", float("nan"), level="bad")]
                 if worst(f.level for f in findings) != "bad":
                     break
         settings = subject.settings(method, joint.entry)

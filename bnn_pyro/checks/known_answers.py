@@ -66,12 +66,12 @@ class KnownAnswers(Check):
         if hasattr(subject.kind, "eta_share") and not subject.given.get("batch_size"):  # takes mini-batches
             cases += [(problem, len(problem.inputs) // problem.batches) for problem in problems if problem.batches > 1]
         for k, (problem, batch_size) in enumerate(cases):
-            claim, used, found = _compare(problem, subject, self, seed, len(cases), batch_size)
-            findings, settings = findings + found, settings or used
+            claim, used, new_findings = _compare(problem, subject, self, seed, len(cases), batch_size)
+            findings, settings = findings + new_findings, settings or used
             report(k + 1, len(cases), {"problem": problem.title})
         ratio = next(f.estimate for f in findings if f.about.startswith("standard deviation of the weights"))
-        words = [f"On {' and '.join(p.title for p in problems)} this is {no}{claim}" for no in ("", "not ")]
-        return concluded(self.name, findings, settings, *words, figures={self.name.replace("-", "_"): ratio})
+        sentences = [f"On {' and '.join(p.title for p in problems)} this is {no}{claim}" for no in ("", "not ")]
+        return concluded(self.name, findings, settings, *sentences, figures={self.name.replace("-", "_"): ratio})
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def _compare(
     findings += evidence_findings(problem, method, posteriors, normal)
     # All fits have the same limit, so that their draws together estimate it more precisely.
     together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
-    how = dict(tolerance=problem.stops, level="caution", tests=tests)
-    beside = worst(x.level for x in judge(labels, together, problem.exact, **how))
+    options = dict(tolerance=problem.stops, level="caution", tests=tests)
+    beside = worst(x.level for x in judge(labels, together, problem.exact, **options))
     # The difference to the posterior, in posterior standard deviations.
     unit, size = problem.units(w, f), problem.size
     sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))

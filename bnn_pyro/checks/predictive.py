@@ -65,8 +65,8 @@ class PredictiveCheck(Check):
         labels, shares, lost = [], [], 0.0
         problems = (linear_regression(40, 2, 1), TWO_WEIGHTS["logistic"], softmax_regression(40, 2, 1))
         if subject.own_module:
-            own = dict(data=few_rows(subject.data, ROWS), settings=fixed_noise(subject), batches=1, length=0.1)
-            problems = (SimpleNamespace(title="your module", **own),)
+            fields = dict(data=few_rows(subject.data, ROWS), settings=fixed_noise(subject), batches=1, length=0.1)
+            problems = (SimpleNamespace(title="your module", **fields),)
         for k, problem in enumerate(problems):
             method = problem_method(problem, subject, self.effort, **(SHORT if subject.own_module else {}))
             entry, data, noise = subject.reduced(**problem.settings), problem.data, problem.settings.get("noise")
@@ -84,9 +84,9 @@ class PredictiveCheck(Check):
             rows, terms = _classes(prediction, f, y) if noise is None else _regression(prediction, f, y, noise)
             density, by_hand = prediction.log_prob(y), logsumexp(terms, 0) - math.log(len(f))
             rows["log predictive density (nats)"] = density, by_hand
-            for what, (values, right) in rows.items():  # the largest difference
+            for figure, (values, right) in rows.items():  # the largest difference
                 values, right = np.ravel(values.double().numpy()), np.ravel(right)
-                at, about = int(np.argmax(np.abs(values - right))), f"{what} ({problem.title})"
+                at, about = int(np.argmax(np.abs(values - right))), f"{figure} ({problem.title})"
                 findings.append(close(about, values[at], right[at], ROUNDING * max(1.0, float(np.abs(right).max()))))
             if exact is None:
                 continue
@@ -100,14 +100,14 @@ class PredictiveCheck(Check):
                 about = f"predictive density at input {{}}, of the exact one ({problem.title})"
                 labels += [about.format(b + 1) for b in range(len(y))]
             report(k + 1, len(problems), {"task": problem.title})
-        words, remark = "Predictions are the mixture of their draws, by hand", ""
+        sentence, remark = "Predictions are the mixture of their draws, by hand", ""
         if shares:  # their mean over all draws of the chains must be 1
             findings += judge(labels, Estimate.of_chains(np.concatenate(shares, 2)), np.ones(len(labels)))
-            words += ", and agree with the exact posterior predictive"
+            sentence += ", and agree with the exact posterior predictive"
         elif not subject.own_module:
             remark = f"In logistic regression they lose {lost:.3f} nats a label against the exact predictive."
         settings = subject.settings(method, entry)
-        return concluded("predictive", findings, settings, words, "Predictions are wrong", remark)
+        return concluded("predictive", findings, settings, sentence, "Predictions are wrong", remark)
 
 
 def _targets(problem: Problem, x: Tensor) -> tuple[Tensor, np.ndarray]:

@@ -135,8 +135,8 @@ def log_joints_at(entry: Entry, data: Dataset) -> np.ndarray:
     model without a density.
     """
     with isolated(0):
-        inferred, seen = on_features(weight_space(entry.model(data.schema)), data)
-        potential = Potential(weight_space(inferred), seen.x_train, seen.y_train)
+        inferred, features = on_features(weight_space(entry.model(data.schema)), data)
+        potential = Potential(weight_space(inferred), features.x_train, features.y_train)
         index = torch.arange(1, potential.size + 1, dtype=torch.float64)
         place = torch.arange(1, PLACES + 1, dtype=torch.float64)[:, None]
         return potential.log_density(0.3 * torch.sin(math.sqrt(2) * place * index + place**2)).double().numpy()
@@ -170,12 +170,12 @@ class Reference(Check):
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
         reference, entry, data = self.pose(subject)
-        tiny, known = subject.kind.tiny, reference.about.get("settings", {}).get(subject.inference, {})
+        tiny, reference_settings = subject.kind.tiny, reference.about.get("settings", {}).get(subject.inference, {})
         if subject.exact and "warmup" not in tiny:  # stochastic gradients
-            method = subject.method({"chains": 4, "max_draws": self.draws, **known})
+            method = subject.method({"chains": 4, "max_draws": self.draws, **reference_settings})
         else:
             draws = {"draws": max(1, self.draws // tiny.get("chains", 1))} if "warmup" in tiny else {}
-            method = subject.tiny_method(1.0, 5.0, **draws | known)
+            method = subject.tiny_method(1.0, 5.0, **draws | reference_settings)
         report(0, 1, {"fitting": reference.name})
         posterior = fit(entry, data, method, seed=seed, device="cpu", progress=False)
         settings = subject.settings(method, entry) | {"reference": reference.name}
@@ -206,11 +206,11 @@ class Reference(Check):
             findings.append(Finding(about, share, nominal, error, level=level if far else "good"))
         figures = {"sd_ratio": ratio}
         figures |= {f"posterior_coverage_{nominal * 100:.0f}": share for nominal, (share, _) in covered.items()}
-        words = f"On {reference.about['title']} ({reference.about['draws']:,} verified draws of the posterior)"
-        wrong = f"{words} it does not sample the posterior that it claims"
-        right = f"{words} it cannot be told from the posterior; a mean off by {visible:.2g} sd would have been seen"
+        start = f"On {reference.about['title']} ({reference.about['draws']:,} verified draws of the posterior)"
+        wrong = f"{start} it does not sample the posterior that it claims"
+        right = f"{start} it cannot be told from the posterior; a mean off by {visible:.2g} sd would have been seen"
         if off or point:
-            right = f"{words}, means are off by {shift:.2g} posterior sd (root mean square), its spread is {ratio:.2g} "
+            right = f"{start}, means are off by {shift:.2g} posterior sd (root mean square), its spread is {ratio:.2g} "
             right += f"times the posterior's, and its 95 % intervals hold {covered[0.95][0]:.0%} of it"
         return concluded("reference", findings, settings, right, wrong, figures=figures)
 
@@ -239,14 +239,14 @@ def compared(outputs: np.ndarray, reference: ReferencePosterior) -> tuple[float,
     values = bounded(outputs.astype(np.float64), reference.centre, reference.spread)
     values = np.moveaxis(values, 0, 2).reshape(*outputs.shape[:2], -1)  # (C, D, M)
     markov = outputs.shape[1] >= MIN_CHAIN_DRAWS
-    own = Estimate.of_chains(values) if markov else Estimate.of_independent(values.reshape(-1, values.shape[-1]))
-    estimate = Estimate(own.mean, np.hypot(own.error, reference.error.ravel()), own.freedom)
+    sample = Estimate.of_chains(values) if markov else Estimate.of_independent(values.reshape(-1, values.shape[-1]))
+    estimate = Estimate(sample.mean, np.hypot(sample.error, reference.error.ravel()), sample.freedom)
     expected = reference.expected.ravel()
     findings = judge([""] * len(expected), estimate, expected)
     # d E tanh(z + δ) / dδ is 0.606 at δ = 0, for a standard Normal z.
     shifts = t.isf(ALPHA / (2 * len(expected)), estimate.freedom) * estimate.error / 0.606
     visible = math.inf if values[..., 0].size == 1 else float(np.median(shifts[: reference.centre.size]))
-    return min(f.p for f in findings), float(np.abs((own.mean - expected) / estimate.error).max()), visible
+    return min(f.p for f in findings), float(np.abs((sample.mean - expected) / estimate.error).max()), visible
 
 
 def coverage(outputs: np.ndarray, reference: ReferencePosterior) -> dict[float, tuple[float, float]]:

@@ -115,7 +115,7 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
     cover, off = inside[predictions].mean((0, 1)), bool(p.min() < ALPHA)
     findings, wrong = [], "bad" if exact and not few else "caution"
     for q, (label, wide) in enumerate(zip(labels, evidence["width"].tolist(), strict=True)):
-        about = f"{label}: {_what(wide, normal_scores(order[q], num).mean(), p[q])}, as a share of what is right"
+        about = f"{label}: {_description(wide, normal_scores(order[q], num).mean(), p[q])}, as a share of what is right"
         error, least = wide / np.sqrt(2 * len(done)), float(p[q].min())
         findings.append(Finding(about, wide, 1.0, error, least, wrong if least < ALPHA else "good"))
     shares = f"{', '.join(f'{100 * c:.0f}' for c in cover[:-1])} and {100 * cover[-1]:.0f} %"
@@ -142,7 +142,7 @@ def judge_ranks(converges_to: str, results: Sequence[Replication | UserError], d
     return concluded("calibration", findings, {}, right, wrong, remark, evidence=evidence, figures=figures)
 
 
-def _what(wide: float, side: float, p: np.ndarray) -> str:
+def _description(wide: float, side: float, p: np.ndarray) -> str:
     """A description of the deviation of a quantity, by the p-values of the tests of ECDF, location and width."""
     if p[1:].min() >= ALPHA:
         return f"{'ranks are not uniform; ' * bool(p[0] < ALPHA)}width of the draws"

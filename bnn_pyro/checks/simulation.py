@@ -90,18 +90,18 @@ class Simulator:
             prior, likelihood = log_joints(self.model, w, self.potential.x, y)
         table = self._predictions(w)
         table |= {("log-likelihood of the data", "likelihood"): likelihood, ("log prior density", "prior"): prior}
-        own = getattr(getattr(self.model, "likelihood", None), "initial", {})
-        table |= {(site, "noise"): w[site] for site in own if w[site].dim() == 1}
+        noise = getattr(getattr(self.model, "likelihood", None), "initial", {})
+        table |= {(site, "noise"): w[site] for site in noise if w[site].dim() == 1}
         for site in [site for site in w if site.endswith(".bias")][-1:]:
             table[f"{site}[0]", "weight"] = w[site].flatten(1)[:, 0]
         return list(table), torch.stack([v.double().expand(len(prior)) for v in table.values()], 1).numpy()
 
     def _predictions(self, w: Mapping[str, Tensor]) -> dict[Question, Tensor]:
         law, num = self._law(self.points, w), len(self.points)
-        values, what = law.output_values(), "log odds" if law.has_classes else "mean"
+        values, quantity = law.output_values(), "log odds" if law.has_classes else "mean"
         one, classes = "target" if self.inputs.schema.targets else "class", values.shape[-1]
-        words = [f"{what} of {one} {m % classes}" if classes > 1 else what for m in range(num)]
-        table = {f"{words[m]} at input {m + 1}": values[:, m, m % classes] for m in range(num)}
+        labels = [f"{quantity} of {one} {m % classes}" if classes > 1 else quantity for m in range(num)]
+        table = {f"{labels[m]} at input {m + 1}": values[:, m, m % classes] for m in range(num)}
         if isinstance(getattr(self.model, "likelihood", None), Heteroscedastic):
             scale = law.components.scale.log()
             table |= {f"log noise at input {m + 1}": scale[:, m] for m in (0, num - 1)}

@@ -46,13 +46,13 @@ class StepSize(Check):
     times: float = 400.0
 
     def _refuses(self, subject: Subject) -> str:
-        known = subject.converges_to == "exact as lr → 0" and hasattr(subject.kind, "eta_share")
-        return "" if known else f"{subject.inference} has no known bias of the step size"
+        has_bias_formula = subject.converges_to == "exact as lr → 0" and hasattr(subject.kind, "eta_share")
+        return "" if has_bias_formula else f"{subject.inference} has no known bias of the step size"
 
     def _run(self, subject: Subject, seed: int, report: Report) -> Outcome:
-        problem, own = linear_regression(60, 2, 1), subject.method({})
-        whole = dict(batch_size=0, temperature=1.0, chains=self.chains)
-        method = replace(own, max_draws=300, **{k: v for k, v in whole.items() if k in defaults(own)})
+        problem, usual = linear_regression(60, 2, 1), subject.method({})
+        settings = dict(batch_size=0, temperature=1.0, chains=self.chains)
+        method = replace(usual, max_draws=300, **{k: v for k, v in settings.items() if k in defaults(usual)})
         # ηλ/(4 − 2α) of every direction at lr 1: the recursion explodes where one of them is 1.
         mean, precision = problem.gaussian
         shares = method.eta_share / len(problem.inputs) * torch.linalg.eigvalsh(precision) / (4 - 2 * method.friction)
@@ -65,7 +65,7 @@ class StepSize(Check):
             except UserError as error:
                 about = f"lr, a fourth of the largest stable one or less, at which chains diverge: {error}"
                 findings.append(Finding(about, lr, level="bad"))
-                return concluded("step-size", findings, subject.settings(own), "", "the step, or its bias, is wrong")
+                return concluded("step-size", findings, subject.settings(usual), "", "the step, or its bias, is wrong")
             labels, estimate = problem.labels(), Estimate.of_independent(problem.quantities(w, f).mean(1).numpy())
             expected = problem.stationary(replace(method, lr=lr))["expected"]
             findings += judge([f"{one} at lr {lr:.3g}" for one in labels], estimate, expected, tests=len(rates))
@@ -73,7 +73,7 @@ class StepSize(Check):
             excess.append(torch.einsum("cdi,ij,cdj->c", off, precision, off).numpy() / w[0].numel() - 1)
             report(i + 1, len(rates), {"lr": lr})
         order, error = order_of(Estimate.of_independent(np.stack(excess, 1)))
-        lr = own.lr or EXCESS / shares.max().item()  # as a fit with all rows in every step chooses it
+        lr = usual.lr or EXCESS / shares.max().item()  # as a fit with all rows in every step chooses it
         shares = shares * lr  # the relative excess of the variances; infinite where the recursion explodes
         at_own = (shares / (1 - shares)).mean().item() if shares.max() < 1 else math.inf
         if not error < PRECISE:
@@ -82,9 +82,9 @@ class StepSize(Check):
         level = "good" if at_own < SMALL else "caution" if at_own < TOO_LARGE else "bad"
         about = f"excess of variances at lr {lr:g}, which is too large above {TOO_LARGE:g}"
         findings.append(Finding(about, at_own, 0.0, level=level))
-        words = f"the bias falls as the step size to the power of {order:.2f} ± {error:.2f}, and at lr {lr:g} "
-        words += f"variances are {at_own:.2%} too large"
-        return concluded("step-size", findings, subject.settings(own), words, "the step, or its bias, is wrong")
+        sentence = f"the bias falls as the step size to the power of {order:.2f} ± {error:.2f}, and at lr {lr:g} "
+        sentence += f"variances are {at_own:.2%} too large"
+        return concluded("step-size", findings, subject.settings(usual), sentence, "the step, or its bias, is wrong")
 
     def _draws(self, method: Method, problem: Problem, seed: int) -> tuple[Tensor, Tensor]:
         """Weights (C, D, P) and outputs after a burn-in of a third of the steps. Raises UserError if they diverge."""

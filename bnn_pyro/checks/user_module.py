@@ -36,22 +36,22 @@ def few_rows(data: Dataset, rows: int) -> Dataset:
 
 def fixed_noise(subject: Subject) -> dict[str, float]:
     """The setting of a known noise: the user's, or a share of the target's standard deviation; {} for classes."""
-    schema, own = subject.data.schema, subject.entry.noise
-    own = NOISE * float(np.mean(schema.y_scale)) if isinstance(own, str) else own
-    return {} if schema.has_classes else {"noise": own}
+    schema, noise = subject.data.schema, subject.entry.noise
+    noise = NOISE * float(np.mean(schema.y_scale)) if isinstance(noise, str) else noise
+    return {} if schema.has_classes else {"noise": noise}
 
 
 def plain_outputs(subject: Subject, w: Mapping[str, Tensor], model: nn.Module, data: Dataset) -> Tensor:
     """Outputs (S, N, K), target units, of the user's module at the training rows by w {site: (S, *shape)}."""
-    schema, own, outputs = data.schema, subject.entry.own(data.schema).eval(), []
-    own.load_state_dict(model.net.state_dict(), strict=False)  # frozen weights, which may be random
-    for layer in norm_layers(own).values() if model.statistics is not None else ():
+    schema, module, outputs = data.schema, subject.entry.own(data.schema).eval(), []
+    module.load_state_dict(model.net.state_dict(), strict=False)  # frozen weights, which may be random
+    for layer in norm_layers(module).values() if model.statistics is not None else ():
         layer.train()
     x = schema.unstandardise(data.x_train) if subject.entry.inputs == "raw" else data.x_train
     with torch.no_grad():
         for s in range(len(next(iter(w.values())))):
-            own.load_state_dict({site: draws[s] for site, draws in w.items()}, strict=False)
-            outputs.append(schema.y_shift + schema.y_scale * called(own, schema, x))
+            module.load_state_dict({site: draws[s] for site, draws in w.items()}, strict=False)
+            outputs.append(schema.y_shift + schema.y_scale * called(module, schema, x))
     return torch.stack(outputs)
 
 
@@ -104,6 +104,6 @@ def linear_module(subject: Subject) -> LinearModule:
                 f = outputs(u)
                 if (f - f0 - a @ u).abs().max() > 1e-3 * (f - f.mean()).abs().max():
                     raise UserError("its outputs are not linear in its Bayesian weights, and there is no closed form")
-    inputs, how = torch.cat([a, f0[:, None]], 1), dict(stops=0.02, batches=4 if len(a) >= 40 else 1)
+    inputs, options = torch.cat([a, f0[:, None]], 1), dict(stops=0.02, batches=4 if len(a) >= 40 else 1)
     parts = inputs, rows.y_train.double(), inputs[:POINTS], scale, settings["noise"]
-    return LinearModule("linear regression by the module", *parts, **how, prior_mean=mean, rows=rows)
+    return LinearModule("linear regression by the module", *parts, **options, prior_mean=mean, rows=rows)

@@ -50,10 +50,10 @@ def diabetes() -> Raw:
     return _table_set("diabetes", "regression", "progression", source, scaled=False)
 
 
-def _table_set(name: str, task: str, target: str, source: str, classes: Sequence[str] = (), **how: Any) -> Raw:
+def _table_set(name: str, task: str, target: str, source: str, classes: Sequence[str] = (), **options: Any) -> Raw:
     import sklearn.datasets as bundled
 
-    bunch = getattr(bundled, f"load_{name.replace('-', '_')}")(**how)
+    bunch = getattr(bundled, f"load_{name.replace('-', '_')}")(**options)
     x, y, features = *map(torch.from_numpy, (bunch.data, bunch.target)), tuple(map(str, bunch.feature_names))
     about = dict(classes=classes, features=features, target=target, source=f"{source}, in scikit-learn")
     return Raw(name=name, task=task, x=x, y=y, **about)
@@ -165,9 +165,9 @@ def load_data(
         of_target = dict(target=target, task=task, classes=classes, event=event, dates=dates)
         raw, aside = load_table(path, aside=list(by.values()), missing=missing, **of_columns, **of_target)
     if path is None or path.is_dir():
-        for what, choice, has in (("target", target, raw.target), ("task", task, raw.task)):
+        for setting, choice, has in (("target", target, raw.target), ("task", task, raw.task)):
             if choice not in (None, has):
-                raise UserError(f"{raw.name}: its {what} is '{has}', not '{choice}'; leave {what} out")
+                raise UserError(f"{raw.name}: its {setting} is '{has}', not '{choice}'; leave {setting} out")
     if not raw.columns:  # features of a table are selected earlier, before missing values are looked for
         raw = select_features(raw, features, str(path or raw.name), exclude)
     if path is not None and raw.name in DATASETS:  # a user's digits.csv is not the data set "digits"
@@ -176,8 +176,8 @@ def load_data(
         raise UserError(f"split={split} is one of a file of given splits; give splits too, or another seed")
     raw = replace(raw, target_scale=target_scale, unseen=unseen)
     file, by = None if splits is None else (resolve(splits), split), {kind: aside[name] for kind, name in by.items()}
-    how = dict(scale=scale, limit=limit, seed=seed, validation=validation, fractions=fractions)
-    return say_doubts(prepare(raw, file=file, by=by, **how))
+    options = dict(scale=scale, limit=limit, seed=seed, validation=validation, fractions=fractions)
+    return say_doubts(prepare(raw, file=file, by=by, **options))
 
 
 def load_inputs(

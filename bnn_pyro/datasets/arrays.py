@@ -192,43 +192,43 @@ def _axes(part: Any) -> int:
 
 
 def pack(
-    what: str, parts: Mapping[str, Any], known: Schema | None = None
+    arg: str, parts: Mapping[str, Any], schema: Schema | None = None
 ) -> tuple[np.ndarray, list[InputPart], list[str]]:
     """Pack named arrays (N, …) into one: (float32 (N, F), its parts, names of the features).
 
-    known: the schema of a trained model with the same parts; columns of a part that was a frame are matched by name.
+    schema: the schema of a trained model with the same parts; columns of a part that was a frame are matched by name.
     """
-    like, features = ((), ()) if known is None else (known.input_parts, known.features)
-    tables = {name: as_table(f"{what}['{name}']", part) for name, part in parts.items() if hasattr(part, "columns")}
+    like, features = ((), ()) if schema is None else (schema.input_parts, schema.features)
+    tables = {name: as_table(f"{arg}['{name}']", part) for name, part in parts.items() if hasattr(part, "columns")}
     for name, table in tables.items():
         names = [text[len(name) + 1 : -1] for text in features if text.startswith(f"{name}[")]
         if {*names} == {*table.columns}:
             tables[name] = table[names]
         elif any(not text.isdigit() for text in names):
-            raise UserError(f"{what}['{name}'] has the columns {', '.join(table.columns)}; this model was trained on "
+            raise UserError(f"{arg}['{name}'] has the columns {', '.join(table.columns)}; this model was trained on "
                             f"{', '.join(names)}"[:300])  # fmt: skip
     way = "pad series to one length, and give a mask as another input"
-    arrays = {name: as_array(f"{what}['{name}']", part, True, way) for name, part in {**parts, **tables}.items()}
+    arrays = {name: as_array(f"{arg}['{name}']", part, True, way) for name, part in {**parts, **tables}.items()}
     for name, array in arrays.items():
         if array.dtype.kind not in "biuf" or not array.ndim:
-            raise UserError(f"{what}['{name}'] is no array of numbers; number categories 0, 1, … for an nn.Embedding")
+            raise UserError(f"{arg}['{name}'] is no array of numbers; number categories 0, 1, … for an nn.Embedding")
         if array.dtype.kind in "iu" and np.abs(array).max(initial=0) > 2**24:
-            raise UserError(f"{what}['{name}'] has whole numbers above 2^24, too many for 32-bit floats; number from 0")
+            raise UserError(f"{arg}['{name}'] has whole numbers above 2^24, too many for 32-bit floats; number from 0")
     rows = {name: len(array) for name, array in arrays.items()}
     if len(set(rows.values())) > 1:
         lengths = ", ".join(f"'{name}' {num}" for name, num in rows.items())
-        raise UserError(f"{what}: its inputs have different numbers of rows ({lengths}); give one of each for each row")
+        raise UserError(f"{arg}: its inputs have different numbers of rows ({lengths}); give one of each for each row")
     kinds = {name: (a.dtype.kind in "iu" and a.itemsize > 1, a.dtype.kind == "b") for name, a in arrays.items()}
     inputs = [InputPart(name, array.shape[1:], *kinds[name]) for name, array in arrays.items()]
     if like and {p.name: p.shape for p in inputs} != {p.name: p.shape for p in like}:
-        here, there = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
-        given = f"has the inputs {here}" if here else "is no tuple or dict of arrays (N, …)"
-        raise UserError(f"{what} {given}; this model takes {there}".replace("'N'", "N"))
+        got, needed = (", ".join(f"'{p.name}' {('N', *p.shape)}" for p in some) for some in (inputs, like))
+        given = f"has the inputs {got}" if got else "is no tuple or dict of arrays (N, …)"
+        raise UserError(f"{arg} {given}; this model takes {needed}".replace("'N'", "N"))
     for part in like:
         if part.is_whole and (arrays[part.name] % 1 != 0).any():
-            raise UserError(f"{what}['{part.name}'] must be whole numbers, as those that this model was trained on")
+            raise UserError(f"{arg}['{part.name}'] must be whole numbers, as those that this model was trained on")
         if part.is_bool and not np.isin(arrays[part.name], (0, 1)).all():
-            raise UserError(f"{what}['{part.name}'] must be true or false, as what this model was trained on")
+            raise UserError(f"{arg}['{part.name}'] must be true or false, as what this model was trained on")
     order = [part.name for part in like] or list(arrays)
     packed = [a.reshape(len(a), math.prod(a.shape[1:])).astype(np.float32) for a in map(arrays.get, order)]
     places = {part.name: tables.get(part.name, range(math.prod(part.shape))) for part in inputs}  # or columns

@@ -127,23 +127,23 @@ class Schema:
     #: Whether inputs are images of shape (channels, height, width).
     is_image = property(lambda self: len(self.input_shape) == 3)
 
-    def refuse_exposure(self, what: str) -> None:
+    def refuse_exposure(self, name: str) -> None:
         """Raise UserError if there is an exposure."""
         if self.exposure:
-            raise UserError(f"{what} takes no exposure; leave it out, or take a fully connected network, as mean-field")
+            raise UserError(f"{name} takes no exposure; leave it out, or take a fully connected network, as mean-field")
 
-    def need_one_target(self, what: str, way: str = "") -> None:
+    def need_one_target(self, name: str, way: str = "") -> None:
         """Raise UserError if there are several targets.   way: an alternative to one run per target."""
         if self.targets:
-            raise UserError(f"{what} takes one target a row, and there are {len(self.targets)} ({self.target:.60}); "
+            raise UserError(f"{name} takes one target a row, and there are {len(self.targets)} ({self.target:.60}); "
                             f"train a run for each of them{way}")  # fmt: skip
 
-    def need_uncensored(self, what: str) -> None:
+    def need_uncensored(self, name: str) -> None:
         """Raise UserError if there are several labels, or times, some of which may be censored."""
         if self.task != "targets":
-            self.need_one_target(what)
+            self.need_one_target(name)
         if self.task == "survival":
-            raise UserError(f"{what} takes no censored times, as whether an interval holds one is not known; leave "
+            raise UserError(f"{name} takes no censored times, as whether an interval holds one is not known; leave "
                             "it out: the coverage in the report allows for censoring")  # fmt: skip
 
     def standardise(self, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ MISSING_CATEGORY = "(missing)"
 DATES, TIMES = ("datetime64", "datetime", "date", "period"), ("timedelta64", "timedelta", "time")
 
 
-def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFrame | None:
+def as_table(arg: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFrame | None:
     """Convert a frame of any library, or an array or list with text, to a pandas frame; return None for numbers.
 
     A single row may be a dict of values, or a Series indexed by the names.
@@ -40,18 +40,18 @@ def as_table(what: str, x: Any, names: Sequence[str] | None = None) -> pd.DataFr
                 names = x.columns if hasattr(x, "columns") else x.__dataframe__().column_names()
                 x = pd.DataFrame({name: x[name].to_list() for name in names})
         elif isinstance(x, list | tuple) or getattr(getattr(x, "dtype", None), "kind", "") in TEXT:
-            if (array := as_array(what, x, text=True)).dtype.kind not in TEXT or array.ndim != 2:
+            if (array := as_array(arg, x, text=True)).dtype.kind not in TEXT or array.ndim != 2:
                 return None
             x = named(array, names if names and len(names) == array.shape[1] else None).infer_objects()
         else:
             for way in ("toarray", "collect"):  # sparse matrices, and lazy frames
                 if hasattr(x, way):
-                    raise UserError(f"{what} is a {type(x).__name__}, not rows in memory; give {what}.{way}()")
+                    raise UserError(f"{arg} is a {type(x).__name__}, not rows in memory; give {arg}.{way}()")
             return None
     frame = x.reset_index(drop=True)
     names = [" ".join(str(name).split()) for name in frame.columns]
     if same := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"{what} has {names.count(same[0])} columns called '{same[0]}'; rename or remove all but one")
+        raise UserError(f"{arg} has {names.count(same[0])} columns called '{same[0]}'; rename or remove all but one")
     return frame.set_axis(names, axis=1)
 
 
@@ -61,36 +61,36 @@ def named(x: Any, names: Sequence[str] | None = None) -> pd.DataFrame:
     return frame.set_axis(names or [f"x{k + 1}" for k in range(frame.shape[1])], axis=1)
 
 
-def names_in(table: pd.DataFrame | None, what: str, value: str | Sequence[str]) -> list[str]:
+def names_in(table: pd.DataFrame | None, arg: str, value: str | Sequence[str]) -> list[str]:
     """Return the columns that an argument names. Raises UserError for unknown columns, or if X is not a frame."""
     names = [value] if isinstance(value, str) else list(value)
     if names and table is None:
-        raise UserError(f"{what}='{names[0]}' names a column, and X is no frame: give pandas.DataFrame(X)")
+        raise UserError(f"{arg}='{names[0]}' names a column, and X is no frame: give pandas.DataFrame(X)")
     if names:
-        check_known(f"column of X ({what}=)", table.columns, *names)
+        check_known(f"column of X ({arg}=)", table.columns, *names)
     return names
 
 
-def check_order(what: str, value: Any, x: Any) -> None:
+def check_order(arg: str, value: Any, x: Any) -> None:
     """Raise UserError if both have the same pandas row labels in a different order: rows are matched by position."""
     mine, theirs = getattr(value, "index", None), getattr(x, "index", None)
     apart = isinstance(mine, pd.Index) and isinstance(theirs, pd.Index) and not mine.equals(theirs)
     if apart and len(mine) == len(theirs) and mine.is_unique and theirs.is_unique and mine.isin(theirs).all():
-        raise UserError(f"{what} has the row labels of X in another order, and rows are matched by their place; give "
-                        f"{what}.loc[X.index], or {what}.to_numpy() where their places are right")  # fmt: skip
+        raise UserError(f"{arg} has the row labels of X in another order, and rows are matched by their place; give "
+                        f"{arg}.loc[X.index], or {arg}.to_numpy() where their places are right")  # fmt: skip
 
 
-def as_array(what: str, x: Any, text: bool = False, way: str = "give all rows the same number of values") -> np.ndarray:
+def as_array(arg: str, x: Any, text: bool = False, way: str = "give all rows the same number of values") -> np.ndarray:
     """Convert to an array of numbers (N, …), or with ``text`` of any values; masked values become missing ones."""
     if np.ma.is_masked(x):
         x = np.where(np.ma.getmaskarray(x), math.nan if x.dtype.kind in "biuf" else None, x.data)
-    with refusing(f"{what}: rows of unequal length; {way}", TypeError, ValueError):
+    with refusing(f"{arg}: rows of unequal length; {way}", TypeError, ValueError):
         array = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
     if array.dtype.kind == "U" and not array.ndim:
-        raise UserError(f"{what} is the text '{array}'; of a file, give bp.load_inputs(path, posterior.schema)")
+        raise UserError(f"{arg} is the text '{array}'; of a file, give bp.load_inputs(path, posterior.schema)")
     if array.ndim < 2 and not text:
-        way = f"; one column is {what}.reshape(-1, 1), one row {what}.reshape(1, -1)" if array.ndim else ""
-        raise UserError(f"{what} has shape {array.shape}; give (N, features){way}")
+        way = f"; one column is {arg}.reshape(-1, 1), one row {arg}.reshape(1, -1)" if array.ndim else ""
+        raise UserError(f"{arg} has shape {array.shape}; give (N, features){way}")
     return array if array.flags.writeable else array.copy()  # torch warns of read-only arrays
 
 
@@ -125,20 +125,20 @@ def _column(where: str, cells: pd.Series, dates: bool = False) -> pd.Series:
     raise UserError(f"{place} holds {mixed or f'values of type {first}'}; make them all numbers or all text")
 
 
-def as_target(what: str, y: Any) -> pd.DataFrame:
+def as_target(arg: str, y: Any) -> pd.DataFrame:
     """Convert targets to columns of cells; without names they are called "y", or "y1", "y2", … if there are several."""
     if hasattr(y, "to_list") and not hasattr(y, "columns"):  # a series of pandas or polars
         y = y if isinstance(y, pd.Series) else pd.Series(y.to_list(), name=getattr(y, "name", None))
         frame = y.to_frame("y" if y.name is None else str(y.name))
     elif hasattr(y, "__dataframe__") or hasattr(y, "to_pandas"):
-        frame = as_table(what, y)
+        frame = as_table(arg, y)
     elif isinstance(y, list | tuple) and not (len(y) and isinstance(y[0], list | tuple | np.ndarray)):
         frame = pd.Series(y, name="y").to_frame()
     else:
-        if (y := as_array(what, y, text=True)).ndim not in (1, 2) or 0 in y.shape[1:]:
-            raise UserError(f"{what} has shape {y.shape}; give one target for each row, (N,), or several, (N, T)")
+        if (y := as_array(arg, y, text=True)).ndim not in (1, 2) or 0 in y.shape[1:]:
+            raise UserError(f"{arg} has shape {y.shape}; give one target for each row, (N,), or several, (N, T)")
         frame = named(y, [f"y{k + 1}" for k in range(y.shape[1])] if y.ndim == 2 and y.shape[1] > 1 else ["y"])
-    return as_cells(frame.reset_index(drop=True), f"{what} (rows from 0)")
+    return as_cells(frame.reset_index(drop=True), f"{arg} (rows from 0)")
 
 
 def target_fields(
@@ -159,10 +159,10 @@ def target_fields(
     return dict(task=task, y=torch.from_numpy(y), classes=classes, target=", ".join(cells.columns), **about)
 
 
-def event_column(what: str, event: str, names: Sequence[str]) -> tuple[str, ...]:
+def event_column(arg: str, event: str, names: Sequence[str]) -> tuple[str, ...]:
     """Split a text to (column,), or for COLUMN=VALUE to (column, value). Raises UserError for an unknown column."""
     name, _, value = (event, "", "") if event in names else event.partition("=")
-    check_known(f"column of {what} (event, or --event)", names, name)
+    check_known(f"column of {arg} (event, or --event)", names, name)
     return (name, value) if value else (name,)
 
 
@@ -196,9 +196,9 @@ def describe(where: str | Path, cells: pd.Series, gaps: pd.Series) -> Column:
     if len(categories) > max_categories(len(present)) and not (is_code and may_be):
         from bnn_pyro.doubts import as_meant  # rarely needed
 
-        meant, way = None if is_code else as_meant(present), may_be * "; or keep it: --categorical (categorical=)"
+        doubt, way = None if is_code else as_meant(present), may_be * "; or keep it: --categorical (categorical=)"
         raise UserError(f"{where}: column '{name}' holds {len(categories)} different texts in {len(present)} rows "
-                        f"(row {present.index[0]}: '{present.iloc[0]}'); {f'it {meant.sentence}; or ' if meant else ''}"
+                        f"(row {present.index[0]}: '{present.iloc[0]}'); {f'it {doubt.sentence}; or ' if doubt else ''}"
                         f"leave it out: --exclude {name!r}, or exclude={way}")  # fmt: skip
     return Column(name, (*categories, MISSING_CATEGORY) if gaps.any() else categories)
 

@@ -98,8 +98,8 @@ def _pixels(path: Path, shape: tuple[int, int, int]) -> Tensor:
     from PIL import Image, ImageOps
 
     channels, height, width = shape
-    what = f"{path}: is no image that can be read; give a whole PNG or JPG file"
-    with refusing(what, OSError, ValueError, SyntaxError, Image.DecompressionBombError), Image.open(path) as opened:
+    message = f"{path}: is no image that can be read; give a whole PNG or JPG file"
+    with refusing(message, OSError, ValueError, SyntaxError, Image.DecompressionBombError), Image.open(path) as opened:
         picture = ImageOps.exif_transpose(opened)
         if picture.mode[0] in "IF":  # 16-bit integers, or floats from 0 to 1 or from 0 to 255
             values = np.asarray(picture, dtype=np.float64)

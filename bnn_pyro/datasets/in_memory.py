@@ -82,12 +82,12 @@ def dataset(
         if y is not None or (train is not None and x is not None):
             raise UserError("X is a torch data set, which has the targets; leave y out, and give X or train=")
         num, num_test = rows if isinstance(rows, tuple) else (rows, None)
-        what = "X" if train is None else "train"
-        x, y, names = read_items(what, x if train is None else train, num)
+        arg = "X" if train is None else "train"
+        x, y, names = read_items(arg, x if train is None else train, num)
         if test is not None:
             x_test, y_test, others = read_items("test", test, num_test)
             if names != others:
-                raise UserError(f"test has the classes {others}, and {what} {names}; give both the same"[:300])
+                raise UserError(f"test has the classes {others}, and {arg} {names}; give both the same"[:300])
             y_test = y_test if names is None else np.array(names)[y_test[:, 0].astype(int)]
         classes = names if classes is None and task in (None, "classification", "ordinal") else classes
     elif test is not None or rows is not None:
@@ -102,19 +102,19 @@ def dataset(
     of_event: tuple[str, ...] = () if event is None else (str(own_name),)
     if isinstance(event, str):
         event, *_ = of_event = event_column("X", event, [] if table is None else list(table.columns))
-    coded, taken = names_in(table, "categorical", categorical), names_in(table, "exclude", exclude)
+    coded, non_inputs = names_in(table, "categorical", categorical), names_in(table, "exclude", exclude)
     table = table.assign(**{name: coded_cells(table[name]).astype("category") for name in coded}) if coded else table
     columns = {"y": y, "groups": groups, "time": time, "exposure": exposure, "event": event}
     check_order("split", split, x)
-    for what, value in columns.items():
-        check_order(what, value, x)
-        several = what == "y" and isinstance(value, list | tuple) and len(value) < len(x)
+    for role, value in columns.items():
+        check_order(role, value, x)
+        several = role == "y" and isinstance(value, list | tuple) and len(value) < len(x)
         if isinstance(value, str) or (several and all(isinstance(column, str) for column in value)):
-            taken += names_in(table, what, value)
-            columns[what] = table[value if isinstance(value, str) else list(value)]
+            non_inputs += names_in(table, role, value)
+            columns[role] = table[value if isinstance(value, str) else list(value)]
     if event is not None:
         columns["y"] = _with_event(columns["y"], columns["event"], of_event[0])
-    table = table if table is None else table.drop(columns=taken)
+    table = table if table is None else table.drop(columns=non_inputs)
     if (values := columns["exposure"]) is not None:
         if isinstance(x, OnDisk) or np.shape(values) != (len(x),):
             raise UserError(f"exposure has {np.size(values)} values, and X {len(x)} rows, in memory; give one for each")
@@ -125,8 +125,8 @@ def dataset(
         table = table.assign(**{exposure: as_array("exposure", values, text=True)})
     # Doubts are looked for in parts that are columns of a table, not in series and masks.
     looked_at = [len(p.shape) < 2 and not p.is_bool for p in parts for _ in range(math.prod(p.shape))]
-    how = dict(task=task, order=classes, exposure=exposure, event=of_event)
-    raw = _raw(x, table, columns["y"], missing, dates, np.flatnonzero(looked_at) if parts else None, **how)
+    options = dict(task=task, order=classes, exposure=exposure, event=of_event)
+    raw = _raw(x, table, columns["y"], missing, dates, np.flatnonzero(looked_at) if parts else None, **options)
     raw = replace(raw, name=name, source=f"in memory: {name}", unseen=unseen, target_scale=target_scale)
     if parts:
         names = {f"x{k}": feature for k, feature in enumerate(features, 1)}
@@ -141,14 +141,14 @@ def dataset(
     return say_doubts(prepare(raw, limit=limit, scale=scale, seed=seed, **_division(raw, split, by, validation)))
 
 
-def inputs(x: Any, schema: Schema, what: str = "X") -> Tensor:
+def inputs(x: Any, schema: Schema, arg: str = "X") -> Tensor:
     """Standardise inputs in memory (N, *input_shape) as the model's own; columns of a frame are matched by name.
 
     A torch data set or loader, of inputs or of (input, target), gives its inputs in the data set's order.
     Raises UserError for a missing column, a missing value or an unknown category (see ``dataset``).
     """
-    x = read_items(what, x, alone=True)[0] if isinstance(x, torch_data.Dataset | torch_data.DataLoader) else x
-    return standardised(_encoded(what, x, schema), schema)
+    x = read_items(arg, x, alone=True)[0] if isinstance(x, torch_data.Dataset | torch_data.DataLoader) else x
+    return standardised(_encoded(arg, x, schema), schema)
 
 
 def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
@@ -160,7 +160,7 @@ def _with_event(y: Any, event: Any, name: str) -> pd.DataFrame:
 
 
 def _raw(
-    x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, looked_at: np.ndarray | None, **how: Any
+    x: Any, table: pd.DataFrame | None, y: Any, missing: str, dates: str, looked_at: np.ndarray | None, **options: Any
 ) -> Raw:
     if y is None:
         raise UserError("y is missing: give the targets, or the name of a column of X")
@@ -176,12 +176,12 @@ def _raw(
         if x.ndim == 2 and missing == "indicator" and (pd.isna(x).any() or gaps_in(target).any(axis=None)):
             table = named(x)
     if table is None:
-        how.pop("exposure")
-        return select_features(raw_arrays("X, y", x, target, missing == "drop", looked_at, **how), None, "X")
+        options.pop("exposure")
+        return select_features(raw_arrays("X, y", x, target, missing == "drop", looked_at, **options), None, "X")
     if both := [name for name in target.columns if name in table.columns]:
         raise UserError(f"X has a column '{both[0]}', as y is called: leave it out, or rename y if it is another")
     cells = as_cells(table, dates=dates != "refuse").join(target)
-    return raw_table(where, cells, list(target.columns), missing=missing, dates=dates, **how)
+    return raw_table(where, cells, list(target.columns), missing=missing, dates=dates, **options)
 
 
 def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -196,39 +196,39 @@ def _test_part(raw: Raw, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     return values, encode_target("y_test", cells.set_axis(raw.target_names, axis=1), raw)
 
 
-def archive(path: str | Path, **how: Any) -> Raw:
+def archive(path: str | Path, **options: Any) -> Raw:
     """Read an NPZ or NPY file with its test part; see ``load_archive`` for the arguments."""
-    raw, test = load_archive(path, **how)
+    raw, test = load_archive(path, **options)
     with refusing(f"{path}: {{error}}", UserError):
         return replace(raw, test=_test_part(raw, *test)) if test else raw
 
 
-def _encoded(what: str, x: Any, like: Schema) -> Tensor | OnDisk:
+def _encoded(arg: str, x: Any, like: Schema) -> Tensor | OnDisk:
     """Return features or pixels as in ``Raw.x``."""
     if like.input_parts and not isinstance(x, Tensor):
-        x = pack(what, parts_of(x, 0), like)[0]
-    table = as_table(what, x, like.table_columns)
+        x = pack(arg, parts_of(x, 0), like)[0]
+    table = as_table(arg, x, like.table_columns)
     if table is None and not isinstance(x, OnDisk):
-        x = as_array(what, x)
+        x = as_array(arg, x)
         if x.ndim == 2 and x.shape[1] == len(like.columns) and (like.exposure or x.shape[1] < len(like.features)):
             table = named(x, [column.name for column in like.columns])
     if table is not None:
         if not like.columns:
             shape = ", ".join(map(str, like.input_shape))
-            raise UserError(f"{what} is a frame, and this model takes arrays of shape (N, {shape})")
-        known = like.table_columns
-        if more := [name for name in table.columns if name not in (*known, *like.target_names)]:
-            warnings.warn(f"{what}: columns that this model does not know are left aside: {', '.join(more[:12])}",
+            raise UserError(f"{arg} is a frame, and this model takes arrays of shape (N, {shape})")
+        columns = like.table_columns
+        if more := [name for name in table.columns if name not in (*columns, *like.target_names)]:
+            warnings.warn(f"{arg}: columns that this model does not know are left aside: {', '.join(more[:12])}",
                           stacklevel=4)  # fmt: skip
-        table = as_cells(table[[n for n in table.columns if n in known]], f"{what} (rows from 0)", bool(like.dates))
+        table = as_cells(table[[n for n in table.columns if n in columns]], f"{arg} (rows from 0)", bool(like.dates))
         coded = {column.name for column in like.columns if column.categories is not None} & set(table.columns)
         table = table.assign(**{name: coded_cells(table[name]) for name in coded if table[name].dtype.kind in "iuf"})
-        return encode_rows(f"{what} (rows from 0)", table, like)[0]
-    values = image_arrays(what, x)
+        return encode_rows(f"{arg} (rows from 0)", table, like)[0]
+    values = image_arrays(arg, x)
     if tuple(values.shape[1:]) != like.input_shape:
         way = "; a folder of PNG or JPG files is scaled to that" if values.ndim == 4 and like.is_image else ""
         way = ", the last one the exposure" if like.exposure else way
-        raise UserError(f"{what}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}{way}")
+        raise UserError(f"{arg}: inputs of shape {tuple(values.shape[1:])}; this model takes {like.input_shape}{way}")
     return values
 
 

@@ -57,9 +57,9 @@ def select_features(raw: Raw, features: Sequence[str] | None, where: str, exclud
     return replace(raw, columns=tuple(Column(name) for name in raw.features))
 
 
-def prepare(raw: Raw, *, limit: int | None = None, scale: str = "auto", **how: Any) -> Dataset:
+def prepare(raw: Raw, *, limit: int | None = None, scale: str = "auto", **options: Any) -> Dataset:
     """Split with ``divide(raw, **how)`` and standardise by the training part.   limit, scale: see ``dataset``."""
-    train, val, test, record = divide(raw, **how)
+    train, val, test, record = divide(raw, **options)
     if limit is not None:
         if limit < 1:
             raise UserError(f"limit={limit}: give the number of training rows to keep, 1 or more")
@@ -157,8 +157,8 @@ def _schema(raw: Raw, rows: Tensor, of_inputs: str) -> Schema:
     if raw.targets and (same := (y == y[:1]).all(0)).any():
         name = raw.targets[int(same.int().argmax())]
         raise UserError(f"{raw.name}: the target '{name}' is the same in every training row; there is nothing to learn")
-    known = {part.name: getattr(raw, part.name) for part in fields(Schema)}
-    return Schema(**known | dict(x_shift=shift, x_scale=scale, y_shift=mean, y_scale=deviation))
+    settings = {part.name: getattr(raw, part.name) for part in fields(Schema)}
+    return Schema(**settings | dict(x_shift=shift, x_scale=scale, y_shift=mean, y_scale=deviation))
 
 
 def _moments(x: Tensor | OnDisk, rows: Tensor, robust: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -210,8 +210,8 @@ def _doubts(raw: Raw, numbers: Tensor) -> list[str]:
     sentences = [doubt.sentence for doubt in of_numbers(y, raw.target, numbers.numpy(), is_target=True)]
     if raw.target_scale == "identity":
         sentences += [skewed(y), *of_values(y, numbers.numpy() if raw.inferred else None)]
-    what = raw.target if raw.target_scale == "identity" else f"the logarithm of {raw.target}"
-    return [*(f"{what}: {sentence}" for sentence in sentences if sentence), *raw.doubts]
+    target = raw.target if raw.target_scale == "identity" else f"the logarithm of {raw.target}"
+    return [*(f"{target}: {sentence}" for sentence in sentences if sentence), *raw.doubts]
 
 
 def say_doubts(data: Dataset) -> Dataset:
@@ -244,9 +244,9 @@ def row_texts(x: Tensor, schema: Schema, most: int = 8) -> list[str]:
         if column.categories is not None:
             texts = [f"{name}={column.categories[row.argmax()]}" if row.any() else "" for row in values]
         else:
-            date, shown = dates.get(column.name), (f"{value:.6g}" for value in values[:, 0])
-            name, shown = (date.name, date.texts(values[:, :: len(column.features)])) if date else (name, shown)
-            texts = [f"{name} {text}" for text in shown]
+            date, texts_of = dates.get(column.name), (f"{value:.6g}" for value in values[:, 0])
+            name, texts_of = (date.name, date.texts(values[:, :: len(column.features)])) if date else (name, texts_of)
+            texts = [f"{name} {text}" for text in texts_of]
         if column.fill is not None:
             texts = [f"{name} missing" if gap == 1 else text for text, gap in zip(texts, values[:, 1], strict=True)]
         parts.append(zip(far, texts, strict=True))

@@ -157,7 +157,7 @@ def long_tails(x: Tensor, features: Iterable[int]) -> tuple[tuple[int, float, fl
     doi:10.1080/01621459.1988.10478575). b is the interquartile range divided by that of a standard Normal, or the
     median distance of the others if half of the values are equal; c and d: mean and standard deviation of the asinh.
     """
-    found = []
+    tails = []
     for feature, column in ((f, x[:, f].double().numpy()) for f in features):
         far = len(column) and np.abs(column - column.mean()).max() > LONG * column.std()
         if not far or len(np.unique(column)) < 3:
@@ -166,8 +166,8 @@ def long_tails(x: Tensor, features: Iterable[int]) -> tuple[tuple[int, float, fl
         away = np.abs(column - middle)
         width = (high - low) / NORMAL_RANGE if high - low > MIN_RANGE else np.median(away[away > MIN_RANGE])
         curved = np.arcsinh((column - middle) / width)
-        found.append((feature, *map(float, (middle, width, curved.mean(), curved.std()))))
-    return tuple(found)
+        tails.append((feature, *map(float, (middle, width, curved.mean(), curved.std()))))
+    return tuple(tails)
 
 
 def rows_file() -> Any:
@@ -177,7 +177,7 @@ def rows_file() -> Any:
         return tempfile.NamedTemporaryFile(prefix="rows-", dir=place)
 
 
-def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
+def stored(arg: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -> tuple[Any, np.ndarray]:
     """Collect N = ``num`` rows to (x (N, …), y (N, …)); a large x goes to a file in ``cache_root()``.
 
     The file is removed when this process ends. Raises UserError for a row of another shape or type than the first, for
@@ -186,14 +186,14 @@ def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -
     array, file, like, targets = np.empty(0), None, [], []
     for number, (x, y) in enumerate(rows):
         if number == num:
-            raise UserError(f"{what} has more rows than {num:,}; give their number, rows=")
+            raise UserError(f"{arg} has more rows than {num:,}; give their number, rows=")
         mine, shape = [(part.shape, part.dtype) for part in (x, y)], (num, *x.shape)
         if not number:
             like, place = mine, cache_root()
             file, array = (rows_file(), array) if is_large(shape) else (None, np.empty(shape, x.dtype))
         if mine != like:
-            shown = [" and ".join(f"{dtype} {shape}" for shape, dtype in one) for one in (mine, like)]
-            raise UserError(f"{what}[{number}] is {shown[0]}, and {what}[0] {shown[1]}; resize them in the transform")
+            forms = [" and ".join(f"{dtype} {shape}" for shape, dtype in one) for one in (mine, like)]
+            raise UserError(f"{arg}[{number}] is {forms[0]}, and {arg}[0] {forms[1]}; resize them in the transform")
         if file is None:
             array[number] = x
         else:
@@ -201,7 +201,7 @@ def stored(what: str, rows: Iterable[tuple[np.ndarray, np.ndarray]], num: int) -
                 file.write(np.ascontiguousarray(x).data)
         targets.append(y)
     if len(targets) < num:
-        raise UserError(f"{what} ends after {len(targets):,} of {num:,} rows; give their number, rows=")
+        raise UserError(f"{arg} ends after {len(targets):,} of {num:,} rows; give their number, rows=")
     if file is not None:
         with telling(place):
             file.flush()
@@ -220,7 +220,7 @@ def row_digests(x: Tensor, y: Tensor) -> Tensor:
 
 
 def read_items(
-    what: str, items: Any, rows: int | None = None, alone: bool = False
+    arg: str, items: Any, rows: int | None = None, alone: bool = False
 ) -> tuple[np.ndarray | OnDisk, np.ndarray, Any]:
     """Read a torch data set or loader: (x (N, …), y (N, …), names of the classes or None).
 
@@ -239,30 +239,30 @@ def read_items(
     is_stream = isinstance(items.dataset if batches else items, IterableDataset) or not hasattr(source, "__len__")
     num = rows if is_stream else len(source)
     if num is None:
-        raise UserError(f"{what} has no length; give rows=, the number of its rows")
+        raise UserError(f"{arg} has no length; give rows=, the number of its rows")
     if rows not in (None, num):
-        raise UserError(f"{what} has {num:,} rows, and rows={rows:,}; leave rows= out")
+        raise UserError(f"{arg} has {num:,} rows, and rows={rows:,}; leave rows= out")
     if not num:
-        raise UserError(f"{what} is a torch data set without items")
+        raise UserError(f"{arg} is a torch data set without items")
     try:
         with isolated(0):  # seeds the order of a loader and random transforms
-            return *stored(what, _pairs(what, items, batches, alone), num), names
+            return *stored(arg, _pairs(arg, items, batches, alone), num), names
     except UserError:
         raise
     except Exception as error:  # of the user's own code, or of a worker process that died
-        said = str(error).strip().splitlines()[-1] if "Original Traceback" in str(error) else first_line(error)
-        raise UserError(f"{what} could not be read to its end ({said:.200}); correct or leave out such rows") from error
+        line = str(error).strip().splitlines()[-1] if "Original Traceback" in str(error) else first_line(error)
+        raise UserError(f"{arg} could not be read to its end ({line:.200}); correct or leave out such rows") from error
 
 
-def _pairs(what: str, items: Any, batches: bool, alone: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _pairs(arg: str, items: Any, batches: bool, alone: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     by_number = not batches and hasattr(items, "__getitem__") and not isinstance(items, IterableDataset)
     for number, item in enumerate(map(items.__getitem__, range(len(items))) if by_number else items):
         parts = tuple(item) if isinstance(item, tuple | list) else (item,)
         if alone and len(parts) == 1 and not isinstance(item, dict):
             parts = *parts, np.zeros(len(parts[0]) if batches else ())
         if len(parts) != 2:
-            raise UserError(f"{what}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
+            raise UserError(f"{arg}[{number}] is a {type(item).__name__}; an item must be a pair, (input, target)")
         x, y = (np.asarray(part) if batches else np.asarray(part)[None] for part in parts)
         if len(x) != len(y):
-            raise UserError(f"{what}: batch {number} has {len(x)} inputs and {len(y)} targets")
+            raise UserError(f"{arg}: batch {number} has {len(x)} inputs and {len(y)} targets")
         yield from zip(x, y.reshape(len(y), -1), strict=True)

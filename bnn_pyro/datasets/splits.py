@@ -51,11 +51,11 @@ def divide(
                         "with groups or time shares by fractions (--fractions) instead of validation")  # fmt: skip
     for kind, values in by.items():
         return _by_values(raw, kind, values, shares, seed)
-    given = rows is not None or file is not None or raw.test is not None
-    if given and fractions is not None:
+    is_given = rows is not None or file is not None or raw.test is not None
+    if is_given and fractions is not None:
         raise UserError(f"{raw.name}: its test part is given, so give validation=N, not fractions={tuple(fractions)}")
     held_out = validation or 0
-    if not given:
+    if not is_given:
         held_out, num_test = _sizes(raw, shares, validation)
         train, test = _cut(raw, everything, num_test, seed)
         record |= {"kind": "random", "fractions": list(shares)}
@@ -137,13 +137,13 @@ def _rows_of_file(path: Path, split: int, raw: Raw) -> np.ndarray:
         have = sorted((name for name in arrays if name.startswith("test_")), key=lambda name: (len(name), name))
         content = f"{have[0]} to {have[-1]}" if have else ", ".join(arrays) or "nothing"
         raise UserError(f"{path}: no array {name}; it has {content}")
-    kept = np.arange(len(raw.y)) if raw.rows is None else raw.rows.numpy()
-    chosen = _numbers(f"{path}: {name}", arrays[name], len(kept) + (0 if raw.rows is None else raw.dropped))
+    rows = np.arange(len(raw.y)) if raw.rows is None else raw.rows.numpy()
+    chosen = _numbers(f"{path}: {name}", arrays[name], len(rows) + (0 if raw.rows is None else raw.dropped))
     if len(np.unique(chosen)) < len(chosen):
         raise UserError(f"{path}: {name} names a row twice; every test row may appear once")
-    test = chosen if raw.rows is None else np.flatnonzero(np.isin(kept, chosen))
-    if not len(chosen) or len(kept) - len(test) < 2:
-        raise UserError(f"{path}: {name} takes {len(test)} of {len(kept)} rows for the test; give some, and leave two "
+    test = chosen if raw.rows is None else np.flatnonzero(np.isin(rows, chosen))
+    if not len(chosen) or len(rows) - len(test) < 2:
+        raise UserError(f"{path}: {name} takes {len(test)} of {len(rows)} rows for the test; give some, and leave two "
                         "or more to train on")  # fmt: skip
     return test
 
@@ -166,39 +166,39 @@ def _by_values(raw: Raw, kind: str, values: Any, fractions: Sequence[float], see
     codes, generator, shares = _codes(values, len(raw.y), kind), np.random.default_rng(seed % 2**32), _shares(fractions)
     if kind == "groups":
         codes = generator.permutation(codes.max() + 1).argsort()[codes]
-    ends, wanted = np.bincount(codes).cumsum(), [share > 0 for share in shares]
+    ends, is_wanted = np.bincount(codes).cumsum(), [share > 0 for share in shares]
     borders = [0, *(1 + np.abs(ends - share * len(codes)).argmin() for share in np.cumsum(shares)[:2]), len(ends)]
-    borders[2] = max(borders[2], borders[1] + 1) if wanted[1] else borders[1]
-    borders[2] = borders[2] if wanted[2] else len(ends)
+    borders[2] = max(borders[2], borders[1] + 1) if is_wanted[1] else borders[1]
+    borders[2] = borders[2] if is_wanted[2] else len(ends)
     train, val, test = parts = [np.flatnonzero((codes >= a) & (codes < b)) for a, b in pairwise(borders)]
     if kind == "groups":  # sorted, so that each half of the validation rows consists of whole groups, except for one
         val = val[codes[val].argsort(kind="stable")]
-    if any(len(part) == 0 for part, due in zip(parts, wanted, strict=True) if due):
+    if any(len(part) == 0 for part, due in zip(parts, is_wanted, strict=True) if due):
         raise UserError(f"{kind}: {len(ends)} different values, of which one has up to {np.bincount(codes).max():,} of "
                         f"{len(codes):,} rows, cannot be parted in {shares}; give more, or other shares")  # fmt: skip
     record = {"kind": kind, "seed": seed, "fractions": list(fractions)}
     return _checked(raw, (generator.permutation(train), val, test), record)
 
 
-def _codes(values: Any, num: int, what: str) -> np.ndarray:
+def _codes(values: Any, num: int, role: str) -> np.ndarray:
     """Return the rank of each row's value among the different values, (N,) int64."""
     series = pd.Series(values).reset_index(drop=True)
     if series.dtype == "category" and not series.cat.ordered:
         series = series.astype(series.cat.categories.dtype)
     if len(series) != num:
-        raise UserError(f"{what} has {len(series)} values for {num} rows; give one for each")
+        raise UserError(f"{role} has {len(series)} values for {num} rows; give one for each")
     if series.isna().any():
-        raise UserError(f"{what}: row {int(series.isna().argmax())} (from 0) has no value; fill it in")
+        raise UserError(f"{role}: row {int(series.isna().argmax())} (from 0) has no value; fill it in")
     try:
-        if what == "time" and pd.api.types.infer_dtype(series) == "string":
+        if role == "time" and pd.api.types.infer_dtype(series) == "string":
             try:
                 series = pd.to_datetime(series, format="ISO8601")
             except ValueError:
-                if (dates := find_dates(what, series)) is None or (series := dates.read(series)).isna().any():
+                if (dates := find_dates(role, series)) is None or (series := dates.read(series)).isna().any():
                     raise
         return pd.factorize(series, sort=True)[0]
     except (TypeError, ValueError):
-        raise UserError(f"{what} must be numbers, dates (a text as 2024-12-31) or texts that have an order; convert it "
+        raise UserError(f"{role} must be numbers, dates (a text as 2024-12-31) or texts that have an order; convert it "
                         "first, such as by pandas.to_datetime") from None  # fmt: skip
 
 

@@ -31,8 +31,8 @@ def load_table(
 
     The options are those of ``load_data``.   aside: columns that are not inputs; {name: values (N,)} is returned.
     """
-    whole = bool(categorical or aside or exposure or event or classes) or missing != "refuse"
-    if path.suffix.lower() == ".parquet" and not whole and (raw := _large_parquet(path, target or "y", task)):
+    needs_all_rows = bool(categorical or aside or exposure or event or classes) or missing != "refuse"
+    if path.suffix.lower() == ".parquet" and not needs_all_rows and (raw := _large_parquet(path, target or "y", task)):
         return select_features(raw, features, str(path), exclude), {}
     frame = _cells(path, categorical, categorical)
     where = f"{path}{frame.attrs.get('unnamed', '')}"
@@ -43,22 +43,24 @@ def load_table(
         target = [target] if target in frame.columns else next(csv.reader([target], skipinitialspace=True), [target])
     of_event = () if event is None else frames.event_column(str(path), event, list(frame.columns))
     target = [*target, *of_event[:1]]
-    known = [] if exposure is None else [exposure]
+    exposures = [] if exposure is None else [exposure]
     check_known(f"target column of {where}", frame.columns, *target)
-    check_known(f"column of {path}", frame.columns, *exclude, *categorical, *aside, *known)
+    check_known(f"column of {path}", frame.columns, *exclude, *categorical, *aside, *exposures)
     for name in target:
-        if name in (*aside, *exclude, *known, *(features or ())) or target.count(name) > 1:
+        if name in (*aside, *exclude, *exposures, *(features or ())) or target.count(name) > 1:
             raise UserError(f"{path}: column '{name}' is the target; do not choose it as a feature, leave it out, take "
                             "it as exposure, divide by it, or give it twice")  # fmt: skip
     exclude = [*exclude, *aside]
-    if not (names := [name for name in frame.columns if name not in (*target, *exclude, *known)]):
+    if not (names := [name for name in frame.columns if name not in (*target, *exclude, *exposures)]):
         raise UserError(f"{path}: no column is left but the target '{', '.join(target)}'; nothing to predict from")
     if features is not None:
         check_choice(features, names, str(path))
         names = features
     frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
-    how = dict(task=task, missing=missing, words=MISSING, order=classes, exposure=exposure, event=of_event, dates=dates)
-    raw = raw_table(path, frame[[*names, *known, *target]], target, **how)
+    args = dict(
+        task=task, missing=missing, nulls=MISSING, order=classes, exposure=exposure, event=of_event, dates=dates
+    )
+    raw = raw_table(path, frame[[*names, *exposures, *target]], target, **args)
     cells = frame.loc[raw.index.numpy(), list(dict.fromkeys(aside))]
     frames.refuse_gaps(path, cells, gaps_in(cells, MISSING))
     values = {name: texts.to_numpy() if np.isnan(v := parsed(texts)).any() else v for name, texts in cells.items()}
@@ -109,7 +111,7 @@ def _large_parquet(path: Path, target: str | Sequence[str], task: str | None) ->
 
 def raw_table(
     where: str | Path, frame: pd.DataFrame, target: Sequence[str], *, missing: str, dates: str,
-    words: Sequence[str] = ("",), exposure: str | None = None, **of_target: Any,
+    nulls: Sequence[str] = ("",), exposure: str | None = None, **of_target: Any,
 ) -> Raw:  # fmt: skip
     """Encode columns of numbers or text as features, and one or several columns as targets.
 
@@ -118,38 +120,38 @@ def raw_table(
     """
     from bnn_pyro.doubts import may_be_class, of_table
 
-    gaps, read = gaps_in(frame, words), ()
+    gaps, read = gaps_in(frame, nulls), ()
     if missing == "refuse":
         frames.refuse_gaps(where, frame, gaps, ", or give missing='drop' or 'indicator' (--missing)")
     if dates != "refuse":
-        found = (find_dates(where, cells[~gaps[name]], dates) for name, cells in frame.drop(columns=target).items())
-        for date in (read := tuple(filter(None, found))):
+        hits = (find_dates(where, cells[~gaps[name]], dates) for name, cells in frame.drop(columns=target).items())
+        for date in (read := tuple(filter(None, hits))):
             frame = date.replaced(where, frame, gaps)
-        gaps = gaps_in(frame, words)
-    of_rows, whole = [*target, *([] if exposure is None else [exposure])], frame  # columns that cannot be filled in
+        gaps = gaps_in(frame, nulls)
+    of_rows, complete = [*target, *([] if exposure is None else [exposure])], frame  # columns that cannot be filled in
     if missing != "refuse":
-        whole = frame[~(gaps if missing == "drop" else gaps[of_rows]).any(axis=1)]
-    if whole.empty:
+        complete = frame[~(gaps if missing == "drop" else gaps[of_rows]).any(axis=1)]
+    if complete.empty:
         mended = missing == "drop" and not gaps[of_rows].all().any()
         name = gaps.loc[:, gaps.columns.isin(of_rows) != mended].mean().idxmax()
         way = "; leave it out (--exclude, exclude=), or give missing='indicator' (--missing indicator)" * mended
         raise UserError(f"{where}: every row has a missing value, most often in column '{name}'{way}")
-    asked, gaps = may_be_class(frame[target[0]], gaps[target[0]]), gaps.loc[whole.index]
-    fields = frames.target_fields(where, whole[target], **of_target)
-    columns = [frames.describe(where, whole[name], gaps[name]) for name in whole.columns if name not in target]
+    remark, gaps = may_be_class(frame[target[0]], gaps[target[0]]), gaps.loc[complete.index]
+    fields = frames.target_fields(where, complete[target], **of_target)
+    columns = [frames.describe(where, complete[name], gaps[name]) for name in complete.columns if name not in target]
     if exposure is not None:
         if fields["task"] != "counts":
             raise UserError(f"{where}: exposure (--exposure) is for counts, and the task is {fields['task']} (--task)")
         columns[-1] = Column(exposure, exposure=True)
-    made, left = {part for date in read for part in date.parts}, len(frame) - len(whole)
-    looked_at = [name for name in whole.columns if name not in made and name not in target]
-    said = [f"{' or '.join(of_rows)}: missing in {left:,} of the rows, which are left out{asked}"]
-    doubts = (*said[: left * (missing == "indicator")], *of_table(whole[looked_at], gaps, whole[target]))
+    made, num_dropped = {part for date in read for part in date.parts}, len(frame) - len(complete)
+    looked_at = [name for name in complete.columns if name not in made and name not in target]
+    doubt = [f"{' or '.join(of_rows)}: missing in {num_dropped:,} of the rows, which are left out{remark}"]
+    doubts = (*doubt[: num_dropped * (missing == "indicator")], *of_table(complete[looked_at], gaps, complete[target]))
     features = tuple(feature for column in columns for feature in column.features)
     about = dict(name=str(where), source=str(where), features=features, columns=tuple(columns), dates=read)
-    rows = None if not left else torch.from_numpy(frame.index.get_indexer(whole.index))
-    index, x = whole.index.to_numpy(copy=True), torch.from_numpy(frames.encode(where, whole, gaps, columns))
-    return Raw(**fields, **about, x=x, dropped=left, doubts=doubts, rows=rows, index=torch.from_numpy(index))
+    rows = None if not num_dropped else torch.from_numpy(frame.index.get_indexer(complete.index))
+    index, x = complete.index.to_numpy(copy=True), torch.from_numpy(frames.encode(where, complete, gaps, columns))
+    return Raw(**fields, **about, x=x, dropped=num_dropped, doubts=doubts, rows=rows, index=torch.from_numpy(index))
 
 
 def read_rows(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor | None]:
@@ -168,15 +170,15 @@ def read_table(path: str | Path, schema: Schema) -> pd.DataFrame:
     """Read the cells of a table for a trained model; see :func:`read_rows`."""
     path = existing(path)
     if not schema.columns:
-        wanted = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
-        raise UserError(f"{path}: this model takes {wanted}, not a table; give an .npz file (or PNG/JPG images)")
+        needed = "images" if schema.is_image else f"arrays x of shape (N, {schema.input_shape[0]})"
+        raise UserError(f"{path}: this model takes {needed}, not a table; give an .npz file (or PNG/JPG images)")
     coded = [column.name for column in schema.columns if column.categories is not None]
     return _with_columns(path, _cells(path, None, coded), schema)
 
 
-def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSING) -> pd.Series:
+def row_problems(frame: pd.DataFrame, like: Schema, nulls: Sequence[str] = MISSING) -> pd.Series:
     """Say what is wrong with the inputs of each row, (N,); "" for rows that :func:`encode_rows` accepts."""
-    gaps, problems = gaps_in(frame, words, _texts_of(like)), pd.Series("", frame.index)
+    gaps, problems = gaps_in(frame, nulls, _texts_of(like)), pd.Series("", frame.index)
     dates = {date.parts[0]: date for date in like.dates}
     for column in like.columns:
         date = dates.get(column.name)
@@ -185,42 +187,42 @@ def row_problems(frame: pd.DataFrame, like: Schema, words: Sequence[str] = MISSI
             continue
         cells, missing = frame[name], gaps[name]
         if date is not None:
-            known, what = date.read(cells).notna(), date.no_date
+            valid, flaw = date.read(cells).notna(), date.no_date
         elif column.categories is None:
-            known, what = np.abs(parsed(truth(cells))) <= np.finfo(np.float32).max, "is no number, or too large a one"
+            valid, flaw = np.abs(parsed(truth(cells))) <= np.finfo(np.float32).max, "is no number, or too large a one"
             if column.exposure:
-                known, what = known & (parsed(cells) > 0), "is no exposure, which is positive"
+                valid, flaw = valid & (parsed(cells) > 0), "is no exposure, which is positive"
         else:
-            known, what = as_known(cells, column.categories).isin(column.categories), "is a category new to the model"
-            known |= like.unseen == "ignore"
+            valid, flaw = as_known(cells, column.categories).isin(column.categories), "is a category new to the model"
+            valid |= like.unseen == "ignore"
         if frames.takes_no_gaps(column):
             problems[missing] += f"; {name} is missing"
-        strange = ~(missing | known)
-        problems[strange] += f"; {name}: '" + cells[strange].astype(str) + f"' {what}"
+        strange = ~(missing | valid)
+        problems[strange] += f"; {name}: '" + cells[strange].astype(str) + f"' {flaw}"
     return problems.str.removeprefix("; ")
 
 
 def encode_rows(
-    where: str | Path, frame: pd.DataFrame, like: Schema, words: Sequence[str] = ("",)
+    where: str | Path, frame: pd.DataFrame, like: Schema, nulls: Sequence[str] = ("",)
 ) -> tuple[Tensor, Tensor | None]:
     """Encode rows as for ``like``: x (N, features), not standardised, and y (N,) or None. See :func:`read_rows`."""
-    gaps = gaps_in(_with_columns(where, frame, like), words, _texts_of(like))
+    gaps = gaps_in(_with_columns(where, frame, like), nulls, _texts_of(like))
     dates = {part: date.name for date in like.dates for part in date.parts}
     strict = [*dict.fromkeys(dates.get(c.name, c.name) for c in like.columns if frames.takes_no_gaps(c))]
     frames.refuse_gaps(where, frame[strict], gaps[strict])
     for date in like.dates:
         frame = date.replaced(where, frame, gaps)
-    gaps = gaps_in(frame, words, _texts_of(like)) if like.dates else gaps
+    gaps = gaps_in(frame, nulls, _texts_of(like)) if like.dates else gaps
     x = torch.from_numpy(frames.encode(where, frame, gaps, like.columns, like.unseen))
     names = list(like.target_names)
     if not set(names) <= set(frame.columns) or gaps[names].all(axis=None):
         return x, None
-    return x, encode_target(where, frame[names], like, words)
+    return x, encode_target(where, frame[names], like, nulls)
 
 
-def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema, words: Sequence[str] = ("",)) -> Tensor:
+def encode_target(where: str | Path, frame: pd.DataFrame, like: Schema, nulls: Sequence[str] = ("",)) -> Tensor:
     """Convert the columns of the targets to (N,) or (N, T) float32, or to labels by the names of the classes."""
-    frames.refuse_gaps(where, frame, gaps_in(frame, words, _texts_of(like)), ", or leave such rows out")
+    frames.refuse_gaps(where, frame, gaps_in(frame, nulls, _texts_of(like)), ", or leave such rows out")
     if like.targets or like.event:
         return frames.target_fields(where, frame, like.task, event=like.event)["y"].to(torch.float32)
     cells = frame.iloc[:, 0]

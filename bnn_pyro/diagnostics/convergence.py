@@ -98,10 +98,10 @@ def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> n
         if min(group.shape[1] for group in groups) > 1:
             with warnings.catch_warnings(action="ignore"):  # about means that are all equal
                 return f_oneway(*groups, axis=1).pvalue
-    own = scores - means[..., None]
-    effective = _ess(own) / scores.shape[1]
+    centred = scores - means[..., None]
+    effective = _ess(centred) / scores.shape[1]
     apart = np.square(means - means.mean(1, keepdims=True)).sum(1)
-    return chdtrc(scores.shape[1] - 1, effective * apart / np.square(own).mean((1, 2)))
+    return chdtrc(scores.shape[1] - 1, effective * apart / np.square(centred).mean((1, 2)))
 
 
 def _counted(halves: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -56,11 +56,11 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
     left_out: list[str] = []
     affordable = max(50, int(draws.WORK / (500 * posterior.num_weights)))
     most = num_draws or (NUMBERS // 100 if posterior.chains is not None else min(GUIDE_DRAWS, affordable))
-    whole, step = draws.sized(posterior, most), draws.stride(posterior, most)
+    full_shape, step = draws.sized(posterior, most), draws.stride(posterior, most)
     posterior = draws.thinned(posterior, most)
     shape = draws.sized(posterior, most)
-    if shape != whole:
-        left_out.append(f"{whole[1] - shape[1]:,} of each chain's {whole[1]:,} draws (evenly thinned)")
+    if shape != full_shape:
+        left_out.append(f"{full_shape[1] - shape[1]:,} of each chain's {full_shape[1]:,} draws (evenly thinned)")
     rows = draws.rows_within(posterior, len(data.x_train), math.prod(shape), NUMBERS)
     if len(rows) < len(data.x_train):
         left_out.append(f"{len(data.x_train) - len(rows):,} of {len(data.x_train):,} training rows (evenly chosen)")
@@ -74,16 +74,16 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
     if len(rows) * math.prod(posterior.schema.input_shape) <= NUMBERS:
         features, sizes = posterior.schema.features, posterior.schema.input_shape
         usual = {1: ["feature"], 3: ["channel", "height", "width"]}
-        own = usual.get(len(sizes), [f"input_{i}" for i in range(len(sizes))])
+        dims = usual.get(len(sizes), [f"input_{i}" for i in range(len(sizes))])
         coords |= {"feature": np.array(features)} if tuple(sizes) == (len(features),) else {}
-        groups["constant_data"] = {"x": (("observation", *own), data.x_train[rows].cpu().numpy())}
+        groups["constant_data"] = {"x": (("observation", *dims), data.x_train[rows].cpu().numpy())}
     else:
         left_out.append("the inputs")
     groups |= _prior(posterior, data, rows, names, left_out, seed)
     if len(data.x_test):
         groups["predictions"], coords["test_observation"] = _predicted(posterior, data, shape, seed)
     coords["class"] = np.array(posterior.schema.classes or ("",))
-    what, provenance = draws.kind(posterior), posterior.provenance
+    draws_kind, provenance = draws.kind(posterior), posterior.provenance
     return _as_arviz(groups, coords, {
         "creation_library": "bnn_pyro",
         "creation_library_version": bnn_pyro.__version__,
@@ -92,8 +92,8 @@ def to_arviz(posterior: Posterior, data: Dataset, *, num_draws: int | None = Non
         **{k: int(provenance[k]) for k in ("seed",) if k in provenance},
         "task": posterior.schema.task,
         "target": posterior.schema.target,
-        "draws": draws.KINDS[what],
-        "approximate": "no" if what == "chains" else "yes",
+        "draws": draws.KINDS[draws_kind],
+        "approximate": "no" if draws_kind == "chains" else "yes",
         "temperature": temperature_of(posterior),
         "left_out": "; ".join(left_out) or "nothing",
     })  # fmt: skip
@@ -111,8 +111,8 @@ def _dimensions(posterior: Posterior) -> tuple[dict[str, tuple[str, ...]], dict[
             names[site] = tuple(f"{layer}.{part}" for part in parts)
         elif role == "bias" and layer and value.dim() == 1:
             names[site] = (f"{layer}.out",)
-        known = zip(names.get(site, ()), value.shape, strict=False)
-        if site not in names or any(len(coords.get(name, range(size))) != size for name, size in known):
+        named_sizes = zip(names.get(site, ()), value.shape, strict=False)
+        if site not in names or any(len(coords.get(name, range(size))) != size for name, size in named_sizes):
             names[site] = tuple(f"{site}.dim_{i}" for i in range(value.dim()))  # as in transposed convolutions
         coords |= {name: np.arange(size) for name, size in zip(names[site], value.shape, strict=True)}
     if weights := [site for site in names if site.endswith(".weight")]:
@@ -165,9 +165,9 @@ def _prior(
         return {}
     num = max(1, min(PRIOR_DRAWS, 2 * NUMBERS // posterior.num_weights, NUMBERS // len(rows)))
     with isolated(seed + 2):
-        own = draws.as_chain(posterior, prior_draws(posterior.model, data.x_train[:1].to(posterior.device), num))
-    predictive = _training_rows(own, data, rows, (1, num), seed + 3)["posterior_predictive"]
-    return {"prior": _weights(own, (1, num), names, [], seed), "prior_predictive": predictive}
+        chain = draws.as_chain(posterior, prior_draws(posterior.model, data.x_train[:1].to(posterior.device), num))
+    predictive = _training_rows(chain, data, rows, (1, num), seed + 3)["posterior_predictive"]
+    return {"prior": _weights(chain, (1, num), names, [], seed), "prior_predictive": predictive}
 
 
 def _predicted(posterior: Posterior, data: Dataset, shape: tuple[int, int], seed: int) -> tuple[Variables, np.ndarray]:
@@ -189,8 +189,8 @@ def _as_arviz(groups: Mapping[str, Variables], coords: Mapping[str, Any], attrs:
         for group, variables in groups.items():
             if variables:
                 sizes = {d: n for dims, v in variables.values() for d, n in zip(dims, v.shape, strict=True)}
-                own = {d: coords[d] if len(coords.get(d, ())) == n else np.arange(n) for d, n in sizes.items()}
-                datasets[group] = xarray.Dataset(dict(variables), coords=own, attrs=dict(attrs))
+                values = {d: coords[d] if len(coords.get(d, ())) == n else np.arange(n) for d, n in sizes.items()}
+                datasets[group] = xarray.Dataset(dict(variables), coords=values, attrs=dict(attrs))
         tree = xarray.DataTree.from_dict(datasets)
         if not is_arviz_0():
             return tree

@@ -122,11 +122,11 @@ def diagnose_briefly(posterior: Posterior, data: Dataset) -> Diagnosis | None:
     work = _Work(posterior, data, *QUICK)
     if not work.is_chain:
         work.training()
-        found, said = work.findings, {"elbo_rise": "training, rising", "elbo_rise_halfway": "training, unfinished"}
-        if found.has("stopping_rows") or not any(rose := [found.get(name) > math.sqrt(found.rows) for name in said]):
+        facts, keys = work.findings, {"elbo_rise": "training, rising", "elbo_rise_halfway": "training, unfinished"}
+        if facts.has("stopping_rows") or not any(rose := [facts.get(name) > math.sqrt(facts.rows) for name in keys]):
             return None
-        about = next(text for text, risen in zip(said.values(), rose, strict=True) if risen)
-        return Diagnosis(work.statistics, (found.say("caution", about),))
+        about = next(text for text, risen in zip(keys.values(), rose, strict=True) if risen)
+        return Diagnosis(work.statistics, (facts.say("caution", about),))
     for step in (work.functions, work.weights, work.sampler):
         step()
     return Diagnosis(work.statistics, tuple(v for v in verdicts(work.findings) if v.about in CHAINS_ALONE))
@@ -155,8 +155,8 @@ class _Work:
         """Statistics of the network's outputs at test points, and the series that figures show."""
         schema, num = self.posterior.schema, self.shape[0] * self.shape[1]
         names = [f"log-odds of {c}" for c in (schema.classes[1:] if len(schema.classes) == 2 else schema.classes)]
-        what = {"labels": "log-odds of", "survival": "mean of log"}.get(schema.task, "mean of")
-        names = names or [f"{what} {name}" for name in schema.targets or (schema.target,)]
+        quantity = {"labels": "log-odds of", "survival": "mean of log"}.get(schema.task, "mean of")
+        names = names or [f"{quantity} {name}" for name in schema.targets or (schema.target,)]
         points = draws.even(len(self.x), int(min(self.most, max(1, self.values / (num * len(names))))))
         self.statistics["points"] = float(len(points))
         outputs, spread = np.empty((len(points), len(names), *self.shape), dtype=np.float32), 0.0
@@ -176,8 +176,8 @@ class _Work:
             worst = np.argsort(np.where(np.isnan(chains.rhat), np.inf, -chains.rhat))[:1]
             picks = np.unique([*worst, *draws.even(len(flat), SHOWN - 1)])
         self.series["outputs"] = np.moveaxis(flat[picks], 0, -1)
-        which, of = "test" if self.findings.tested else "training", len(names)
-        self.series["output_labels"] = [f"{names[i % of]}, {which} point {points[i // of] + 1}" for i in picks]
+        rows_used, of = "test" if self.findings.tested else "training", len(names)
+        self.series["output_labels"] = [f"{names[i % of]}, {rows_used} point {points[i // of] + 1}" for i in picks]
 
     def weights(self) -> None:
         """A table of at most ``most`` weights, and a few of their series."""
@@ -211,8 +211,8 @@ class _Work:
         if not self.is_chain and np.isfinite(rise := draws.settled(trace)):
             self.statistics["elbo_rise"] = rise
             about = self.posterior.provenance
-            how = {"final_lr": 0.01, "epochs": None} | about.get("method_settings", {})
-            if how["epochs"] and how["final_lr"] < 0.5 and "stopped" not in about:  # a schedule that falls to 0
+            plan = {"final_lr": 0.01, "epochs": None} | about.get("method_settings", {})
+            if plan["epochs"] and plan["final_lr"] < 0.5 and "stopped" not in about:  # a schedule that falls to 0
                 self.statistics["elbo_rise_halfway"] = draws.settled(trace, until=0.5)
             if (stopping := self.posterior.provenance.get("early_stopping")) is not None:
                 if stopping.get("epoch") in (epochs := trace.get("epoch", [])[:-1]):  # q is that of an earlier epoch
@@ -247,8 +247,8 @@ class _Work:
             pareto_k_bad=float((~(loo.pareto_k <= importance.GOOD_K)).sum()), pit_p=importance.uniformity(loo.pit),
         )  # fmt: skip
         self.findings.spread = float(np.abs(loo.pit - 0.5).mean() - 0.25)
-        known = self.data.index_train
-        numbers = loo.rows if known is None or len(known) != len(self.data.x_train) else known.numpy()[loo.rows]
+        index = self.data.index_train
+        numbers = loo.rows if index is None or len(index) != len(self.data.x_train) else index.numpy()[loo.rows]
         self.series |= {"pareto_k": loo.pareto_k, "loo_pit": loo.pit, "loo_row_numbers": numbers}
 
     def replication(self) -> None:

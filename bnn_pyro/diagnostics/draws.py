@@ -184,10 +184,10 @@ def stuck_chains(log_joint: np.ndarray | None, weights: np.ndarray) -> np.ndarra
     stuck |= ~np.isfinite(log_joint).all(1)
     if len(moving := np.flatnonzero(~stuck)) < 2:
         return stuck
-    own, far = log_joint[moving], -ndtri(CHANCE / len(moving))
-    mean, sd = own.mean(1), own.std(1, ddof=1)
+    values, far = log_joint[moving], -ndtri(CHANCE / len(moving))
+    mean, sd = values.mean(1), values.std(1, ddof=1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        error = sd / np.sqrt(np.maximum(ess_mean(own[:, None, :]), 1.0))
+        error = sd / np.sqrt(np.maximum(ess_mean(values[:, None, :]), 1.0))
     for i, chain in enumerate(moving):
         others = np.arange(len(moving)) != i
         gap = np.median(mean[others]) - mean[i]

@@ -57,9 +57,9 @@ def failure(
     """
     if broken := _not_finite(posterior):
         return Failure(f"{broken}: the computation broke down, {REMEDY}", finite=False)
-    what, x, y = ("new", *new) if new else ("validation", data.x_val, data.y_val)
+    part, x, y = ("new", *new) if new else ("validation", data.x_val, data.y_val)
     if len(y) < MIN_ROWS and not new:
-        what, x, y = "training", data.x_train, data.y_train
+        part, x, y = "training", data.x_train, data.y_train
     if not len(y):
         return None
     rows = torch.from_numpy(even(len(y), MAX_ROWS)).to(y.device)
@@ -68,7 +68,7 @@ def failure(
         prediction = predict(posterior, x, num_draws=num_draws)
         nll = -prediction.log_prob(y).double()
     if bool((torch.isnan(nll) | (nll == -math.inf)).any()):
-        return Failure(f"predictions of the {what} rows are not finite: {REMEDY}", finite=False)
+        return Failure(f"predictions of the {part} rows are not finite: {REMEDY}", finite=False)
     if diverged := posterior.provenance.get("failed") or _diverging(posterior):
         return Failure(diverged)
     log_density, errors, its_errors = _knows_nothing(data, prediction, x, y)
@@ -92,7 +92,7 @@ def failure(
     else:
         return None
     way = UNLIKE if new else way_out(posterior, data, by, certain, num_draws=num_draws)
-    return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {what} rows {measured}; {way}")
+    return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {part} rows {measured}; {way}")
 
 
 def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_draws: int = 100) -> str:
@@ -100,8 +100,8 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
 
     by: the worse score, "nll" or "errors".   certain: whether the errors are smaller, so that the uncertainty is wrong.
     """
-    if which := {"time": "later", "groups": "of other groups"}.get(data.split.get("kind", "")):
-        return (f"they are {which} than the rows that trained, and may be unlike them, which longer training "
+    if of_rows := {"time": "later", "groups": "of other groups"}.get(data.split.get("kind", "")):
+        return (f"they are {of_rows} than the rows that trained, and may be unlike them, which longer training "
                 "does not mend: look for inputs that mean the same in both")  # fmt: skip
     rows = torch.from_numpy(even(len(data.y_train), MAX_ROWS)).to(data.y_train.device)
     x, y = data.x_train[rows], data.y_train[rows].cpu()
@@ -111,12 +111,12 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
     start, settings = "what is predicted is better, but too certain: " * certain, about.get("method_settings", {})
     entry, stopped = about.get("entry_settings", {}), "early_stopping" in about
     # The epochs and the learning rate of a sampler are those of the fit that it starts from.
-    known = {} if "warmup" in settings else {**about.get("schedule", {}), **settings}
-    trains = "epochs" in known and not stopped and "chains" not in settings
+    used = {} if "warmup" in settings else {**about.get("schedule", {}), **settings}
+    trains = "epochs" in used and not stopped and "chains" not in settings
     ended = stopped and (posterior.trace.get("epoch") or [0])[-1] < settings.get("epochs", math.inf)
     weight = getattr(METHODS.get(about.get("method")), "prior_weight", 1.0)
     prior = {"a stronger prior (--set prior=…, such as normal:0.1)": "prior" in entry and weight > 0}
-    more = {"more --epochs": "epochs" in known and not ended, "a longer warm-up (--set warmup=…)": "warmup" in settings}
+    more = {"more --epochs": "epochs" in used and not ended, "a longer warm-up (--set warmup=…)": "warmup" in settings}
     if gain.mean() > 0:
         start += "it has learned the noise of the training rows, which it fits better: "
         width = max(entry.get("hidden") or [0])
@@ -126,9 +126,9 @@ def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_
         noise = {"more --noise": isinstance(entry.get("noise"), int | float)}
         ways = {"rows that validate (--validation)": trains, **prior, **noise, **more}
     else:
-        ways = {**more, "a smaller --lr": "lr" in known}
-    words = [way for way, helps in ways.items() if helps] or ["another variant or method"]
-    return f"{start}try {', '.join(words[:-1])}{' or ' * (len(words) > 1)}{words[-1]}"
+        ways = {**more, "a smaller --lr": "lr" in used}
+    ways_left = [way for way, helps in ways.items() if helps] or ["another variant or method"]
+    return f"{start}try {', '.join(ways_left[:-1])}{' or ' * (len(ways_left) > 1)}{ways_left[-1]}"
 
 
 def is_worse(differences: Tensor | np.ndarray, margin: float) -> bool:
@@ -175,5 +175,5 @@ def _diverging(posterior: Posterior) -> str:
     lost = flags.bool().all(1).nonzero()[:, 0].tolist()
     if not lost:
         return ""
-    words = f"chain {', '.join(str(chain + 1) for chain in lost[:5])} of {len(flags)} diverged in every transition, so "
-    return words + "that its draws tell of its start alone: try another start, a smaller step size or a longer warm-up"
+    start = f"chain {', '.join(str(chain + 1) for chain in lost[:5])} of {len(flags)} diverged in every transition, so "
+    return start + "that its draws tell of its start alone: try another start, a smaller step size or a longer warm-up"

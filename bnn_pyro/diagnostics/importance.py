@@ -150,14 +150,14 @@ def importance_weights(posterior: Posterior, data: Dataset, seed: int = 0) -> tu
             if node["type"] == "sample" and not poutine.util.site_is_subsample(node):
                 draws |= {} if node["infer"].get("is_auxiliary") else {name: node["value"]}
                 log_q += _density(node).cpu()
-    own = as_chain(posterior, draws)
-    with torch.no_grad(), isolated(seed), in_mode(own.model, training=False):
-        model, x = split_frozen(own.model, data.x_train[:1].to(own.device))
-        log_prior, _ = log_joints(model, draws, x, data.y_train[:1].to(own.device))
+    chain = as_chain(posterior, draws)
+    with torch.no_grad(), isolated(seed), in_mode(chain.model, training=False):
+        model, x = split_frozen(chain.model, data.x_train[:1].to(chain.device))
+        log_prior, _ = log_joints(model, draws, x, data.y_train[:1].to(chain.device))
     likelihood = torch.zeros(num, dtype=torch.float64)
-    for rows, prediction in walk(own, data.x_train, num):
+    for rows, prediction in walk(chain, data.x_train, num):
         likelihood += prediction.log_probs(data.y_train[rows].cpu()).double().sum(1)
-    return own, (likelihood / temperature_of(posterior) + log_prior.cpu().double() - log_q).numpy()
+    return chain, (likelihood / temperature_of(posterior) + log_prior.cpu().double() - log_q).numpy()
 
 
 def _density(node: dict) -> Tensor:
@@ -212,14 +212,14 @@ def replicate(posterior: Posterior, data: Dataset, seed: int = 0) -> tuple[np.nd
     num = math.prod(sized(posterior, CHECK_DRAWS))
     rows = even(len(data.x_train), min(CHECK_ROWS, len(rows_within(posterior, len(data.x_train), num, 1e7))))
     y, repeats = data.y_train[rows].cpu(), max(1, -(-MIN_SETS // num))
-    seen, made, samples = torch.zeros(num), torch.zeros(repeats, num), []
+    observed, made, samples = torch.zeros(num), torch.zeros(repeats, num), []
     with isolated(seed + 1):  # other random numbers than those of the weights
         for part, prediction in walk(posterior, data.x_train[rows], num, seed):
-            seen = prediction.discrepancy(y[part], seen)
+            observed = prediction.discrepancy(y[part], observed)
             new = [prediction.components.sample() for _ in range(repeats)]
             made = torch.stack([prediction.discrepancy(n, m) for n, m in zip(new, made, strict=True)])
             samples.append(torch.cat(new)[even(num * repeats, SHOWN_SETS)])
-    p_value = (made > seen).double().mean() + 0.5 * (made == seen).double().mean()
+    p_value = (made > observed).double().mean() + 0.5 * (made == observed).double().mean()
     return torch.cat(samples, 1).numpy(), y.numpy(), float(p_value)
 
 

@@ -129,14 +129,14 @@ class Findings:
     #: Draws of all chains.
     total = property(lambda self: self.get("chains") * self.get("draws"))
 
-    def fill(self, which: str, **words: Any) -> str:
+    def fill(self, name: str, **values: Any) -> str:
         """A sentence of ``SENTENCES``, filled with the statistics, the fields and the given words."""
-        known = {"GOOD_K": GOOD_K, "BFMI": BFMI, "total": self.total, **vars(self), **self.statistics, **words}
-        return SENTENCES[which].format_map(defaultdict(lambda: math.nan, {**SENTENCES, **known}))
+        numbers = {"GOOD_K": GOOD_K, "BFMI": BFMI, "total": self.total, **vars(self), **self.statistics, **values}
+        return SENTENCES[name].format_map(defaultdict(lambda: math.nan, {**SENTENCES, **numbers}))
 
-    def say(self, level: str, which: str, **words: Any) -> Verdict:
+    def verdict(self, level: str, name: str, **values: Any) -> Verdict:
         """The filled sentence as a verdict."""
-        return Verdict(level, which.partition(",")[0], self.fill(which, **words))
+        return Verdict(level, name.partition(",")[0], self.fill(name, **values))
 
     #: Share of divergent transitions. The p of draws of ``thin`` transitions with a divergence is 1 − (1 − share)^thin.
     diverged = property(lambda f: 1 - (1 - f.get("divergences") / f.total) ** (1 / f.statistics.get("thin", 1)))
@@ -167,35 +167,35 @@ def verdicts(f: Findings) -> tuple[Verdict, ...]:
 
 def _overall(f: Findings) -> Verdict:
     if f.broken:
-        return f.say("bad", "overall, broken", broken=counted(f.broken, "draw"))
+        return f.verdict("bad", "overall, broken", broken=counted(f.broken, "draw"))
     if f.failed:
         return Verdict("bad", "overall", f"The fit failed: {f.failed}")
     if f.kind == "chains":
         return _chains(f)
     if f.kind in ("members", "point"):
-        return f.say("caution", f"overall, {f.kind}")
+        return f.verdict("caution", f"overall, {f.kind}")
     if not f.has("khat"):
-        return f.say("caution", "overall, unmeasured", why=f.no_khat and f": {f.no_khat}")
+        return f.verdict("caution", "overall, unmeasured", why=f.no_khat and f": {f.no_khat}")
     close = f.get("khat") <= GOOD_K
-    return f.say("good" if close else "caution", f"overall, {'close' if close else 'far'}")
+    return f.verdict("good" if close else "caution", f"overall, {'close' if close else 'far'}")
 
 
 def _chains(f: Findings) -> Verdict:
-    chains, draws, known = int(f.get("chains")), int(f.get("draws")), f.causes
-    if fatal := [known[about] for about in FATAL if about in known]:
-        clauses, remedies = ("; ".join(dict.fromkeys(words)) for words in zip(*fatal, strict=True))
-        return f.say("bad", "overall, fatal", clauses=clauses, remedies=remedies)
+    chains, draws, causes = int(f.get("chains")), int(f.get("draws")), f.causes
+    if fatal := [causes[about] for about in FATAL if about in causes]:
+        clauses, remedies = ("; ".join(dict.fromkeys(texts)) for texts in zip(*fatal, strict=True))
+        return f.verdict("bad", "overall, fatal", clauses=clauses, remedies=remedies)
     unknown = chains > 1 and not f.has("rhat_max")  # too few draws, or every chain is constant
     if (draws > 1 and f.constant) or (unknown and draws >= MIN_CHAIN_DRAWS):
-        return f.say("bad", "overall, frozen")
+        return f.verdict("bad", "overall, frozen")
     if unknown or not f.has("ess_bulk_min"):
         sizes = {"chains_of": counted(chains, "chain"), "draws_of": counted(draws, "draw")}
-        return f.say("bad", "overall, short", **sizes)
+        return f.verdict("bad", "overall, short", **sizes)
     low = min(f.get("ess_bulk_min"), f.get("ess_tail_min"))
     ess = f"{math.floor(low):,} effective draws of {chains * draws:,} in {counted(chains, 'chain')}"
     where = counted(int(f.get("points")), f"{'test' if f.tested else 'training'} point")
     if not f.has("rhat_max"):
-        return f.say("caution", "overall, single", ess=ess, where=where)
+        return f.verdict("caution", "overall, single", ess=ess, where=where)
     rhat, demand = f.get("rhat_max"), f"it should be below {RHAT}"
     if rhat > RHAT and not f.apart():
         demand = f"chance alone makes the largest of so many as large, p = {f.get('rhat_p'):.1g}; {RHAT} is the limit"
@@ -204,58 +204,58 @@ def _chains(f: Findings) -> Verdict:
     stuck = f.get("stuck_chains") if f.has("stuck_chains") else 0.0
     few = rhat > RHAT_BAD or low < ESS_BAD
     if few or stuck > STUCK * chains:
-        reasons = [clause for clause, _ in known.values()]
+        reasons = [clause for clause, _ in causes.values()]
         if stuck > STUCK * chains:
             reasons.append(f"{counted(int(stuck), 'chain')} got stuck")
         if few:
             reasons.append(SENTENCES["disagree" if rhat > RHAT_BAD and f.apart() else "few draws"])
-        remedies = "; ".join(remedy for _, remedy in known.values()) + "; then " * bool(known)
+        remedies = "; ".join(remedy for _, remedy in causes.values()) + "; then " * bool(causes)
         remedies += SENTENCES["longer, noisy" if f.stochastic else "longer"]
-        of_mile = f.has("divergences") and not (known or f.stochastic or f.has("acceptance_mean"))
-        which = "overall, modes" if of_mile and rhat > FAR_APART else "overall, bad"
-        return f.say("bad", which, because=" and ".join(reasons), measured=measured, remedies=remedies)
-    hampered = known.get("divergences")
+        of_mile = f.has("divergences") and not (causes or f.stochastic or f.has("acceptance_mean"))
+        name = "overall, modes" if of_mile and rhat > FAR_APART else "overall, bad"
+        return f.verdict("bad", name, because=" and ".join(reasons), measured=measured, remedies=remedies)
+    hampered = causes.get("divergences")
     if not (f.apart() or low < ESS or stuck or hampered):
-        return f.say("good", "overall, good", measured=measured)
+        return f.verdict("good", "overall, good", measured=measured)
     why = {f"{name} is too large": f.apart(), f"there are fewer than {ESS} effective draws": low < ESS,
            "chains got stuck": stuck, "transitions diverged": hampered}  # fmt: skip
-    why = " and ".join(words for words, holds in why.items() if holds)
+    why = " and ".join(reason for reason, holds in why.items() if holds)
     if hampered:
         more = "{}: try {}".format(*hampered)
     elif low < ESS or f.apart():
         more = f"{max(2, math.ceil(ESS / max(low, 1.0)))} times as many draws would make sure"
     else:
         more = "what follows says what to look at"
-    return f.say("caution", "overall, nearly", why=why, measured=measured, more=more)
+    return f.verdict("caution", "overall, nearly", why=why, measured=measured, more=more)
 
 
 def _details(f: Findings) -> Iterator[Verdict]:
     if f.temperature != 1:
-        yield f.say("caution", "temperature", how="more" if f.temperature < 1 else "less")
+        yield f.verdict("caution", "temperature", how="more" if f.temperature < 1 else "less")
     if f.stochastic:
-        yield f.say("caution", "step size")
+        yield f.verdict("caution", "step size")
     if not f.tested:
-        yield f.say("caution", "test rows")
+        yield f.verdict("caution", "test rows")
     if (stuck := f.get("stuck_chains")) > 0:
         level = "bad" if stuck > STUCK * f.get("chains") else "caution"
-        yield f.say(level, "stuck chains", stuck=counted(int(stuck), "chain"))
+        yield f.verdict(level, "stuck chains", stuck=counted(int(stuck), "chain"))
     if f.get("divergences") > 0:
-        which, level = "divergences", "bad" if f.diverged > DIVERGENT else "caution"
+        name, level = "divergences", "bad" if f.diverged > DIVERGENT else "caution"
         if not f.has("acceptance_mean"):
-            which, level = "divergences, taken back", "caution"
+            name, level = "divergences, taken back", "caution"
         of = f"draws had among their {f.get('thin'):,.0f} transitions one that" if f.has("thin") else "transitions"
-        yield f.say(level, which, of=of, chains_of=counted(int(f.get("divergent_chains")), "chain"))
+        yield f.verdict(level, name, of=of, chains_of=counted(int(f.get("divergent_chains")), "chain"))
     elif f.has("divergences"):
-        yield f.say("good", "divergences, none")
+        yield f.verdict("good", "divergences, none")
     if f.get("bfmi_min") < BFMI:
-        yield f.say("caution", "energy")
+        yield f.verdict("caution", "energy")
     for about, (clause, remedy) in f.causes.items():
         if about != "divergences":
             sentence = f"{clause[0].upper()}{clause[1:]}. Try {remedy}."
             yield Verdict("bad" if about in FATAL else "caution", about, sentence)
     if f.has("weight_rhat_max") and f.has("rhat_max"):
-        which = "agree" if not f.apart("weight_") else "disagree" if f.apart() else "exchanged"
-        yield f.say("caution" if which == "disagree" else "good", f"weights, {which}")
+        name = "agree" if not f.apart("weight_") else "disagree" if f.apart() else "exchanged"
+        yield f.verdict("caution" if name == "disagree" else "good", f"weights, {name}")
     if f.has("elbo_rise"):
         rising = "training, stopped" if f.has("stopping_rows") else "training, rising"
         other = f.get("elbo_rise") > 0 or f.get("sd_factor") < 1
@@ -263,21 +263,21 @@ def _details(f: Findings) -> Iterator[Verdict]:
         about = "training, unfinished" if unfinished else rising if other else "training"
         narrowed = f", {f.get('sd_factor'):.2g} times as wide as it was trained" if f.get("sd_factor") < 1 else ""
         near = "" if f.has("stopping_rows") else ", where the learning rate is near 0"
-        yield f.say("good" if about == "training" else "caution", about, narrowed=narrowed, near=near)
+        yield f.verdict("good" if about == "training" else "caution", about, narrowed=narrowed, near=near)
     if f.has("elpd_loo"):
         bad, rows = int(f.get("pareto_k_bad")), int(f.get("loo_rows"))
         level = "good" if not bad else "caution" if bad <= 0.1 * rows else "bad"
         but = f.fill(f"leave-one-out, {'bad' if bad else 'fine'}", bad=counted(bad, "row"), s="s" * (bad == 1))
         some = f"{rows:,}" if rows == f.rows else f"{rows:,} evenly chosen of {f.rows:,}"
-        yield f.say(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
+        yield f.verdict(level, "leave-one-out", some=some, elpd=f"{f.get('elpd_loo'):,.1f}".replace("-", "−"), but=but)
         if f.get("pit_p") < CHANCE:
-            how = "too certain" if f.spread > 0.01 else "too unsure" if f.spread < -0.01 else "shifted to one side"
-            yield f.say("caution", "calibration, wrong", how=how)
+            error = "too certain" if f.spread > 0.01 else "too unsure" if f.spread < -0.01 else "shifted to one side"
+            yield f.verdict("caution", "calibration, wrong", how=error)
         elif f.has("pit_p"):
-            yield f.say("good", "calibration")
+            yield f.verdict("good", "calibration")
     elif f.kind == "approximation" and f.has("khat"):
-        yield f.say("caution", "leave-one-out, none")
+        yield f.verdict("caution", "leave-one-out, none")
     if (p := f.get("ppc_p")) < CHANCE or p > 1 - CHANCE:
-        yield f.say("caution", f"predictive check, {'worse' if p < CHANCE else 'better'}")
+        yield f.verdict("caution", f"predictive check, {'worse' if p < CHANCE else 'better'}")
     elif f.has("ppc_p"):
-        yield f.say("good", "predictive check")
+        yield f.verdict("good", "predictive check")

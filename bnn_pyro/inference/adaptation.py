@@ -100,9 +100,9 @@ class Warmup(DualAveraging):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from ``vars`` of another one; in an earlier version they held lists of one block."""
-        own = {name: state[name] for name in vars(self)}
-        former = {k: v[0] for k, v in own.items() if k in ("inverse_mass", "squares") and isinstance(v, list)}
-        vars(self).update(own | former)
+        saved = {name: state[name] for name in vars(self)}
+        former = {k: v[0] for k, v in saved.items() if k in ("inverse_mass", "squares") and isinstance(v, list)}
+        vars(self).update(saved | former)
 
 
 def reasonable_step(step: float, dynamics: Dynamics, z: np.ndarray) -> float:

@@ -247,10 +247,10 @@ def run_chains(plan: Chains, cores: int, run: Run) -> tuple[list[Record], str]:
         if run.stop or any(record.interrupted for record in records):
             raise KeyboardInterrupt
 
-    how = dict(cores=cores, names=list(map(plan.name, todo)), all_threads=chains == 1, grace=math.inf)
+    options = dict(cores=cores, names=list(map(plan.name, todo)), all_threads=chains == 1, grace=math.inf)
     try:
         with executor("here" if in_reach and cores == 1 else None):
-            map_tasks(plan, todo, **how, progress=progress, done=done, failed=failed, watch=watch)
+            map_tasks(plan, todo, **options, progress=progress, done=done, failed=failed, watch=watch)
     except KeyboardInterrupt:
         if checkpoint is not None and not checkpoint.stop:
             raise

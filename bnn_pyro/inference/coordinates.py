@@ -185,12 +185,12 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
             space, variance, change = Whitened(curvature, u), torch.zeros_like(u), torch.zeros_like(u)
             u = mode_of(partial(density, u=u), space, u)
             variance[order] = space.variances()
-            known = 1 - tau * variance
-            slope = potential.gradient(u[None])[1][0, is_noise] + known[order].sum() / is_noise.sum()
+            determined = 1 - tau * variance
+            slope = potential.gradient(u[None])[1][0, is_noise] + determined[order].sum() / is_noise.sum()
             change[is_noise] = (slope / curvature.own_precision[is_noise[order.numel() :]]).clamp(-1, 1)
             u = u + change
             for i, prior in gammas:
-                of = (prior.shape_ + prior.sums(known[i]) / 2) / (prior.rate + prior.sums(u[i].square()) / 2)
+                of = (prior.shape_ + prior.sums(determined[i]) / 2) / (prior.rate + prior.sums(u[i].square()) / 2)
                 before, tau[i] = tau[i], prior.scaled(torch.ones_like(u[i]), of)
                 change[i] = (tau[i] / before).log() / 2
             if change.abs().max() < MAX_CHANGE:
@@ -202,11 +202,11 @@ def centre_of(potential: Potential, curvature: Curvature) -> Tensor:
         scales = sum(((p.shape_ * t.log() - p.rate * t).sum() for p, t in each), torch.zeros(()))
         return float(density(u[None], u) + space.scale.log().sum() + scales), u, tau.clone()
 
-    found = [search(potential.initial, 1.0)]
+    modes = [search(potential.initial, 1.0)]
     if potential.centred >= 2 and gammas and is_noise.any():
         low = torch.where(is_noise.to(potential.initial.device), potential.initial - math.log(10), potential.initial)
-        found.append(search(low, WIDER))
-    _, u, tau[:] = max(found, key=lambda one: one[0])
+        modes.append(search(low, WIDER))
+    _, u, tau[:] = max(modes, key=lambda one: one[0])
     return u
 
 
@@ -217,6 +217,6 @@ def mode_of(density: Callable[[Tensor], Tensor], space: Space, start: Tensor) ->
         value, slope = with_gradient(lambda z: density(space.forward(z)), torch.from_numpy(z)[None].to(start))
         return -value.item(), -slope[0].cpu().numpy()
 
-    how = dict(jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
-    u = space.forward(torch.from_numpy(minimize(evaluate, space.inverse(start).cpu().numpy(), **how).x).to(start))
+    options = dict(jac=True, method="L-BFGS-B", options={"gtol": MAX_SLOPE, "maxiter": 200})
+    u = space.forward(torch.from_numpy(minimize(evaluate, space.inverse(start).cpu().numpy(), **options).x).to(start))
     return u if torch.isfinite(u).all() else start

@@ -125,7 +125,7 @@ class Forecast:
 
     def __init__(self, sampler: Any, run: Run) -> None:
         self.sampler, self.tell, self.run = sampler, run.tell, replace(run, report=self)
-        self.typical = self.said = False
+        self.typical = self.warned = False
         #: (transitions, time) at the beginning of the run, then at the first transition of typical duration.
         self.since: tuple[float, float] | None = None
 
@@ -135,15 +135,15 @@ class Forecast:
         now, untimed = time.monotonic(), self.sampler.untimed * of // self.sampler.transitions  # of every chain
         self.since = self.since or (done, now)
         timed, seconds = done - self.since[0], now - self.since[1]
-        if self.said or done == of:
+        if self.warned or done == of:
             return
         if not self.typical:
             if timed >= untimed or (seconds > MAX_TIMED and not getattr(self.sampler, "adjusted", False)):
                 self.typical, self.since = True, (done, now)
         elif (timed >= TIMED and seconds > 1) or (timed >= 1 and seconds > MAX_TIMED):
-            self.said, left = True, (of - done) * seconds / timed
-            if left >= LONG:
-                self._warn(left)
+            self.warned, remaining = True, (of - done) * seconds / timed
+            if remaining >= LONG:
+                self._warn(remaining)
 
     def _warn(self, seconds: float) -> None:
         sampler, run, fewer = self.sampler, self.run, max(1, self.sampler.draws // FEWER)

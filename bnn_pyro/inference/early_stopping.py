@@ -56,19 +56,19 @@ def hold_out(data: Dataset, seed: int) -> Dataset:
     For a target with a noise, training rows are added to few validation rows, up to ``MIN_HELD_OUT`` or a third of all
     rows; but not if rows were divided by groups or time, or if they stay in their file.
     """
-    x, y, known = data.x_train, data.y_train, len(data.x_val)
-    least = min(MIN_HELD_OUT, (len(x) + known) // 3)
-    alone = known and (not isinstance(x, Tensor) or data.split.get("kind") in ("groups", "time"))
-    more = 0 if known else round(HELD_OUT * len(x))
-    more = max(more, least - known) if fewest(data) <= least and not alone else more
+    x, y, num_val = data.x_train, data.y_train, len(data.x_val)
+    least = min(MIN_HELD_OUT, (len(x) + num_val) // 3)
+    alone = num_val and (not isinstance(x, Tensor) or data.split.get("kind") in ("groups", "time"))
+    more = 0 if num_val else round(HELD_OUT * len(x))
+    more = max(more, least - num_val) if fewest(data) <= least and not alone else more
     if more == 0:
         return data
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
-    rest, stopping = order.tensor_split([len(x) - more])
+    training, stopping = order.tensor_split([len(x) - more])
     x_val, y_val = part_of(x, stopping), y[stopping]
-    if known:
+    if num_val:
         x_val, y_val = torch.cat([data.x_val, x_val]), torch.cat([data.y_val, y_val])
-    return replace(data, x_train=part_of(x, rest), y_train=y[rest], x_val=x_val, y_val=y_val)
+    return replace(data, x_train=part_of(x, training), y_train=y[training], x_val=x_val, y_val=y_val)
 
 
 def fewest(data: Dataset) -> int:
@@ -131,14 +131,14 @@ class EarlyStopping:
                 p.data = mean
             yield
         finally:
-            for p, own in zip(self.parameters, weights, strict=True):
-                p.data = own
+            for p, value in zip(self.parameters, weights, strict=True):
+                p.data = value
 
     def evaluate(self, epoch: float, ranks: Ranks) -> float:
         """The mean NLL after this epoch; the weights are kept if it is the lowest."""
         with self.averaged():
             nll = self.score(ranks)
-            self.seen(epoch, nll)
+            self.add(epoch, nll)
         return nll
 
     @torch.no_grad()
@@ -158,7 +158,7 @@ class EarlyStopping:
             scores = log_likelihood(self.model, weights, x, y).sum(dtype=torch.float64)
         return -ranks.total(scores).item() / num
 
-    def seen(self, epoch: float, nll: float) -> None:
+    def add(self, epoch: float, nll: float) -> None:
         """Keep the weights after this epoch if their mean NLL is the lowest so far."""
         if nll < self.state["best_nll"]:
             self.state |= {"best": self._weights(), "best_nll": nll, "best_epoch": epoch}
@@ -204,14 +204,14 @@ class GuideStopping(EarlyStopping):
 
     def score(self, ranks: Ranks) -> float:
         """The mean NLL of the mixture of draws from the present guide; each rank scores its share of the rows."""
-        own = mixture_log_p(self.posterior, ranks.part(self.x), ranks.part(self.y))
-        self.log_p = ranks.joined_rows(own, len(self.x))
+        log_p = mixture_log_p(self.posterior, ranks.part(self.x), ranks.part(self.y))
+        self.log_p = ranks.gather_rows(log_p, len(self.x))
         return -self.log_p.mean().item()
 
-    def seen(self, epoch: float, nll: float) -> None:
+    def add(self, epoch: float, nll: float) -> None:
         """See ``EarlyStopping``."""
         recent = [*self.state.get("recent", ()), nll][-SMOOTHED:]
-        super().seen(epoch, sum(recent) / len(recent))
+        super().add(epoch, sum(recent) / len(recent))
         self.state |= {"recent": recent, "last_epoch": epoch}
 
     def finish(self) -> None:

@@ -49,7 +49,7 @@ class Laplace(Settings):
     former: ClassVar[Mapping[str, Any]] = {"structure": "full"}
     family: ClassVar[str] = "full"  # of the resulting guide, whatever guide the variant has
 
-    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **options: Any) -> Posterior:
         """Find the mode and the curvature there; see ``Method.run``. The posterior's guide is a :class:`FullNormal`.
 
         ``stats["log_evidence"]`` (1, 1) approximates log p(y | x) in nats: log p(y, ŵ) + ½ P log 2π − ½ log det Λ.
@@ -60,7 +60,7 @@ class Laplace(Settings):
         log_joint = _log_joint(model, data, self.temperature)
         curvature = Curvature(log_joint)
         try:
-            mode, trace = self._mode(curvature, Run(**how))
+            mode, trace = self._mode(curvature, Run(**options))
             upper = torch.linalg.cholesky(curvature.precision(mode, summed).flip(-2, -1)).flip(-2, -1)  # Λ = U Uᵀ
         except torch.linalg.LinAlgError:  # for example if the features fit all rows, and a learned noise is about 0
             raise FitFailed("the curvature of the log joint is not positive definite in 64 bits: the features fit the "
@@ -77,7 +77,7 @@ class Laplace(Settings):
 
     def _mode(self, curvature: Curvature, run: Run) -> tuple[Tensor, dict[str, list[float]]]:
         """(ŵ, trace), by L-BFGS in coordinates in which the curvature is about I (the unit is a posterior sd)."""
-        log_joint, left, most = curvature.log_joint, self.max_iterations, 2 * self.max_iterations
+        log_joint, remaining, most = curvature.log_joint, self.max_iterations, 2 * self.max_iterations
         place = log_joint.initial
         trace: dict[str, list[float]] = {"epoch": [], "log_joint": [], "log_likelihood": [], "log_prior": []}
 
@@ -98,15 +98,15 @@ class Laplace(Settings):
             run.tell(min(passes, most), most, {"log joint/N": value.item() / len(log_joint.x)})
             return -value
 
-        while left > 0:
+        while remaining > 0:
             root = torch.linalg.cholesky(curvature.precision(place, _near_the_mode))
             z = torch.zeros_like(place).requires_grad_()
             optimiser = torch.optim.LBFGS(
-                [z], max_iter=min(MAX_ROUND, left), history_size=MAX_ROUND, line_search_fn="strong_wolfe",
+                [z], max_iter=min(MAX_ROUND, remaining), history_size=MAX_ROUND, line_search_fn="strong_wolfe",
                 tolerance_grad=0.01 * MAX_DISTANCE / math.sqrt(len(z)), tolerance_change=1e-13,
             )  # fmt: skip
             optimiser.step(loss)
-            left -= MAX_ROUND
+            remaining -= MAX_ROUND
             loss()
             place = at(z).detach()
             if z.grad.norm() < MAX_DISTANCE:

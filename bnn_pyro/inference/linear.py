@@ -28,8 +28,8 @@ def linear_layer(model: nn.Module) -> nn.Module | None:
     """The layer of a ``BayesianNet`` over an ``MLP`` without hidden layers, whose weights come first in u; or None."""
     net = getattr(model, "net", None)
     plain = isinstance(model, BayesianNet) and type(model).forward is BayesianNet.forward
-    known = plain and isinstance(net, MLP) and type(net).forward is MLP.forward
-    return net.layers[0] if known and len(net.layers) == 1 else None
+    is_mlp = plain and isinstance(net, MLP) and type(net).forward is MLP.forward
+    return net.layers[0] if is_mlp and len(net.layers) == 1 else None
 
 
 class Curvature:
@@ -58,9 +58,9 @@ class Curvature:
     def information(self, u: Tensor) -> Information:
         """The function that computes I_n of rows φ, at weights u (P,)."""
         likelihood, exposed = self.log_joint.model.likelihood, self.features.shape[1] - self.order.shape[1]
-        own = {s: v.double() for s, v in self.log_joint.sites(u).items() if s in likelihood.initial}
+        noise = {s: v.double() for s, v in self.log_joint.sites(u).items() if s in likelihood.initial}
         weight = nn.functional.pad(u[self.order], (0, exposed), value=1.0)
-        return lambda features: likelihood.information(features @ weight.mT, own)
+        return lambda features: likelihood.information(features @ weight.mT, noise)
 
     @property
     def own_precision(self) -> Tensor:

@@ -57,7 +57,9 @@ def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor)
         with Recorder(values | {name: site["value"] for name, site in q.sites.items()}) as p:
             model(x, y)
     for name, value in {**q.params, **p.params}.items():
-        if not any(value is own or getattr(value, "unconstrained", tuple)() is own for own in trained):
+        if not any(
+            value is parameter or getattr(value, "unconstrained", tuple)() is parameter for parameter in trained
+        ):
             raise UserError(f"'{name}' is a pyro.param, which no fit trains: make it an nn.Parameter of the guide "
                             "(Pyro's AutoGuides are not taken), and in a model a latent site or a buffer")  # fmt: skip
     if guide is not None and not trained:
@@ -165,9 +167,9 @@ class _PriorDraws(Recorder):
 
     def _pyro_sample(self, msg: dict) -> None:
         if not (msg["is_observed"] or site_is_subsample(msg)):
-            prior, given = msg["fn"], msg["fn"].batch_shape  # not empty if the prior depends on another site
+            prior, batch_shape = msg["fn"], msg["fn"].batch_shape  # not empty if the prior depends on another site
             every = (sum(self.numbers),)
-            parts = [prior.expand(every).sample()] if given else [prior.sample((num,)) for num in self.numbers]
+            parts = [prior.expand(every).sample()] if batch_shape else [prior.sample((num,)) for num in self.numbers]
             msg["value"], msg["done"] = torch.cat(parts), True
 
 
@@ -247,7 +249,7 @@ def elbo_of(model: Callable, guide: Callable, *args: Tensor, particles: int = 1)
             elif (of := q.sites.get(name)) is not None:
                 plain = of["mask"] is None and isinstance(of["scale"], float | int)
                 if plain and drawn_jointly(of["fn"], site["fn"]):
-                    jointly.setdefault(of["fn"].whole, []).append((of["fn"], site["fn"], of["scale"]))
+                    jointly.setdefault(of["fn"].joint, []).append((of["fn"], site["fn"], of["scale"]))
                 else:
                     terms.append(_kl(of, site))
             else:

@@ -129,9 +129,9 @@ def restarted(model: nn.Module) -> nn.Module:
     if getattr(model, "is_pretrained", False):
         return model
     for part in reversed([*model.modules()]):  # parts before the layer that contains them
-        own = "_reset_parameters" if isinstance(part, nn.MultiheadAttention | nn.Transformer) else "reset_parameters"
-        with users_code(f"{own}() of {type(part).__name__}, which draws the weights of another start, fails"):
-            getattr(part, own, lambda: None)()
+        reset = "_reset_parameters" if isinstance(part, nn.MultiheadAttention | nn.Transformer) else "reset_parameters"
+        with users_code(f"{reset}() of {type(part).__name__}, which draws the weights of another start, fails"):
+            getattr(part, reset, lambda: None)()
     for name, value in model.named_buffers():
         value.copy_(buffers[name])
     for name, value in model.named_parameters():

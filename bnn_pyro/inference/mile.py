@@ -107,7 +107,7 @@ class MILE(SeparateChains):
         if self.adjusted:  # overrides the attribute of the class
             object.__setattr__(self, "converges_to", "exact")
 
-    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **options: Any) -> Posterior:
         """Optimise the members, then sample; see ``Method.run`` and ``Sampler.run``.
 
         ``stats``, (C, D): lp, n_steps (gradients), step_size, decoherence_length L, diverging; energy_error, the root
@@ -119,7 +119,7 @@ class MILE(SeparateChains):
         """
         size = sum(value.numel() for value in weight_space(model).initial.values())
         settings = self if self.chains else replace(self, chains=MEMBERS if size <= SMALL else 4)
-        return super(MILE, settings).run(model, guide, data, **how)
+        return super(MILE, settings).run(model, guide, data, **options)
 
     #: See ``Sampler``. Later transitions, which are trajectories or several steps in one call, have another duration.
     untimed = property(lambda self: int(0.6 * self.warmup))
@@ -199,8 +199,8 @@ class Kernel:
         if self.lost.all():
             chain = int(np.argmax(diverged))
             who = f"chain {chain + 1}" if len(error) > 1 else "a chain"
-            what = f"{error[chain]:,.0f} nats" if np.isfinite(error[chain]) else "not finite"
-            raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {what} in a step of "
+            size = f"{error[chain]:,.0f} nats" if np.isfinite(error[chain]) else "not finite"
+            raise ChainLost(f"{who} diverged at transition {self.done + 1:,}: its energy error is {size} in a step of "
                             f"{self.step_size[chain]:.3g}; take a smaller energy_variance than "
                             f"{settings.energy_variance:g}, a longer warm-up, or adjusted=true")  # fmt: skip
         u = direction(before.u + microcanonical.refreshment(step, self.length, self.size)[:, None] * noise[:, 0])
@@ -215,7 +215,7 @@ class Kernel:
         figures = dict(lp=self.point.density, n_steps=np.full_like(step, GRADIENTS), step_size=step)
         figures |= dict(decoherence_length=self.length, diverging=np.where(self.lost, 2.0, drawing & diverged))
         self._learn_length(noise.shape[1])
-        return [{"energy_error": own, **figures} for own in np.abs(errors).T]
+        return [{"energy_error": error, **figures} for error in np.abs(errors).T]
 
     def _trajectory(self) -> dict[str, np.ndarray]:
         """Make one trajectory of every chain, accepted or rejected as a whole; in the warm-up adapt step sizes."""
@@ -274,9 +274,9 @@ class Kernel:
 
     def state(self) -> dict[str, Any]:
         """All that the next transition depends on: tensors, numbers and strings of JSON."""
-        own = ("step_size", "length", "lost", "turned", "halved", "ends", "way")
+        names = ("step_size", "length", "lost", "turned", "halved", "ends", "way")
         parts = {"point": self.point._asdict(), "tuning": vars(self.tuning), "moments": vars(self.moments),
-                 "own": {name: getattr(self, name) for name in own}, "positions": self.positions,
+                 "own": {name: getattr(self, name) for name in names}, "positions": self.positions,
                  "averages": [vars(average) for average in self.averages], "done": self.done,
                  "rngs": json.dumps([rng.bit_generator.state for rng in self.rngs])}  # fmt: skip
         return tree_map_only(np.ndarray, torch.from_numpy, parts)
@@ -289,9 +289,9 @@ class Kernel:
         self.tuning = EnergyTuning(**{k: v for k, v in state["tuning"].items() if k != "limit"})
         self.moments, self.positions, self.done = Moments(**state["moments"]), state["positions"], state["done"]
         former = [int(share * self.settings.warmup) for share in FORMER_WINDOWS[self.settings.adjusted]]
-        vars(self).update({"ends": former, **(own := state["own"])})
+        vars(self).update({"ends": former, **(earlier := state["own"])})
         self.ends = [*self.ends[:1] * (4 - len(self.ends)), *self.ends]
-        ways = own["length" if self.settings.adjusted else "step_size"] * self._every * len(self.positions)
-        self.way, self.averages = own.get("way", ways), [DualAveraging(**values) for values in state["averages"]]
+        ways = earlier["length" if self.settings.adjusted else "step_size"] * self._every * len(self.positions)
+        self.way, self.averages = earlier.get("way", ways), [DualAveraging(**values) for values in state["averages"]]
         for rng, saved in zip(self.rngs, json.loads(state["rngs"]), strict=True):
             rng.bit_generator.state = saved

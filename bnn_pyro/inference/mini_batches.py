@@ -74,11 +74,11 @@ class MiniBatches(torch_data.Dataset):
             return
         device = self.data.x_train.device
         on_cpu = MiniBatches(self.data.to("cpu"), self.seed, self.augment)  # workers cannot use a GPU's memory
-        how = "fork" if sys.platform == "linux" else None  # "fork" takes functions that cannot be pickled
+        start_method = "fork" if sys.platform == "linux" else None  # "fork" takes functions that cannot be pickled
         steps = ((number, rows.cpu() if isinstance(rows, Tensor) else rows) for number, rows in steps)
         loader = torch_data.DataLoader(
             on_cpu, None, sampler=steps, num_workers=workers, pin_memory=device.type == "cuda",
-            generator=torch.Generator(), multiprocessing_context=how,
+            generator=torch.Generator(), multiprocessing_context=start_method,
         )  # fmt: skip
         died = ("a process that reads mini-batches died ({error}): the last checkpoint, if any, is whole; go on with "
                 "--resume, or set workers to 0")  # fmt: skip
@@ -117,8 +117,8 @@ class Batches:
 
 def draws_due(steps: int, burn_in: int, num: int) -> np.ndarray:
     """(steps,), whether a draw is due: ``num`` evenly spaced ones after the burn-in, but at most one a step."""
-    left = steps - burn_in
-    serial = np.floor(np.arange(1, left + 1) / max(left / num, 1.0) + 1e-6)
+    remaining = steps - burn_in
+    serial = np.floor(np.arange(1, remaining + 1) / max(remaining / num, 1.0) + 1e-6)
     return np.append(np.zeros(burn_in, dtype=bool), np.diff(serial, prepend=0) > 0)
 
 

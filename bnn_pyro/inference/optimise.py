@@ -114,10 +114,10 @@ class Optimisation(Settings):
     def resolved(self, model: nn.Module, data: Dataset) -> Self:
         """These settings, completed by the rules; ``epochs`` is then the largest number."""
         num, weights = len(data.x_train), sum(value.numel() for value in model.initial.values())
-        whole = self._by_rule(schedule(num, weights))
-        steps = whole.epochs * math.ceil(num / (whole.batch_size or num))
-        own = getattr(model, "is_own_network", False)
-        return whole._by_rule({"clip": CLIP} | ({"lr_warmup": min(WARMUP, steps // 20)} if own else {}))
+        completed = self._by_rule(schedule(num, weights))
+        steps = completed.epochs * math.ceil(num / (completed.batch_size or num))
+        is_own = getattr(model, "is_own_network", False)
+        return completed._by_rule({"clip": CLIP} | ({"lr_warmup": min(WARMUP, steps // 20)} if is_own else {}))
 
     def _by_rule(self, rule: Mapping[str, Any]) -> Self:
         return replace(self, **{name: value for name, value in rule.items() if getattr(self, name) is None})
@@ -130,15 +130,17 @@ class Optimisation(Settings):
                   if getattr(self, k, 0) is None and rule.get(k) is not None}  # fmt: skip
         if reason:
             warnings.warn(f"{reason}: the weights at that time are kept", stacklevel=4)
-        known, num = len(data.x_val), len(data.x_train)
-        of = f"of {known + num} training and validation rows" if known else f"of {num} training rows"
-        of = "validation rows" if len(split.x_val) == known else of
+        num_val, num = len(data.x_val), len(data.x_train)
+        of = f"of {num_val + num} training and validation rows" if num_val else f"of {num} training rows"
+        of = "validation rows" if len(split.x_val) == num_val else of
         about = {"early_stopping": {"rows": len(split.x_val), "of": of, "patience": patience}} if patience else {}
         return ({"schedule": chosen} if chosen else {}) | ({"stopped": reason} if reason else {}) | about
 
-    def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **how: Any) -> tuple[Training, str]:
+    def minimise(
+        self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **options: Any
+    ) -> tuple[Training, str]:
         """Fit ``guide``; returns (the training, the result of ``Run.take``). Raises UserError if it is not finite."""
-        training = Training(self, model, guide, data, run.seed, **how)
+        training = Training(self, model, guide, data, run.seed, **options)
         reason = run.take(training)
         if training.since:  # it ended between two lines of the trace
             training.record()

@@ -65,8 +65,8 @@ class Potential(LogJoint):
         density, gradient = self.evaluate(self.initial[None])
         finite = torch.isfinite(density).all()
         if not (finite and torch.isfinite(gradient).all()):
-            what = "finite but its gradient is not," if finite else density.item()
-            raise UserError(f"the log joint density is {what} at the initial weights; look for inputs or targets that "
+            value = "finite but its gradient is not," if finite else density.item()
+            raise UserError(f"the log joint density is {value} at the initial weights; look for inputs or targets that "
                             "are not finite, or far out of range")  # fmt: skip
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,7 +86,7 @@ class Sampler(Settings):
     #: Number of first transitions that a forecast of the run time leaves out, as their duration is not typical.
     untimed = property(lambda self: min(100, self.warmup // 4))
 
-    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **options: Any) -> Posterior:
         """Sample the posterior; see ``Method.run``. The guide is not used.
 
         ``stats`` of the posterior, (C, D): acceptance_rate, diverging (0 or 1), energy (at the start of the trajectory,
@@ -98,7 +98,7 @@ class Sampler(Settings):
         """
         from bnn_pyro.inference.coordinates import coordinates  # imports SciPy's optimisers, which takes long
 
-        model, run = weight_space(model), Run(**how)
+        model, run = weight_space(model), Run(**options)
         with isolated(run.seed), one_thread() if self.one_by_one and self.chains > 1 else nullcontext():
             potential = Potential(model, data.x_train, data.y_train, self.temperature)
             begun = run.checkpoint.load() if run.checkpoint else None
@@ -108,22 +108,22 @@ class Sampler(Settings):
         return self._posterior(model, data, potential, records, stopped, run)
 
     def _starts(self, potential: Potential, data: Dataset, run: Run) -> Starts:
-        how = self.start
-        if how == "auto":
+        start = self.start
+        if start == "auto":
             widths = [len(potential.model.initial[site]) for site in weight_sites(potential.model)[:-1]]
-            how = "members" if max(widths, default=0) > WIDE else self.usual_start
-        if how == "members":
+            start = "members" if max(widths, default=0) > WIDE else self.usual_start
+        if start == "members":
             return partial(self._members, potential, data, run)
-        return partial(starting_points, potential, how, jitter=self.jitter, seed=run.seed)
+        return partial(starting_points, potential, start, jitter=self.jitter, seed=run.seed)
 
     def _members(self, potential: Potential, data: Dataset, run: Run, num: int) -> Tensor:
         """Optimised networks as starts, z (num, P); if a site is constrained, modes of the log joint instead."""
         if potential.constrained:
             return starting_points(potential, "map", num, self.jitter, run.seed)
-        how = {k: v for k, v in vars(self).items() if k in ("epochs", "patience", "lr", "batch_size")}
-        if not how:  # a sampler without these settings leaves validation rows to calibration, and holds out other rows
+        plan = {k: v for k, v in vars(self).items() if k in ("epochs", "patience", "lr", "batch_size")}
+        if not plan:  # a sampler without these settings leaves validation rows to calibration, and holds out other rows
             data = replace(data, x_val=data.x_val[:0], y_val=data.y_val[:0])
-        w = optimised(potential.model, data, num, run, temperature=self.temperature, **how)
+        w = optimised(potential.model, data, num, run, temperature=self.temperature, **plan)
         return _placed(potential, potential.flat(w).double())
 
     def _posterior(
@@ -175,34 +175,34 @@ def warn_of_idle_chains(z: Tensor, diverging: Tensor, numbers: Sequence[int], ch
         return
     diverged = diverging.bool().all(1)
     rejected = (z == z[:, :1]).flatten(1).all(1) & ~diverged
-    for idle, what in ((diverged, "every draw diverged"), (rejected, "every transition was rejected")):
-        if which := [numbers[i] + 1 for i in idle.nonzero()[:, 0].tolist()]:
-            named = ", ".join(map(str, which[:NAMED])) + (", …" if len(which) > NAMED else "")
-            who = f"chain {named}" if len(which) == 1 else f"{len(which)} chains ({named})"
-            warnings.warn(f"{who} of {chains}: {what}, and tells of its start alone; try start=map, a higher "
+    for idle, problem in ((diverged, "every draw diverged"), (rejected, "every transition was rejected")):
+        if idle_numbers := [numbers[i] + 1 for i in idle.nonzero()[:, 0].tolist()]:
+            named = ", ".join(map(str, idle_numbers[:NAMED])) + (", …" if len(idle_numbers) > NAMED else "")
+            who = f"chain {named}" if len(idle_numbers) == 1 else f"{len(idle_numbers)} chains ({named})"
+            warnings.warn(f"{who} of {chains}: {problem}, and tells of its start alone; try start=map, a higher "
                           "target_accept or a longer warm-up", stacklevel=5)  # fmt: skip
 
 
-def starting_points(potential: Potential, how: str, num: int, jitter: float = 1.0, seed: int = 0) -> Tensor:
+def starting_points(potential: Potential, start: str, num: int, jitter: float = 1.0, seed: int = 0) -> Tensor:
     """Starts z (num, P), float64, of finite density; the start of a chain does not depend on the number of chains.
 
-    how: "jitter", "prior" or "map".
+    start: "jitter", "prior" or "map".
     Raises UserError, with the chain's number, if no start with a finite density and gradient is found.
     """
-    z = torch.stack([_drawn(potential, how, jitter, seed, chain) for chain in range(num)])
-    z = _placed(potential, _climbed(potential, z)) if how == "map" else z
+    z = torch.stack([_drawn(potential, start, jitter, seed, chain) for chain in range(num)])
+    z = _placed(potential, _climbed(potential, z)) if start == "map" else z
     if not (good := _finite(potential, z)).all():
         raise UserError(f"chain {int((~good).nonzero()[0]) + 1} has no start where the log density and its gradient "
-                        f"are finite (start={how}); take a {'narrower prior' if how == 'prior' else 'smaller jitter'}, "
-                        "or start=map")  # fmt: skip
+                        f"are finite (start={start}); take start=map, or a "
+                        f"{'narrower prior' if start == 'prior' else 'smaller jitter'}")  # fmt: skip
     return z
 
 
-def _drawn(potential: Potential, how: str, jitter: float, seed: int, chain: int) -> Tensor:
+def _drawn(potential: Potential, start: str, jitter: float, seed: int, chain: int) -> Tensor:
     """One start of finite density, (P,); if there is none in 100 attempts, the last one."""
     with isolated(chain_seed(seed, chain)):
         for _ in range(100):  # attempts, as in Stan
-            if how == "prior":
+            if start == "prior":
                 z = potential.prior_draws(1)
             else:
                 if potential.space.whitened and potential.centred >= 2:  # z has standard deviations of about 1

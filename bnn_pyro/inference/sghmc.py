@@ -215,14 +215,14 @@ class StochasticGradient(Settings):
         if self.burn_in is not None and self.burn_in >= (self.epochs or math.inf):
             raise UserError(f"burn_in must lie between 0 and the {self.epochs} epochs (excluded), got {self.burn_in}")
 
-    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **options: Any) -> Posterior:
         """Sample the posterior; see ``Method.run``. The guide is not used.
 
         ``stats`` of the posterior, (C, D): log_joint of each draw in nats, estimated by the mini-batch of its step.
         ``trace``, a line an epoch, or for several: step_size (as lr), kinetic_temperature and log_joint (means over
         chains and steps), draws (number stored, all chains), validation_nll (of the draws so far, else of positions).
         """
-        model, run = weight_space(model), Run(**how)
+        model, run = weight_space(model), Run(**options)
         settings = self.resolved(model, data)
         with in_mode(model, training=False), pyro.validation_enabled(False):
             chains = Chains(settings, model, data, run.seed, settings.starts(model, data, run))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bnn_pyro.checkpoint import Checkpoint, Interrupted, Run
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import here
+from bnn_pyro.distributed import process_group
 from bnn_pyro.errors import UserError
 from bnn_pyro.inference.cost import ARITHMETIC, PYRO_STEP, choose_cores, multiplications
 from bnn_pyro.inference.early_stopping import GUIDE_STEPS, EarlyStopping, GuideStopping, fewest
@@ -89,20 +89,20 @@ class SVI(Optimisation):
         """True for a user's own network: with many weights, the q of the highest ELBO may predict worse than others."""
         return getattr(model, "is_own_network", False)
 
-    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **options: Any) -> Posterior:
         """Fit the guide; see ``Method.run``."""
         if guide is None:
             raise UserError("SVI needs a guide, and this variant has none; use --inference map")
-        run, how = Run(**how), dict(latent=self.temperature, num_particles=self.num_particles)
+        run, options = Run(**options), dict(latent=self.temperature, num_particles=self.num_particles)
         if self.scale_lr and not any(name.rpartition(".")[2] in LOG_SCALES for name, _ in guide.named_parameters()):
             raise UserError("this guide has no scales of Normals that scale_lr would be for; leave it out")
         split, patience = self.held_out(model, data, run.seed)
         if patience:
-            how["watch"] = watch = GuideStopping(model, guide, split, patience)
+            options["watch"] = watch = GuideStopping(model, guide, split, patience)
             if getattr(model, "is_pretrained", False):  # the start may be the best
-                watch.evaluate(0.0, here())
+                watch.evaluate(0.0, process_group())
         with in_one_memory(guide, model.net) if self.stops_early(model) else nullcontext():
-            training, reason = self.minimise(model, guide, split, run, **how)
+            training, reason = self.minimise(model, guide, split, run, **options)
         about = self.chosen(model, data, training.trace, reason)
         if "scale_lr" in (schedule := about.get("schedule", {})):  # the rule of the version that began the fit counts
             schedule["scale_lr"] = training.settings.scale_lr
@@ -125,9 +125,9 @@ class MAP(Optimisation):
     prior_weight: ClassVar[float] = 1.0
     starts_at: ClassVar[str] = "point"
 
-    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **options: Any) -> Posterior:
         """Find the point and return it as one chain of one draw; see ``Method.run``. The guide is not used."""
-        point, trace, reason = self.find(model, data, Run(**how))
+        point, trace, reason = self.find(model, data, Run(**options))
         chains = {site: value.detach()[None, None] for site, value in point.sites().items()}
         about = self.chosen(model, data, trace, reason)
         return Posterior(model, data.schema, chains=chains, trace=trace, provenance=about)
@@ -136,13 +136,13 @@ class MAP(Optimisation):
         """(the point, the trace {epoch, log_likelihood, log_joint, log_prior}, the reason as of ``minimise``)."""
         started = run.start is not None and len(next(iter(run.start.values()))) > 0
         first = {site: value[0] for site, value in run.start.items()} if started else model.initial
-        point, how = PointMass(first).to(data.x_train.device), {}
+        point, options = PointMass(first).to(data.x_train.device), {}
         data, patience = self.held_out(model, data, run.seed)
         if patience:
-            how["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
+            options["watch"] = EarlyStopping(model, point, data.x_val, data.y_val, patience)
             if started or getattr(model, "is_pretrained", False):  # trained weights, which may be the best
-                how["watch"].evaluate(0.0, here())
-        training, reason = self.minimise(model, point, data, run, latent=self.prior_weight, **how)
+                options["watch"].evaluate(0.0, process_group())
+        training, reason = self.minimise(model, point, data, run, latent=self.prior_weight, **options)
         trace = training.trace
         trace["log_joint"], trace["log_prior"] = trace.pop("elbo"), [-kl for kl in trace.pop("kl")]
         return point, trace, reason
@@ -170,11 +170,11 @@ class MCDropout(MAP):
 
     needs: ClassVar[frozenset[str]] = frozenset({"weights", "dropout"})
 
-    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **options: Any) -> Posterior:
         """Find the weights as MAP does, for the guide; see ``Method.run``. Raises UserError without dropout."""
         if not isinstance(guide, DroppedInputs):
             raise UserError("mc-dropout needs a network with dropout; use the variant dropout-mlp")
-        point, trace, reason = self.find(model, data, Run(**how))
+        point, trace, reason = self.find(model, data, Run(**options))
         with torch.no_grad():
             guide.loc.copy_(point.loc)
         about = self.chosen(model, data, trace, reason)
@@ -204,7 +204,7 @@ class Ensemble(MAP):
 
     incidental: ClassVar[tuple[str, ...]] = ("cores", "workers")  # no member depends on them
 
-    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **how: Any) -> Posterior:
+    def run(self, model: nn.Module, guide: nn.Module | None, data: Dataset, **options: Any) -> Posterior:
         """Find the members and return each as a chain of one draw; see ``Method.run``. The guide is not used.
 
         The trace is the mean over the members, up to the epoch at which the first one ended. Each member has its own
@@ -214,11 +214,11 @@ class Ensemble(MAP):
             raise UserError(f"training changes '{moved[0]}', of which each member of an ensemble has its own, and "
                             "draws hold weights only; take layer or group normalisation, not batch normalisation (or "
                             "frozen statistics), and no spectral norm, moving averages or buffer of calls")  # fmt: skip
-        run, numbers = Run(**how), range(self.members)
+        run, numbers = Run(**options), range(self.members)
         children = [None if run.checkpoint is None else run.checkpoint.child(f"member-{m + 1}") for m in numbers]
         states = [None if child is None else child.load() for child in children]
-        known = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
-        finished: dict[int, Member] = {m: (*found, "")[:3] for m, found in known.items()}  # in earlier versions a pair
+        saved = {m: state["found"] for m, state in enumerate(states) if state and "found" in state}
+        finished: dict[int, Member] = {m: (*entry, "")[:3] for m, entry in saved.items()}  # in earlier versions a pair
         todo = [m for m in numbers if m not in finished]
         split, before = self.held_out(model, data, run.seed)[0], len(finished)
         rule, num = self.resolved(model, split), len(split.x_train)
@@ -239,7 +239,7 @@ class Ensemble(MAP):
         rows = replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])  # not sent to other processes
         work = rule.epochs * num * multiplications(model, data.x_train[:1])
         seconds = self.members * (steps * PYRO_STEP + ARITHMETIC * work)
-        together = self.members == 1 or here().size > 1
+        together = self.members == 1 or process_group().size > 1
         cores = 1 if together else choose_cores(self.cores, self.members, data.x_train.device, seconds)
         # One after the other in this process: on all threads. Processes that share a fit agree on when to stop.
         where = dict(all_threads=True) if together else dict(cores=cores, watch=watch)
@@ -268,8 +268,8 @@ class Ensemble(MAP):
         with isolated(seed):
             model = restarted(model) if m else copy.deepcopy(model)  # the first starts as MAP would
             report = lambda done, of, figures: report_progress(done, of, {"member": m + 1, **figures})  # noqa: E731
-            own = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
-            point, trace, reason = self.find(model, data, Run(seed, children[m], report, run.max_minutes, start=own))
+            start = None if run.start is None else {site: value[m : m + 1] for site, value in run.start.items()}
+            point, trace, reason = self.find(model, data, Run(seed, children[m], report, run.max_minutes, start=start))
             reason = reason.replace("the limit of", "its share of the limit,")
             reason = reason and f"member {m + 1} of {self.members} {reason}"
         return {site: value.detach().clone() for site, value in point.sites().items()}, trace, reason

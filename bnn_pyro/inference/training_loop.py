@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map_only
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import here
+from bnn_pyro.distributed import process_group
 from bnn_pyro.errors import UserError, diverged
 from bnn_pyro.inference.early_stopping import EarlyStopping, GuideStopping
 from bnn_pyro.inference.log_joint import Objective
@@ -67,7 +67,7 @@ class Training:
         #: The step after which the learning rate falls; None as long as it is constant.
         self.decay: int | None = None if self.settings.epochs is None else 0
         settings = self.settings = self.settings.resolved(self.model, self.data)
-        self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, here()
+        self.x, self.y, self.ranks = self.data.x_train, self.data.y_train, process_group()
         drawn = not (isinstance(self.guide, PointMass) or getattr(self.model, "points", ()))
         #: The network if its weights are drawn: then no dropout masks are; see ``_without_masks``.
         self.without_masks = net = getattr(self.model, "net", None) if drawn else None
@@ -225,11 +225,11 @@ class Training:
 
     def check_guide(self) -> None:
         """Raise UserError if a parameter is not finite, or not the same on all ranks."""
-        with self.ranks.agreed():
+        with self.ranks.sharing_errors():
             # A finite loss can have a gradient that is not finite, which shows in the weights first.
             if not all(bool(torch.isfinite(p).all()) for p in self.guide.parameters()):
                 raise diverged("weights stopped being finite at", self.step, self.settings.lr)
-        self.ranks.check_alike(self.guide, f"after step {self.step:,}")
+        self.ranks.check_same_parameters(self.guide, f"after step {self.step:,}")
 
     def state_dict(self) -> dict[str, Any]:
         """The contents of a checkpoint. Raises UserError if a number in it is not finite."""
@@ -253,12 +253,12 @@ class Training:
                 break
         self.optimiser.load_state_dict(state["optimiser"])
         if hasattr(self.settings, "scale_lr"):  # keep the one with which the fit began
-            own = self.optimiser.param_groups[1]["initial_lr"] if scale_lr != lr else None
-            self.settings = replace(self.settings, scale_lr=own)
+            rate = self.optimiser.param_groups[1]["initial_lr"] if scale_lr != lr else None
+            self.settings = replace(self.settings, scale_lr=rate)
         self.model.load_state_dict(state.get("buffers", {}), strict=False)
         self.first = self.step = state["step"]
-        own = [state.get(name) for name in ("norm", "watch")]  # on the CPU, to which checkpoints are read
-        self.norm, watch = tree_map_only(Tensor, lambda value: value.to(self.figures.device), own)
+        saved = [state.get(name) for name in ("norm", "watch")]  # on the CPU, to which checkpoints are read
+        self.norm, watch = tree_map_only(Tensor, lambda value: value.to(self.figures.device), saved)
         if decay := state.get("decay"):
             self._decay_from(decay)
         self.total = state.get("total", self.total)

@@ -59,8 +59,8 @@ def _covered(share: float, prediction: Prediction, y: np.ndarray) -> np.ndarray:
     return (np.maximum(lower - 0.5, 0.5 - upper) <= share / 2).astype(np.float64)
 
 
-def _coverage(share: float, what: str = "targets", more: str = "") -> Metric:
-    text = f"share of {what} inside the central {share:.0%} interval{more}"
+def _coverage(share: float, noun: str = "targets", more: str = "") -> Metric:
+    text = f"share of {noun} inside the central {share:.0%} interval{more}"
     return Metric(partial(_covered, share), mean_of, text, "nominal", share=True)
 
 

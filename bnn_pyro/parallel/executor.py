@@ -100,9 +100,9 @@ def connect(client: Any, stack: contextlib.ExitStack) -> Any:
 def check_workers(client: Any) -> None:
     """Raise UserError if a worker cannot import this package; warn if versions differ or there are no workers."""
     client.get_versions(check=True, packages=PACKAGES)
-    for worker, there in client.run(usable_cores, on_error="return").items():
-        if isinstance(there, Exception):
-            raise UserError(f"the Dask worker {worker} cannot import bnn_pyro ({there}): install it there too")
+    for worker, answer in client.run(usable_cores, on_error="return").items():
+        if isinstance(answer, Exception):
+            raise UserError(f"the Dask worker {worker} cannot import bnn_pyro ({answer}): install it there too")
     if not client.nthreads():
         address = client.scheduler.address
         warnings.warn(f"the Dask scheduler at {address} has no workers yet, tasks wait for one: start it with `dask "

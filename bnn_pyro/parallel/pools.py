@@ -62,11 +62,11 @@ class ProcessPool:
     def start(self, number: int, task: Any, name: str) -> Future:
         """Give a task to a worker and return its future."""
         connect = partial(_file_channel, self.folder, number, os.getpid())
-        what = self.folder.name, self.function, cloudpickle.dumps(task), name, connect
+        args = self.folder.name, self.function, cloudpickle.dumps(task), name, connect
         while True:
             worker = _worker()
             with suppress(BrokenProcessPool):  # it was killed while it had no task
-                future = worker.submit(run_task, *what)
+                future = worker.submit(run_task, *args)
                 self.workers[future] = worker
                 future.add_done_callback(self._free)
                 return future
@@ -155,8 +155,8 @@ class DaskPool:
         """See ``ProcessPool``."""
         if self.function.status == "error":  # the worker that held the function died
             self.function.retry()
-        what = self.topic, self.function, cloudpickle.dumps(task), name, partial(_event_channel, self.topic, number)
-        future = self.client.submit(run_task, *what, key=f"{self.topic}-{next(self.keys)}", pure=False)
+        args = self.topic, self.function, cloudpickle.dumps(task), name, partial(_event_channel, self.topic, number)
+        future = self.client.submit(run_task, *args, key=f"{self.topic}-{next(self.keys)}", pure=False)
         self.at_work.add(future)
         future.add_done_callback(self.at_work.discard)
         return future
@@ -224,8 +224,8 @@ def run_task(call: str, function: bytes | Path, task: bytes, name: str, connect:
                     _FUNCTIONS.clear()
                     _FUNCTIONS[call] = pickle.loads(function if isinstance(function, bytes) else function.read_bytes())
                 result = _FUNCTIONS[call](pickle.loads(task))
-                own = (w for w in caught if issubclass(w.category, UserWarning) and w.filename.startswith(PACKAGE))
-                return cloudpickle.dumps((True, result, [str(w.message) for w in own]))
+                users = (w for w in caught if issubclass(w.category, UserWarning) and w.filename.startswith(PACKAGE))
+                return cloudpickle.dumps((True, result, [str(w.message) for w in users]))
         except BaseException as error:
             return _failure(error, name)
 

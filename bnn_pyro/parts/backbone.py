@@ -90,8 +90,8 @@ class Backbone(nn.Module):
     def __init__(self, pretrained: Pretrained, schema: Schema) -> None:
         super().__init__()
         reason = f"the backbone {type(pretrained.net).__name__} cannot be copied ({{error}})"
-        what = f"{reason}; give it as a TorchScript or torch.export file"
-        with refusing(what), torch.no_grad():  # copies of TorchScript record operations
+        message = f"{reason}; give it as a TorchScript or torch.export file"
+        with refusing(message), torch.no_grad():  # copies of TorchScript record operations
             self.net = copy.deepcopy(pretrained.net).cpu()
         for parameter in self.net.parameters():  # a TorchScript module has no method requires_grad_
             parameter.requires_grad_(False)
@@ -109,19 +109,19 @@ class Backbone(nn.Module):
         report: called as report(rows done, rows in total).
         Raises UserError if the network fails for these inputs, or if its features are not finite.
         """
-        whole = torch.empty(len(x), self.num_features, device=self.scale.device)
+        features = torch.empty(len(x), self.num_features, device=self.scale.device)
         for block in row_blocks(x, report):
-            whole[block] = self._features(x[block].to(self.scale.device))
-        return whole
+            features[block] = self._features(x[block].to(self.scale.device))
+        return features
 
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
-        name, schema, own = f"the backbone ({in_words(self.description)})", self._schema, self._own
+        name, schema, trained = f"the backbone ({in_words(self.description)})", self._schema, self._own
         shapes = ", ".join(f"{part.name} {part.shape}" for part in schema.input_parts) or tuple(x.shape)
         with users_code(f"{name} does not take inputs of shape {shapes}"), in_mode(self.net, training=False):
-            if own is None or (schema.x_shift, schema.x_scale) != (own.x_shift, own.x_scale):
+            if trained is None or (schema.x_shift, schema.x_scale) != (trained.x_shift, trained.x_scale):
                 raw = schema.unstandardise(x)
-                x = raw if own is None else own.standardise(raw)
+                x = raw if trained is None else trained.standardise(raw)
             own_network = self.description["kind"] not in ("run", "untrained")
             features = called(self.net, schema, x) if own_network else self.net(x)
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
@@ -135,13 +135,13 @@ class Backbone(nn.Module):
 
 def unpack(parts: Sequence[InputPart], _: nn.Module, args: tuple[Tensor, ...], kwargs: dict) -> tuple[tuple, dict]:
     """A forward pre-hook that splits the input into the module's arguments, by position if their names are numbers."""
-    own, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
+    named, pieces = {}, args[0].split([math.prod(part.shape) for part in parts], -1)
     for part, piece in zip(parts, pieces, strict=True):
         value = piece.reshape(*piece.shape[:-1], *part.shape)
-        own[part.name] = value.to(torch.int64) if part.is_whole else value.bool() if part.is_bool else value
-    if all(name.isdigit() for name in own):
-        return (*own.values(), *args[1:]), kwargs
-    return args[1:], {**kwargs, **own}
+        named[part.name] = value.to(torch.int64) if part.is_whole else value.bool() if part.is_bool else value
+    if all(name.isdigit() for name in named):
+        return (*named.values(), *args[1:]), kwargs
+    return args[1:], {**kwargs, **named}
 
 
 class OnFeatures(nn.Module):
@@ -170,8 +170,8 @@ def called(net: nn.Module, schema: Schema, x: Tensor) -> Tensor:
     return net(*args, **named)
 
 
-def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: str, hooked: bool = False) -> None:
-    """Warn if a trained network is ``given`` "standardised" or "raw" inputs, but seems to be trained on others.
+def check_scale(net: nn.Module, data: Dataset, scale: str, name: str, variant: str, hooked: bool = False) -> None:
+    """Warn if a trained network takes inputs of this ``scale`` ("standardised", "raw") and seems trained on others.
 
     The mean and variance of the inputs of its first batch normalisation on training rows are compared with the running
     ones, by KL(Normal ‖ Normal), averaged over channels. Networks without batch normalisation are not checked.
@@ -182,11 +182,13 @@ def check_scale(net: nn.Module, data: Dataset, given: str, name: str, variant: s
     raw = data.schema.unstandardise(x)
     kinds = {"standardised": x, "raw": raw, "raw / 255": raw / 255, "raw × 255": raw * 255}
     call = partial(called, net, data.schema) if variant == "LastLayer" else net  # else a hook calls ``unpack``
-    off = {kind: _off(net, call, data.schema.standardise(own) if hooked else own) for kind, own in kinds.items()}
+    off = {
+        kind: _off(net, call, data.schema.standardise(inputs) if hooked else inputs) for kind, inputs in kinds.items()
+    }
     best = min(off, key=off.__getitem__)
-    if off[given] > OFF and off[best] < 0.1 * off[given]:
+    if off[scale] > OFF and off[best] < 0.1 * off[scale]:
         way = f"{variant}(…, inputs='{best}')" if best in INPUTS else "data in these units"
-        warnings.warn(f"{name} is given {given} inputs, and its batch normalisation was trained on others, such as "
+        warnings.warn(f"{name} is given {scale} inputs, and its batch normalisation was trained on others, such as "
                       f"{best} ones; give {way} if it was", stacklevel=2)  # fmt: skip
 
 
@@ -204,8 +206,8 @@ def _off(net: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> float:
     except Exception:  # the network may fail for this kind of inputs
         return math.inf
     observed = Normal(rows.mean(1), (rows.var(1, correction=0) + layer.eps).sqrt())
-    known = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
-    return kl_divergence(observed, known).mean().item()
+    running = Normal(layer.running_mean.double(), (layer.running_var.double() + layer.eps).sqrt())
+    return kl_divergence(observed, running).mean().item()
 
 
 def from_text(text: str) -> Pretrained:
@@ -281,12 +283,12 @@ class _Torchvision(nn.Module):
 
 
 def _torchvision(name: str, file: Path) -> Pretrained:
-    whole, file = _Torchvision(name), file.expanduser()
+    module, file = _Torchvision(name), file.expanduser()
     if not file.is_file():
         raise UserError(f"no weights file {file} for torchvision's {name}; save one with torch.save(net.state_dict())")
     with refusing(f"{file} holds no weights of torchvision's {name}: {{error}}"):
         state = torch.load(file, map_location="cpu", weights_only=True)
-        if missing := whole.net.load_state_dict(state, strict=False).missing_keys:
+        if missing := module.net.load_state_dict(state, strict=False).missing_keys:
             raise ValueError(f"it lacks {missing[0]}")
-    weights = weights_digest(whole.net)
-    return Pretrained(whole, {"kind": "torchvision", "name": name, "path": str(file.resolve()), "weights": weights})
+    weights = weights_digest(module.net)
+    return Pretrained(module, {"kind": "torchvision", "name": name, "path": str(file.resolve()), "weights": weights})

@@ -41,21 +41,21 @@ class FullCovariance(dist.MultivariateNormal):
 class Part(ArrayDistribution):
     """The part of one site in a draw of all weights: a value with density 1, and the marginal moments of q.
 
-    whole: q of the whole vector.   part: the site's slice of it.   value: (*batch_shape, *shape), the draw.
+    joint: q of the whole vector.   part: the site's slice of it.   value: (*batch_shape, *shape), the draw.
     """
 
-    def __init__(self, whole: dist.TorchDistribution, part: slice, shape: torch.Size, value: Tensor) -> None:
-        self.whole, self.part, self.value = whole, part, value
+    def __init__(self, joint: dist.TorchDistribution, part: slice, shape: torch.Size, value: Tensor) -> None:
+        self.joint, self.part, self.value = joint, part, value
         super().__init__(shape)
         self._batch_shape = value.shape[: value.dim() - len(shape)]
 
     #: Marginal moments, of the event's shape.
-    mean = property(lambda self: self.whole.mean[self.part].view(self.event_shape))
-    variance = property(lambda self: self.whole.variance[self.part].view(self.event_shape))
+    mean = property(lambda self: self.joint.mean[self.part].view(self.event_shape))
+    variance = property(lambda self: self.joint.variance[self.part].view(self.event_shape))
 
     def expand(self, batch_shape: torch.Size, _instance: object = None) -> Self:
         """The same draw, expanded."""
-        return Part(self.whole, self.part, self.event_shape, self.value.expand((*batch_shape, *self.event_shape)))
+        return Part(self.joint, self.part, self.event_shape, self.value.expand((*batch_shape, *self.event_shape)))
 
     def _draw(self, shape: torch.Size) -> Tensor:
         return self.value.expand(shape)
@@ -91,11 +91,11 @@ class _CorrelatedGuide(NormalGuide):
     distribution: dist.TorchDistribution
 
     def _distributions(self) -> Iterable[tuple[str, dist.TorchDistribution]]:
-        whole, start = self.distribution, 0
-        flat = pyro.sample("_all_weights", whole, infer={"is_auxiliary": True})
+        joint, start = self.distribution, 0
+        flat = pyro.sample("_all_weights", joint, infer={"is_auxiliary": True})
         for name, shape in self.shapes.items():
             part = slice(start, start := start + shape.numel())
-            yield name, Part(whole, part, shape, flat[..., part].view(flat.shape[:-1] + shape))
+            yield name, Part(joint, part, shape, flat[..., part].view(flat.shape[:-1] + shape))
 
 
 class FullNormal(_CorrelatedGuide):
@@ -138,8 +138,8 @@ class LowRankNormal(_CorrelatedGuide):
     @property
     def distribution(self) -> dist.LowRankMultivariateNormal:
         """q of the flat vector."""
-        directions, own = self.scale[:, None] * self.factor, self.scale.square()
-        return dist.LowRankMultivariateNormal(self.loc, directions, own, validate_args=False)
+        directions, diagonal = self.scale[:, None] * self.factor, self.scale.square()
+        return dist.LowRankMultivariateNormal(self.loc, directions, diagonal, validate_args=False)
 
 
 Maker = Callable[[Mapping[str, Tensor], float], nn.Module]  # (initial, init_scale) -> guide

@@ -73,13 +73,13 @@ class Decisions(Introduced):
     transform: Transform = identity_transform
 
     def __repr__(self) -> str:
-        what, own = "a number", "prediction.quantile([0.05, 0.95])"
+        kind, call = "a number", "prediction.quantile([0.05, 0.95])"
         if self.has_classes:
-            what, own = f"{self.mean.shape[-1]} classes", "prediction.probs; prediction.set(0.9)"
+            kind, call = f"{self.mean.shape[-1]} classes", "prediction.probs; prediction.set(0.9)"
         elif self.task in ("targets", "labels"):
-            what, own = f"{self.mean.shape[-1]} {self.task}", "prediction.target(0)"
-        about = f"<Prediction of {what} for {len(self):,} points by {self.num_draws:,} draws>"
-        return f"{about}\nnext: prediction.to_frame(); prediction.epistemic; {own}; bp.metrics.evaluate(prediction, y)"
+            kind, call = f"{self.mean.shape[-1]} {self.task}", "prediction.target(0)"
+        about = f"<Prediction of {kind} for {len(self):,} points by {self.num_draws:,} draws>"
+        return f"{about}\nnext: prediction.to_frame(); prediction.epistemic; {call}; bp.metrics.evaluate(prediction, y)"
 
     def to_frame(self, index: Any = None) -> Any:
         """A table with one row per point and the columns of a file written by `predict`; see docs/command-line.md.
@@ -224,7 +224,7 @@ def columns_of(prediction: Any, schema: Schema, threshold: float | None = None) 
     if schema.targets:
         each = (columns_of(one, schema.of_target("")).items() for one in prediction.each)
         pairs = zip(schema.targets, each, strict=True)
-        return {f"{name}_{what}": values for name, columns in pairs for what, values in columns}
+        return {f"{name}_{suffix}": values for name, columns in pairs for suffix, values in columns}
     if prediction.has_classes:
         best = prediction.mean.argmax(-1) if threshold is None else (prediction.mean[:, 1] >= threshold).long()
         columns = {schema.target: np.array(schema.classes, dtype=object)[best.numpy()]}
@@ -243,7 +243,7 @@ def intervals_of(prediction: Any, schema: Schema, level: float, names: Sequence[
         raise UserError("--levels asks for intervals, and labels have probabilities; leave it out")
     if schema.task == "targets":
         ends = [*zip(names, (v.unbind(1) for v in prediction.interval(level)[:2]), strict=False)]
-        return {f"{name}_{what}": v[k].numpy() for k, name in enumerate(schema.targets) for what, v in ends}
+        return {f"{name}_{suffix}": v[k].numpy() for k, name in enumerate(schema.targets) for suffix, v in ends}
     if prediction.has_classes:
         classes = np.array(schema.classes, dtype=object)
         return {names[2]: ["|".join(classes[row.numpy()]) for row in prediction.set(level).members]}

@@ -65,10 +65,10 @@ class _Uses(TorchFunctionMode):
         return set().union(*(self.sources[id(leaf)][0] for leaf in tree_leaves(values) if id(leaf) in self.sources))
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
-        result, given = func(*args, **(kwargs or {})), (args, kwargs)
-        if func not in _FORM and (sources := self.of(given)):
-            known, leaves = {id(leaf) for leaf in tree_leaves(given)}, tree_leaves(result)
-            if not all(isinstance(leaf, Tensor) and id(leaf) not in known for leaf in leaves):
+        result, arguments = func(*args, **(kwargs or {})), (args, kwargs)
+        if func not in _FORM and (sources := self.of(arguments)):
+            inputs, leaves = {id(leaf) for leaf in tree_leaves(arguments)}, tree_leaves(result)
+            if not all(isinstance(leaf, Tensor) and id(leaf) not in inputs for leaf in leaves):
                 self.used |= sources
             self.sources |= {id(leaf): (sources, leaf) for leaf in leaves if isinstance(leaf, Tensor)}
         return result
@@ -88,30 +88,30 @@ def without_frozen_layers(
         return None
     rows = x[:PROBE].to(next(net.parameters()).device)
     with suppress(Exception), isolated(0), calling(net):  # the user's code may raise any exception
-        found = [_constant(net, rows, mode) for mode in modes]
-        same = [path for path, value in found[0].items() if all(path in f and _close(f[path], value) for f in found)]
-        shapes = {p: found[0][p].shape[1:] for p in same if not any(p.startswith(f"{other}.") for other in same)}
-        own, uses = copy.deepcopy(net, {id(value): value for value in (*net.parameters(), *net.buffers())}), _Uses()
+        runs = [_constant(net, rows, mode) for mode in modes]
+        same = [path for path, value in runs[0].items() if all(path in f and _close(f[path], value) for f in runs)]
+        shapes = {p: runs[0][p].shape[1:] for p in same if not any(p.startswith(f"{other}.") for other in same)}
+        copied, uses = copy.deepcopy(net, {id(value): value for value in (*net.parameters(), *net.buffers())}), _Uses()
         for path in shapes:
             owner, _, child = path.rpartition(".")
-            own.get_submodule(owner)._modules[child] = _Given()
-        with own.register_forward_pre_hook(lambda _, args: uses.note("", args[0]), prepend=True), torch.no_grad():
-            own.register_forward_pre_hook(_give, prepend=True)
-            own._plan = every = _Plan({**shapes, "": x.shape[1:]}, (*shapes, ""))
+            copied.get_submodule(owner)._modules[child] = _Given()
+        with copied.register_forward_pre_hook(lambda _, args: uses.note("", args[0]), prepend=True), torch.no_grad():
+            copied.register_forward_pre_hook(_give, prepend=True)
+            copied._plan = every = _Plan({**shapes, "": x.shape[1:]}, (*shapes, ""))
             z = _features(net, None, every, rows)
             for mode in modes:
-                with outputs_seen(own, lambda path, f: uses.note(path, f) if path in shapes else None), uses:
-                    uses.used |= uses.of(_output(own, {}, z, mode))
-        plan = own._plan = every._replace(used=tuple(path for path in every.used if path in uses.used))
+                with outputs_seen(copied, lambda path, f: uses.note(path, f) if path in shapes else None), uses:
+                    uses.used |= uses.of(_output(copied, {}, z, mode))
+        plan = copied._plan = every._replace(used=tuple(path for path in every.used if path in uses.used))
         if not shapes.keys() & plan.used or is_large((len(x), sum(plan.sizes))):
             return None
-        z = torch.cat([_features(net, own, plan, part) for part in rows.split(2)])  # must not depend on the batch
+        z = torch.cat([_features(net, copied, plan, part) for part in rows.split(2)])  # must not depend on the batch
         with torch.no_grad():  # compare at other weights, as a weight without gradient may still have an effect
             w = {name: p * (1 + 0.1 * torch.randn_like(p)) for name, p in net.named_parameters()}
-            if all(_close(_output(own, w, z, mode), _output(net, w, rows, mode)) for mode in modes):
+            if all(_close(_output(copied, w, z, mode), _output(net, w, rows, mode)) for mode in modes):
                 head = copy.copy(model)
-                head._modules, head.still = {**model._modules, "net": own}, ()
-                return head, [_features(net, own, plan, x, report) for x in inputs]
+                head._modules, head.still = {**model._modules, "net": copied}, ()
+                return head, [_features(net, copied, plan, x, report) for x in inputs]
     return None
 
 
@@ -126,15 +126,15 @@ def _output(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, training: bool) 
 
 def _constant(net: nn.Module, x: Tensor, training: bool) -> dict[str, Tensor]:
     """{path: output} of layers that are called once and whose float32 outputs (B, …) depend on no parameter."""
-    seen: dict[str, list[Tensor | None]] = {}
+    outputs: dict[str, list[Tensor | None]] = {}
 
     def record(path: str, value: object) -> None:
         mine = path and isinstance(value, Tensor) and value.dtype == torch.float32 and value.shape[:1] == x.shape[:1]
-        seen.setdefault(path, []).append(value.clone() if mine and not value.requires_grad else None)
+        outputs.setdefault(path, []).append(value.clone() if mine and not value.requires_grad else None)
 
     with torch.enable_grad(), outputs_seen(net, record):
         _output(net, {name: p.detach().requires_grad_() for name, p in net.named_parameters()}, x, training)
-    return {path: values[0] for path, values in seen.items() if len(values) == 1 and values[0] is not None}
+    return {path: values[0] for path, values in outputs.items() if len(values) == 1 and values[0] is not None}
 
 
 @torch.no_grad()
@@ -144,21 +144,21 @@ def _features(net: nn.Module, head: nn.Module | None, plan: _Plan, x: Tensor, re
     Raises ValueError if the head's outputs change with the order of the rows, as a layer may process some rows only.
     """
     device = next(net.parameters()).device
-    whole = torch.empty(len(x), sum(plan.sizes), device=device)
+    features = torch.empty(len(x), sum(plan.sizes), device=device)
     for block in row_blocks(x, report):
         rows = x[block].to(device)
-        seen = {"": rows.clone()}
+        outputs = {"": rows.clone()}
 
-        def record(path: str, value: object, seen: dict[str, Tensor] = seen) -> None:
+        def record(path: str, value: object, outputs: dict[str, Tensor] = outputs) -> None:
             if path and path in plan.used:
-                seen[path] = value.clone()  # the next layer may change it in place
+                outputs[path] = value.clone()  # the next layer may change it in place
 
         with outputs_seen(net, record), calling(net):
             f = _output(net, {}, rows, training=False)
-        whole[block] = z = torch.cat([seen[path].flatten(1) for path in plan.used], 1)
+        features[block] = z = torch.cat([outputs[path].flatten(1) for path in plan.used], 1)
         if head is not None and not _close(_output(head, {}, z.flip(0), training=False).flip(0), f):
             raise ValueError("the head on features is another function")
-    return whole
+    return features
 
 
 def _give(net: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

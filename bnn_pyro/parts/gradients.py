@@ -174,8 +174,8 @@ class DrawNormals(torch.autograd.Function):
             raise RuntimeError("a draw of mean-field weights has one backward pass: differentiate the sum")
         loc, _, scale, noise = flats = ctx.saved_tensors
         table, widths = _pieces(PIECE, *sizes), [len(sizes), len(sizes), *sizes]
-        given = zip(widths, (of_logs, of_squares, *of_draws), strict=True)
-        a, b, *own = (loc.new_zeros(n) if one is None else one.contiguous() for n, one in given)
+        gradients_given = zip(widths, (of_logs, of_squares, *of_draws), strict=True)
+        a, b, *own = (loc.new_zeros(n) if one is None else one.contiguous() for n, one in gradients_given)
         _call(compiled().differentiate, flats, own, table, a.data_ptr(), b.data_ptr())
         return noise, scale, None, None
 

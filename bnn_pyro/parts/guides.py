@@ -55,13 +55,13 @@ class _Flat(nn.Module):
 def in_one_memory(guide: nn.Module, net: nn.Module) -> Iterator[None]:
     """Within the block, the weights of the net share the memory of the locations of a guide's sites."""
     parts = [part.sites() for part in guide.modules() if isinstance(part, _Flat)]
-    sites, own = {name: value for sites in parts for name, value in sites.items()}, dict(net.named_parameters())
-    for name in own.keys() & sites.keys():
-        own[name].data = sites[name].detach()
+    sites, named = {name: value for sites in parts for name, value in sites.items()}, dict(net.named_parameters())
+    for name in named.keys() & sites.keys():
+        named[name].data = sites[name].detach()
     try:
         yield
     finally:
-        for weight in own.values():  # pickling a view would store the whole flat vector
+        for weight in named.values():  # pickling a view would store the whole flat vector
             weight.data = weight.data.clone()
 
 
@@ -140,16 +140,16 @@ class DroppedColumns(ArrayDistribution):
     def _draw(self, shape: torch.Size) -> Tensor:
         return self._masked(torch.rand(shape[:-2] + shape[-1:], device=self.weight.device) >= self.rate)
 
-    def _masked(self, kept: Tensor) -> Tensor:
-        return self.weight * (kept.to(self.weight.dtype) / (1 - self.rate)).unsqueeze(-2)
+    def _masked(self, is_kept: Tensor) -> Tensor:
+        return self.weight * (is_kept.to(self.weight.dtype) / (1 - self.rate)).unsqueeze(-2)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """log P(W = value) in nats: not a density, but the probability of the masks that give ``value``."""
-        kept = (value != 0).any(-2)
+        is_kept = (value != 0).any(-2)
         chosen = (self.weight != 0).any(-2)  # a column of zeros is the same for every mask
         log_kept, log_dropped = math.log1p(-self.rate), math.log(self.rate) if self.rate else -math.inf
-        mass = torch.where(chosen, torch.where(kept, log_kept, log_dropped), 0.0).sum(-1)
-        return torch.where((value == self._masked(kept)).all(-1).all(-1), mass, -math.inf)
+        mass = torch.where(chosen, torch.where(is_kept, log_kept, log_dropped), 0.0).sum(-1)
+        return torch.where((value == self._masked(is_kept)).all(-1).all(-1), mass, -math.inf)
 
 
 class DroppedInputs(PointMass):

@@ -28,7 +28,7 @@ class Categorical(Likelihood):
         """See ``Likelihood``."""
         return dist.Categorical(logits=f)
 
-    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def information(self, f: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """diag(p) − p pᵀ, which is minus the Hessian of log p(y | f) for every y."""
         p = f.softmax(-1)
         return torch.diag_embed(p) - p[..., :, None] * p[..., None, :]
@@ -47,7 +47,7 @@ class Bernoulli(Likelihood):
         """Sample, or observe labels y (B,), 0 or 1 of any dtype."""
         return super().forward(f, None if y is None else y.to(f.dtype))
 
-    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def information(self, f: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """p (1 − p), which is minus the second derivative of log p(y | f) for every y."""
         return (f.sigmoid() * (-f).sigmoid())[..., None]
 
@@ -85,7 +85,7 @@ class Heteroscedastic(Likelihood):
         mean, raw = f.unbind(-1)
         return dist.Normal(self.shift + self.scale * mean, self.scale * (self.floor + F.softplus(raw)))
 
-    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def information(self, f: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """diag(1, 2 s'²) / s², s = 10⁻³ + softplus f₂: the expectation over y; the Hessian need not be positive."""
         raw = f[..., 1]
         s = self.floor + F.softplus(raw)
@@ -173,7 +173,7 @@ class Poisson(Likelihood):
         """See ``Likelihood``."""
         return dist.Poisson(self.shift * self.log_mean(f).exp())
 
-    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def information(self, f: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """The mean, which is minus the second derivative of log p(y | f) for every y."""
         return self.shift * self.log_mean(f).exp()[..., None, None]
 

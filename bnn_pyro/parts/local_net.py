@@ -131,14 +131,14 @@ class LocalGuide(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> None:
         """Sample every site for inputs x (B, *input_shape); targets are not used."""
-        own = self.weight_space
-        register(own)
-        weights = [q() for q in own.layers]
+        space = self.weight_space
+        register(space)
+        weights = [q() for q in space.layers]
         for q, prior in zip(weights, self.priors, strict=True):
             q.prior_scale = prior.scale
-        _activations(own.enter, own.stages, weights, x)
-        if own.noise is not None:
-            own.noise()
+        _activations(space.enter, space.stages, weights, x)
+        if space.noise is not None:
+            space.noise()
 
 
 class WeightGuide(nn.Module):

@@ -57,10 +57,10 @@ class Mixture(Decisions):
     def _like(self, components: Distribution) -> Self:
         return type(self)(components)
 
-    def _need(self, task: str, what: str) -> None:
+    def _need(self, task: str, attribute: str) -> None:
         if task not in (self.task, "classification" if self.has_classes else ""):
             one = "; take prediction.target(k), k its name or number" * (self.task in ("targets", "labels"))
-            raise UserError(f"'{what}' belongs to {task}, but this is a {self.task} prediction{one}")
+            raise UserError(f"'{attribute}' belongs to {task}, but this is a {self.task} prediction{one}")
 
     @property
     def probs(self) -> Tensor:

@@ -61,14 +61,14 @@ def keep_freed_memory() -> None:
 
 
 @contextmanager
-def users_code(what: str) -> Iterator[None]:
-    """Convert exceptions in a user's code, except out-of-memory errors, to a UserError that begins with ``what``."""
+def users_code(context: str) -> Iterator[None]:
+    """Convert exceptions in a user's code, except out-of-memory errors, to a UserError that begins with ``context``."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise UserError(f"{what}: {first_line(error)}") from error
+        raise UserError(f"{context}: {first_line(error)}") from error
 
 
 @contextmanager
@@ -81,10 +81,10 @@ def on_copy(x: Tensor, name: str) -> Iterator[Tensor]:
 
 
 @contextmanager
-def outputs_seen(module: nn.Module, seen: Callable[[str, object], None]) -> Iterator[None]:
+def outputs_seen(module: nn.Module, record: Callable[[str, object], None]) -> Iterator[None]:
     """Call ``seen(path, output)`` with what each submodule returns."""
     parts = module.named_modules()
-    hooks = [part.register_forward_hook(lambda _, __, output, path=path: seen(path, output)) for path, part in parts]
+    hooks = [part.register_forward_hook(lambda _, __, output, path=path: record(path, output)) for path, part in parts]
     try:
         yield
     finally:
@@ -98,9 +98,9 @@ def with_weights(net: nn.Module, w: Mapping[str, Tensor], x: Tensor) -> Any:
     every: dict[str, Tensor] = {}  # one name per layer: functional_call with tied names would not restore all of them
     for path, part in net.named_modules():
         for key, value in (*part._parameters.items(), *part._buffers.items()):
-            own = f"{path}.{key}".lstrip(".")
-            if (name := first.setdefault(id(value), own)) in w:
-                every[own] = w[name]
+            full = f"{path}.{key}".lstrip(".")
+            if (name := first.setdefault(id(value), full)) in w:
+                every[full] = w[name]
     return functional_call(net, every, (x,), tie_weights=False)
 
 
@@ -112,8 +112,8 @@ def blank_row(net: nn.Module, schema: Schema) -> Tensor:
             try:
                 net(zeros)
             except Exception:  # errors of the user's code are reported by a later pass with real rows
-                whole = [p.is_whole or p.is_bool for p in schema.input_parts for _ in range(math.prod(p.shape))]
-                return torch.tensor([whole], dtype=zeros.dtype)
+                are_whole = [p.is_whole or p.is_bool for p in schema.input_parts for _ in range(math.prod(p.shape))]
+                return torch.tensor([are_whole], dtype=zeros.dtype)
     return zeros
 
 
@@ -138,8 +138,8 @@ def constants(net: nn.Module) -> dict[str, str]:
     """{path: digest} of tensors that are not in the state_dict: non-persistent buffers and plain attributes."""
     digests, torchs = {}, vars(nn.Module())
     for path, part in net.named_modules():
-        own = {key: value for key, value in vars(part).items() if key not in torchs}
-        for key, value in (own | {key: part._buffers[key] for key in part._non_persistent_buffers_set}).items():
+        values = {key: value for key, value in vars(part).items() if key not in torchs}
+        for key, value in (values | {key: part._buffers[key] for key in part._non_persistent_buffers_set}).items():
             plain = isinstance(value, Tensor) and not (isinstance(value, nn.Parameter) or value.is_meta)
             if plain and value.layout == torch.strided and not value.is_quantized:
                 digests[f"{path}.{key}".lstrip(".")] = hashlib.sha256(_bytes(value)).hexdigest()[:16]

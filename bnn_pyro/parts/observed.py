@@ -70,7 +70,7 @@ class Likelihood(nn.Module):
         """The distribution of y given f (…, B, outputs), batch shape (…, B); samples the likelihood's own sites."""
         raise UserError(f"{type(self).__name__} defines no 'components': a method that returns p(y | f), f the outputs")
 
-    def information(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def information(self, f: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """Fisher information of one target about f, (B, outputs, outputs), given {own site: value}."""
         raise UserError(f"{type(self).__name__} defines no 'information', which a Laplace approximation is made of")
 
@@ -116,9 +116,9 @@ class LearnedNoise(Likelihood):
         loc = self.shift + self.scale * f.squeeze(-1)
         return self.family(loc, self.noise if self.noise is not None else self.scale * self.own("log_noise").exp())
 
-    def relative_precision(self, f: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    def relative_precision(self, f: Tensor, values: Mapping[str, Tensor]) -> Tensor:
         """(scale/σ)², (B, 1, 1)."""
-        ratio = own["log_noise"].exp() if self.noise is None else f.new_tensor(self.noise / self.scale)
+        ratio = values["log_noise"].exp() if self.noise is None else f.new_tensor(self.noise / self.scale)
         return ratio.pow(-2).expand(f.shape)[..., None]
 
 
@@ -157,8 +157,8 @@ class TimeMixture(LogNormalMixture):
     task = "survival"
     randomised = True
 
-    def _need(self, task: str, what: str) -> None:
-        super()._need(self.task if task == "regression" else task, what)
+    def _need(self, task: str, attribute: str) -> None:
+        super()._need(self.task if task == "regression" else task, attribute)
 
     untransformed = cached_property(lambda self: Mixture(self.components.base_dist))
 
@@ -198,9 +198,9 @@ class Ordinal(Likelihood):
 
     def components(self, f: Tensor) -> dist.Categorical:
         """See ``Likelihood``."""
-        own = self.own("cuts")
-        first, gaps = own[..., :1], own[..., 1:].exp()
-        above = torch.cat([first, gaps], -1) @ self.sums.to(own.dtype) - f  # c_k − f, (…, B, K − 1)
+        cuts = self.own("cuts")
+        first, gaps = cuts[..., :1], cuts[..., 1:].exp()
+        above = torch.cat([first, gaps], -1) @ self.sums.to(cuts.dtype) - f  # c_k − f, (…, B, K − 1)
         # log(sigmoid(a) − sigmoid(b)) = log sigmoid(a) + log sigmoid(−b) + log(1 − exp(b − a)).
         end, between = torch.zeros_like(above[..., :1]), (-torch.expm1(-gaps)).log()
         tails = torch.cat([F.logsigmoid(above), end], -1) + torch.cat([end, F.logsigmoid(-above)], -1)
@@ -242,9 +242,9 @@ class ReadLikelihood(Messenger):
         if msg["name"] == OBSERVED:
             self.likelihood = base_of(msg["fn"])
             self.mixture = msg["infer"].get("mixture", Mixture)
-            several, own = MIXTURES[dist.Independent], self.mixture
-            if isinstance(msg["fn"], dist.Independent) and isinstance(own, type) and not issubclass(own, several):
-                self.mixture = partial(several, one=own)
+            several, usual = MIXTURES[dist.Independent], self.mixture
+            if isinstance(msg["fn"], dist.Independent) and isinstance(usual, type) and not issubclass(usual, several):
+                self.mixture = partial(several, one=usual)
             msg["value"], msg["done"] = torch.empty(0), True
 
 

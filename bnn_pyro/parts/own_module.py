@@ -103,22 +103,22 @@ def imported(text: str) -> Callable[..., Any]:
     with users_code(f"there is no {text}"):
         sys.path.insert(0, os.getcwd())  # as `python -m` does
         try:
-            found = operator.attrgetter(name)(importlib.import_module(file))
+            function = operator.attrgetter(name)(importlib.import_module(file))
         finally:
             sys.path.remove(os.getcwd())
-    if not callable(found):
-        raise UserError(f"{text} is {type(found).__name__}, not a function")
-    return found
+    if not callable(function):
+        raise UserError(f"{text} is {type(function).__name__}, not a function")
+    return function
 
 
 def _unregistered(module: nn.Module) -> Iterator[str]:
     """Paths of attributes that hold parameters without registering them: plain tensors, lists, tuples and dicts."""
-    known, torchs = {id(p) for p in module.parameters()}, vars(nn.Module())
+    named, torchs = {id(p) for p in module.parameters()}, vars(nn.Module())
     for path, part in module.named_modules():
         for key, value in vars(part).items():
             for item in () if key in torchs else tree_leaves(value):
-                own = item.parameters() if isinstance(item, nn.Module) else (item,)
-                if any(isinstance(p, Tensor) and p.requires_grad and p.is_leaf and id(p) not in known for p in own):
+                parts = item.parameters() if isinstance(item, nn.Module) else (item,)
+                if any(isinstance(p, Tensor) and p.requires_grad and p.is_leaf and id(p) not in named for p in parts):
                     yield f"{path}.{key}".lstrip(".")
 
 
@@ -148,15 +148,15 @@ def select(net: nn.Module, text: str, setting: str) -> list[str]:
     for name, parameter in net.named_parameters(remove_duplicate=False):
         parts = name.split(".")
         owners = [".".join(parts[:i]) for i in range(len(parts))]
-        known = paths.setdefault(first.setdefault(id(parameter), name), set())
-        known |= {name, *owners[1:], *(type(net.get_submodule(owner)).__name__ for owner in owners)}
+        names_of = paths.setdefault(first.setdefault(id(parameter), name), set())
+        names_of |= {name, *owners[1:], *(type(net.get_submodule(owner)).__name__ for owner in owners)}
     regex, every = text.startswith("re:"), set().union(*paths.values())
     chosen: set[str] = set()
     for pattern in [text[3:]] if regex else [part.strip() for part in text.split("|") if part.strip()]:
         with refusing(f"{setting} '{text}' is no regular expression: {{error}}", re.error):
             glob = re.escape(pattern) if pattern in every else fnmatch.translate(pattern)  # names may have brackets
             fits = re.compile(pattern if regex else glob).fullmatch
-        if not (names := {name for name, known in paths.items() if any(map(fits, known))}):
+        if not (names := {name for name, names_of in paths.items() if any(map(fits, names_of))}):
             raise unknown(f"parameter in {setting}", pattern, difflib.get_close_matches(pattern, every, 8, 0) or every)
         chosen |= names
     return [name for name in paths if name in chosen]
@@ -169,8 +169,8 @@ def assign(net: nn.Module, texts: str | Mapping[str, str], names: Iterable[str],
         if set(matched := select(net, pattern, setting)) <= chosen.keys():
             raise UserError(f"{setting}: patterns before '{pattern}' match all of its parameters; put it first")
         chosen |= {name: text for name in matched if name not in chosen}
-    if rest := [name for name in names if name not in chosen]:
-        raise UserError(f"{setting} has no pattern for '{rest[0]}'; add one that matches it, such as '*'")
+    if unmatched := [name for name in names if name not in chosen]:
+        raise UserError(f"{setting} has no pattern for '{unmatched[0]}'; add one that matches it, such as '*'")
     return {name: chosen[name] for name in names}
 
 
@@ -200,9 +200,9 @@ def call_with_draws(net: nn.Module, w: Mapping[str, Tensor], x: Tensor, rows_of_
         return call(w, x)
     flat: dict[str, Tensor] = {}
     for name, value in w.items():
-        own = value.shape[len(leads[name]) :]
+        event = value.shape[len(leads[name]) :]
         one_for_all = not any(value.stride()[: len(leads[name])])  # a point, expanded to all draws
-        flat[name] = value[(0,) * len(leads[name])] if one_for_all else value.expand(*lead, *own).reshape(-1, *own)
+        flat[name] = value[(0,) * len(leads[name])] if one_for_all else value.expand(*lead, *event).reshape(-1, *event)
     mapped = {name: 0 if flat[name].dim() > dims[name] else None for name in flat}
     many, problem = x.shape[int(rows_of_each)] >= 16 and x.device.type == "cpu", net.__dict__.get("_not_mapped")
     slow = many and any(isinstance(p, nn.modules.conv._ConvNd) for p in net.modules())  # for vmap on a CPU
@@ -255,17 +255,17 @@ def check_outputs(net: nn.Module, x: Tensor, widths: Mapping[int, str], shape: o
     Raises UserError, with ``shape``, if it fails for x (B, *input_shape) or its outputs are not of shape (B, number).
     """
     name, exported = type(net).__name__, isinstance(net, GraphModule)
-    how = " with any number of rows, as of torch.export with dynamic_shapes=({0: torch.export.Dim.AUTO},)" * exported
-    with users_code(f"{name} does not take inputs of shape {shape or tuple(x.shape)}{how}"):
+    remark = " with any number of rows, as of torch.export with dynamic_shapes=({0: torch.export.Dim.AUTO},)" * exported
+    with users_code(f"{name} does not take inputs of shape {shape or tuple(x.shape)}{remark}"):
         f = net(x)
         if exported:  # it may be limited to the number of rows of its example
             net(x[:1])
     real = isinstance(f, Tensor) and f.is_floating_point()
-    what = "outputs of shape " + str(tuple(f.shape)) if real else f"a {getattr(f, 'dtype', type(f).__name__)}"
+    received = "outputs of shape " + str(tuple(f.shape)) if real else f"a {getattr(f, 'dtype', type(f).__name__)}"
     if not real or f.dim() != 2 or len(f) != len(x) or f.shape[1] not in widths:
-        wanted = " or ".join(f"({len(x)}, {width}) for {what}" for width, what in widths.items())
-        wanted += "" if isinstance(f, Tensor) else "; return the logits (or the mean) alone"
-        raise UserError(f"{name} gives {what} for {len(x)} rows; outputs must be floats of shape {wanted}")
+        needed = " or ".join(f"({len(x)}, {width}) for {purpose}" for width, purpose in widths.items())
+        needed += "" if isinstance(f, Tensor) else "; return the logits (or the mean) alone"
+        raise UserError(f"{name} gives {received} for {len(x)} rows; outputs must be floats of shape {needed}")
     return f.shape[1]
 
 

@@ -88,8 +88,8 @@ def start_guide(model: nn.Module, guide: nn.Module, x: Tensor, init_scale: float
 def _check_passes(net: nn.Module, x: Tensor, likelihood: nn.Module) -> None:
     """Warn of outputs like probabilities. UserError: not finite, or a pass in training mode fails or changes values."""
     name = type(net).__name__
-    with on_copy(x, name) as own:
-        f = net(own)
+    with on_copy(x, name) as inputs:
+        f = net(inputs)
     if not all(torch.isfinite(value).all() for value in (f, *net.parameters())):  # tanh hides infinite weights
         raise UserError(f"{name} has weights or gives outputs that are not finite for training rows")
     buffers = {n: value.clone() for n, value in net.named_buffers()}
@@ -97,16 +97,16 @@ def _check_passes(net: nn.Module, x: Tensor, likelihood: nn.Module) -> None:
         far = {n: p + 30 * _typical(p) * torch.randn_like(p) for n, p in net.named_parameters()}
         w = {n: value.clone() for n, value in far.items()}
         both = torch.cat([f, with_weights(net, w, x)])
-        with in_mode(net, training=True), on_copy(x, name) as own, users_code(f"{name} fails in training mode"):
-            trained = with_weights(net, buffers | w, own)
+        with in_mode(net, training=True), on_copy(x, name) as inputs, users_code(f"{name} fails in training mode"):
+            trained = with_weights(net, buffers | w, inputs)
     of_each = both.shape[1] == 1 or getattr(likelihood, "event_dim", 0)  # separate probabilities, of labels
     sums_to_one = of_each or ((both.sum(1) - 1).abs() < 1e-4).all()
     if likelihood.has_classes and sums_to_one and (both >= 0).all() and (both <= 1).all() and both.var() > 0:
-        what = f"the outputs of {name} look like probabilities, and must be logits"
-        warnings.warn(f"{what}: leave its last softmax or sigmoid out", stacklevel=2)
+        message = f"the outputs of {name} look like probabilities, and must be logits"
+        warnings.warn(f"{message}: leave its last softmax or sigmoid out", stacklevel=2)
     if getattr(trained, "shape", None) != f.shape:
-        what = tuple(trained.shape) if isinstance(trained, Tensor) else type(trained).__name__
-        raise UserError(f"{name} gives {what} in training mode, and outputs of shape {tuple(f.shape)} out of it; leave "
+        made = tuple(trained.shape) if isinstance(trained, Tensor) else type(trained).__name__
+        raise UserError(f"{name} gives {made} in training mode, and outputs of shape {tuple(f.shape)} out of it; leave "
                         "out what is for training alone, such as aux_logits")  # fmt: skip
     if changed := [n for n, value in far.items() if not torch.equal(w[n], value)]:
         raise UserError(f"{name} changes its own '{changed[0]}' in a forward pass, as an nn.Embedding with max_norm "
@@ -157,11 +157,11 @@ def _typical(value: Tensor) -> float:
 def variance_ratio(model: nn.Module, guide: nn.Module, x: Tensor) -> float:
     """Variance of a layer's outputs over draws of q and rows x, divided by that at the means, farthest from 1."""
     with isolated(0):
-        means = _mean_squares(model, own := dict(model.net.named_parameters()), x)
+        means = _mean_squares(model, named := dict(model.net.named_parameters()), x)
         off = dict.fromkeys(means, 0.0)
         for _ in range(START_DRAWS):
             drawn = poutine.trace(guide).get_trace(x[:1]).nodes
-            for path, square in _mean_squares(model, {name: drawn[name]["value"] for name in own}, x).items():
+            for path, square in _mean_squares(model, {name: drawn[name]["value"] for name in named}, x).items():
                 off[path] += square / START_DRAWS
     ratios = [off[k] / mean if math.isfinite(off[k]) else math.inf for k, mean in means.items() if mean > 1e-12]
     return max(ratios, key=lambda ratio: abs(math.log(ratio)) if 0 < ratio < math.inf else math.inf, default=1.0)
@@ -220,8 +220,8 @@ class BatchStatistics(nn.Module):
             layer.__class__ = _DrawnNorm  # does not update running averages in training
         self.register_buffer("rows", torch.empty(0))
         values = (*net.parameters(), *net.buffers())
-        known = {id(value): nn.Parameter(value.detach().to("meta"), False) for value in values}
-        probe = copy.deepcopy(net, known).eval()
+        shared = {id(value): nn.Parameter(value.detach().to("meta"), False) for value in values}
+        probe = copy.deepcopy(net, shared).eval()
         self._seen: dict[str, Tensor] = {}
         for path, layer in norm_layers(probe).items():
             layer.register_forward_pre_hook(partial(self._record, path))

@@ -201,8 +201,8 @@ class BayesianNet(nn.Module):
         if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
                             "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip
-        if taken := names.keys() & {OBSERVED, "data", "draws", *likelihood.initial}:
-            raise UserError(f"the parameter '{min(taken)}' has the name of another site of the model; rename it")
+        if clashing := names.keys() & {OBSERVED, "data", "draws", *likelihood.initial}:
+            raise UserError(f"the parameter '{min(clashing)}' has the name of another site of the model; rename it")
         if isinstance(prior, str):
             first, _, others = prior.partition("/")
             weights = [name for name, value in names.items() if value.dim() > 1][:1]
@@ -219,12 +219,12 @@ class BayesianNet(nn.Module):
 
     def prior(self) -> dict[str, dist.TorchDistribution]:
         """{site: p(w)} of the net's parameters."""
-        own = dict(self.net.named_parameters())
+        named = dict(self.net.named_parameters())
         if self._centred:
-            own |= cut(self.centre, {name: own[name].shape for name in self._centred})
+            named |= cut(self.centre, {name: named[name].shape for name in self._centred})
         classes = getattr(self.likelihood, "has_classes", False)
-        makers = {name: _flat if name in self.points else parse_prior(self.texts[name], classes) for name in own}
-        return {name: make(own[name], self._inputs[name]) for name, make in makers.items()}
+        makers = {name: _flat if name in self.points else parse_prior(self.texts[name], classes) for name in named}
+        return {name: make(named[name], self._inputs[name]) for name, make in makers.items()}
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Draw w, then the site "y" for inputs x (B, *input_shape); y (B,) or (B, T) observes it."""

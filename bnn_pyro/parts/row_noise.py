@@ -59,19 +59,19 @@ class RowNoise(TorchFunctionMode):
         return output
 
     def _layer(self, func: Any, x: Tensor, w: Tensor, bias: Tensor | None = None, *rest: Any) -> Tensor:
-        q, own = (self.q.get(self.sites.get(id(part), "")) for part in (w, bias))
+        q, q_bias = (self.q.get(self.sites.get(id(part), "")) for part in (w, bias))
         if q is None:
             return func(x, w, bias, *rest)
         if x.dim() == 2:
             f = local_linear(x, q.loc.mT, q.scale.square().mT, False, torch.Size())
-            noisy = bias if own is None else own.loc + own.scale * torch.randn_like(f)
+            noisy = bias if q_bias is None else q_bias.loc + q_bias.scale * torch.randn_like(f)
             return f if bias is None else f + noisy.to(f.dtype)
-        mean = func(x, q.loc, bias if own is None else own.loc, *rest)
+        mean = func(x, q.loc, bias if q_bias is None else q_bias.loc, *rest)
         ones = (part.new_ones(len(part), part.shape[-1 if func is F.linear else 1]) for part in (x, mean))
         signs = [one.random_(2).mul_(2).sub_(1) for one in ones]
         extra = (slice(None), *(None,) * (x.dim() - 2))
         s, r = (sign[extra] if func is F.linear else sign[(..., *extra[1:])] for sign in signs)
-        return torch.addcmul(mean, r, func(x * s, w - q.loc, None if own is None else bias - own.loc, *rest))
+        return torch.addcmul(mean, r, func(x * s, w - q.loc, None if q_bias is None else bias - q_bias.loc, *rest))
 
 
 def sampling_of(net: nn.Module, *inputs: Tensor, training: bool = False) -> dict[str, str]:
@@ -84,4 +84,4 @@ def sampling_of(net: nn.Module, *inputs: Tensor, training: bool = False) -> dict
             with RowNoise(w, len(x), {}) as uses:
                 with_weights(net, {**buffers, **w}, x)
             passes.append(uses.ways)
-    return {site: how for site in w for how in ("rows", "flipout") if all(ways[site] == [how] for ways in passes)}
+    return {site: way for site in w for way in ("rows", "flipout") if all(ways[site] == [way] for ways in passes)}

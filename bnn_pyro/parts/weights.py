@@ -129,17 +129,17 @@ class FlatNormals:
 class JointlyDrawn(NormalWeights):
     """One array of :class:`FlatNormals`; with gradients enabled, its first draw is part of the draw of all arrays."""
 
-    def __init__(self, whole: FlatNormals, name: str, loc: Tensor) -> None:
-        self.whole, self.name, self.loc, self.was_drawn = whole, name, loc, False
+    def __init__(self, joint: FlatNormals, name: str, loc: Tensor) -> None:
+        self.joint, self.name, self.loc, self.was_drawn = joint, name, loc, False
         ArrayDistribution.__init__(self, loc.shape)
 
-    scale = cached_property(lambda self: self.whole.scale_of(self.name))
+    scale = cached_property(lambda self: self.joint.scale_of(self.name))
 
     def _draw(self, shape: torch.Size) -> Tensor:
         if self.was_drawn or shape != self.event_shape or not torch.is_grad_enabled():
             return super()._draw(shape)
         self.was_drawn = True  # together with ``pop`` this avoids a reference cycle, as draws refer to distributions
-        return self.whole.drawn[2].pop(self.name)
+        return self.joint.drawn[2].pop(self.name)
 
 
 class FreeWeights(_NormalArray):
@@ -255,8 +255,8 @@ def _kl_normals(q: _NormalArray, p: _NormalArray | CentredNormal | Independent |
 
 @register_kl(FreeWeights, CentredNormal)
 def _kl_known(q: FreeWeights, p: CentredNormal) -> Tensor:
-    known = q.known_kl is not None and p.scale is q.prior_scale
-    if known and (q.known_kl.requires_grad or not torch.is_grad_enabled()):  # unless it was computed without gradients
+    ready = q.known_kl is not None and p.scale is q.prior_scale
+    if ready and (q.known_kl.requires_grad or not torch.is_grad_enabled()):  # unless it was computed without gradients
         return q.known_kl
     return _kl_normals(q, p)
 
@@ -277,12 +277,12 @@ def joint_kl(arrays: Sequence[tuple[JointlyDrawn, CentredNormal, float]]) -> Ten
 
     KL(∏ Normal(μᵢ, σᵢ) ‖ Normal(0, s²I)) = ½ Σ(μ² + σ²)/s² − Σ log σ + n (log s − ½)
     """
-    whole = arrays[0][0].whole
-    logs, squares, _ = whole.drawn
+    joint = arrays[0][0].joint
+    logs, squares, _ = joint.drawn
     factors = {q.name: (factor, 0.5 * factor / p.fixed**2) for q, p, factor in arrays}
-    of_logs, of_squares = logs.new_tensor([factors.get(name, (0.0, 0.0)) for name in whole.shapes]).unbind(1)
-    rest = sum(factor * p.event_shape.numel() * (math.log(p.fixed) - 0.5) for _, p, factor in arrays)
-    return squares.dot(of_squares) - logs.dot(of_logs) + rest
+    of_logs, of_squares = logs.new_tensor([factors.get(name, (0.0, 0.0)) for name in joint.shapes]).unbind(1)
+    constant = sum(factor * p.event_shape.numel() * (math.log(p.fixed) - 0.5) for _, p, factor in arrays)
+    return squares.dot(of_squares) - logs.dot(of_logs) + constant
 
 
 @register_kl(_NormalArray, LogUniform)

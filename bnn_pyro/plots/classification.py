@@ -62,8 +62,8 @@ def confidence_histogram(prediction: Prediction, y: Targets, *, ax: Panel = None
     down, *_ = ax.hist(confidence[~right], edges, **narrow)
     _log_counts(ax, 1.5 * max(up.max(), down.max()))
     percent = ".1%" if right.mean() < 0.97 else ".2%"
-    for value, line, what in ((confidence.mean(), "-", "mean confidence"), (right.mean(), "--", "accuracy")):
-        ax.axvline(value, color=DATA, linestyle=line, label=f"{what} {value:{percent}}")
+    for value, line, label in ((confidence.mean(), "-", "mean confidence"), (right.mean(), "--", "accuracy")):
+        ax.axvline(value, color=DATA, linestyle=line, label=f"{label} {value:{percent}}")
     sure = confidence > SURE
     ax.set_title(f"{sure.sum():,} of {len(y):,} above {SURE:.0%}, {(sure & ~right).sum():,} of these wrong")
     ax.set(xlabel="confidence: largest class probability", xlim=(edges[0], 1))
@@ -157,8 +157,8 @@ def threshold_curves(prediction: Prediction, y: Targets, schema: Schema | None =
     for k, threshold in enumerate(sorted({0.5, 0.2, 0.1, float(f"{base:.1g}")}, reverse=True)):
         flagged = score >= threshold
         hits = (flagged & positive).sum()
-        words = f"P ≥ {threshold:g}: {flagged.sum():,} rows, {hits:,} of {positive.sum():,} found"
-        look = dict(color=CONTRAST[k], marker=MARKERS[k], ls="", ms=6, mec="white", zorder=3, label=words)
+        label = f"P ≥ {threshold:g}: {flagged.sum():,} rows, {hits:,} of {positive.sum():,} found"
+        look = dict(color=CONTRAST[k], marker=MARKERS[k], ls="", ms=6, mec="white", zorder=3, label=label)
         axes[0].plot(*((hits / positive.sum(), hits / flagged.sum()) if flagged.any() else (np.nan, np.nan)), **look)
         axes[1].plot((flagged & ~positive).sum() / (~positive).sum(), hits / positive.sum(), **look)
     ends = dict(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
@@ -186,14 +186,14 @@ def entropy_histograms(
         raise UserError(f"an entropy histogram shows 1 to {len(CONTRAST)} out-of-distribution sets, got {len(outside)}")
     values = [metrics.SCORES["total_entropy"](prediction) for prediction in (inside, *outside.values())]
     edges = np.linspace(0, max(*(v.max() for v in values), 1e-9), 41)
-    own, *shares = (np.histogram(v, edges)[0] / len(v) for v in values)
+    tested, *shares = (np.histogram(v, edges)[0] / len(v) for v in values)
     ax = panel(ax)
-    ax.stairs(own, edges, fill=True, color=tint(BAYES, 0.55), label=f"{name} (mean {values[0].mean():.2f})")
+    ax.stairs(tested, edges, fill=True, color=tint(BAYES, 0.55), label=f"{name} (mean {values[0].mean():.2f})")
     for k, (other, prediction) in enumerate(outside.items()):
         label = f"{other} (mean {values[k + 1].mean():.2f}, AUROC {metrics.ood_auroc(inside, prediction):.3f})"
         ax.stairs(shares[k], edges, color=CONTRAST[k], linestyle=LINES[k], linewidth=1.8, label=label)
     ax.set(xlabel="total predictive entropy, nats", ylabel="share of points", xlim=(0, edges[-1]))
-    if np.max([own, *shares]) > 0.4:  # a confident network has nearly all test points in the first bin
+    if np.max([tested, *shares]) > 0.4:  # a confident network has nearly all test points in the first bin
         ax.set(yscale="log", ylim=(0.5 / max(map(len, values)), 1), ylabel="share of points (log scale)")
     return legend_below(ax, 1)
 

@@ -156,11 +156,11 @@ def posterior_predictive(
     axes[0].ecdf(observed, color=DATA, linewidth=1.8, label="observed")
     margin = 0.03 * (high - low)
     axes[0].set(xlabel=label, ylabel="share of the training rows", ylim=(0, 1), xlim=(low - margin, high + margin))
-    spread, own = replicated.std(1), observed.std()
+    spread, actual = replicated.std(1), observed.std()
     axes[1].hist(spread, 20, color=tint(BAYES, 0.55), edgecolor="white", label="replicated")
-    axes[1].axvline(own, color=DATA, linewidth=1.8, label="observed")
+    axes[1].axvline(actual, color=DATA, linewidth=1.8, label="observed")
     axes[1].set(xlabel=f"standard deviation of {label}", ylabel="replicated sets")
-    axes[1].set_title(f"{100 * (spread >= own).mean():.0f} % of the replicated ones are larger")
+    axes[1].set_title(f"{100 * (spread >= actual).mean():.0f} % of the replicated ones are larger")
     return layout.legend_below(axes, 2)
 
 
@@ -168,17 +168,17 @@ def _class_counts(replicated: np.ndarray, observed: np.ndarray, classes: Sequenc
     num = len(classes)
     counts = np.stack([np.bincount(row, minlength=num)[:num] for row in [observed, *replicated]])
     picks = np.sort(np.argsort(-counts[0], kind="stable")[:MAX_CLASSES])
-    own, (low, middle, high) = counts[0, picks], np.quantile(counts[1:, picks], (0.025, 0.5, 0.975), axis=0)
+    actual, (low, middle, high) = counts[0, picks], np.quantile(counts[1:, picks], (0.025, 0.5, 0.975), axis=0)
     axes = layout.panels(1, 1, (max(4.4, 1.6 + 0.42 * len(picks)), 3.3))
     ax, place = axes[0], np.arange(len(picks))
     ax.vlines(place, low, high, color=tint(BAYES, 0.55), linewidth=7, label="replicated, 95 %")
     ax.plot(place, middle, "_", color=BAYES, markersize=11, mew=1.8, label="replicated, median")
-    ax.plot(place, own, "D", color=DATA, markersize=4.5, label="observed")
+    ax.plot(place, actual, "D", color=DATA, markersize=4.5, label="observed")
     long = max(len(classes[k]) for k in picks) * len(picks) > 55
     ax.set_xticks(place, [classes[k] for k in picks], rotation=40 if long else 0, ha="right" if long else "center")
-    ax.set(ylabel="training rows", xlim=(-0.6, len(picks) - 0.4), ylim=(0, 1.1 * max(high.max(), own.max())))
+    ax.set(ylabel="training rows", xlim=(-0.6, len(picks) - 0.4), ylim=(0, 1.1 * max(high.max(), actual.max())))
     more = f"{len(picks)} of {num} classes; " if len(picks) < num else ""
-    ax.set_title(f"{more}{((own < low) | (own > high)).sum()} of {len(picks)} outside their 95 %")
+    ax.set_title(f"{more}{((actual < low) | (actual > high)).sum()} of {len(picks)} outside their 95 %")
     return layout.legend_below(axes, 3, below=60 if long else 34)
 
 
@@ -203,8 +203,8 @@ def trace_ranks(
     for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
         _lines(left, one)
         if len(lost):
-            how = dict(color=DATA, transform=left.get_xaxis_transform(), label="divergent")
-            left.plot(lost, np.full(len(lost), 0.03), "x", **how)
+            style = dict(color=DATA, transform=left.get_xaxis_transform(), label="divergent")
+            left.plot(lost, np.full(len(lost), 0.03), "x", **style)
         left.set_title(label if len(label) <= 44 else f"{label[:43]}…", size=8.5, loc="left")
         left.yaxis.set_major_locator(MaxNLocator(3))
         left.set_ylabel(unit, size=8)

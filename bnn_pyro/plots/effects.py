@@ -93,10 +93,10 @@ def decision_boundary(
     """
     names = class_names(prediction, grid.schema)
     probs = grid.shaped(prediction.mean)
-    values, what = probs.max(-1), "probability of the most probable class"
+    values, label = probs.max(-1), "probability of the most probable class"
     if len(names) == 2:
-        values, what = probs[..., 1], f"P({grid.schema.target} = {names[1]})"
-    ax = _coloured(ax, grid, values, title="predictive probability", label=what, cmap="cividis", vmin=0, vmax=1)
+        values, label = probs[..., 1], f"P({grid.schema.target} = {names[1]})"
+    ax = _coloured(ax, grid, values, title="predictive probability", label=label, cmap="cividis", vmin=0, vmax=1)
     return _with_data(ax, prediction, grid, x, y)
 
 
@@ -111,12 +111,12 @@ def epistemic_map(
 
     prediction: at ``grid.x``. x, y: as for ``decision_boundary``; a regression's y is not used.
     """
-    values, what = grid.shaped(prediction.epistemic), "mutual information, nats"
+    values, label = grid.shaped(prediction.epistemic), "mutual information, nats"
     if not prediction.has_classes:
-        values, what = np.sqrt(values), f"epistemic standard deviation of {grid.schema.target}"
-    colours = dict(cmap=WHITE_TO_EPISTEMIC, vmin=0, vmax=max(values.max(), 1e-9), gid=what)
-    ax = _coloured(ax, grid, values, title="epistemic uncertainty", label=what, **colours)
-    maps = ax.figure.findobj(lambda artist: isinstance(artist, QuadMesh) and artist.get_gid() == what)
+        values, label = np.sqrt(values), f"epistemic standard deviation of {grid.schema.target}"
+    colours = dict(cmap=WHITE_TO_EPISTEMIC, vmin=0, vmax=max(values.max(), 1e-9), gid=label)
+    ax = _coloured(ax, grid, values, title="epistemic uncertainty", label=label, **colours)
+    maps = ax.figure.findobj(lambda artist: isinstance(artist, QuadMesh) and artist.get_gid() == label)
     for one in maps:
         one.set_clim(0, max(other.norm.vmax for other in maps))
     return _with_data(ax, prediction, grid, x, y)
@@ -223,9 +223,9 @@ def pixel_maps(maps: PixelMaps, schema: Schema) -> np.ndarray:
     )
     for row, (values, label, colours) in zip(axes[1:], panels, strict=False):
         for ax, one in zip(row, values, strict=True):
-            shown = ax.imshow(one, **colours)
+            image = ax.imshow(one, **colours)
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set(visible=True, color="0.7")
-        ax.figure.colorbar(shown, ax=row[-1], label=label)
+        ax.figure.colorbar(image, ax=row[-1], label=label)
     axes[0, 0].figure.suptitle("most probable class, from the most certain image to the most uncertain")
     return axes

@@ -51,11 +51,11 @@ def uncertain_images(
         show_image(image, x[row], schema)
         mean = prediction.mean[row]
         _boxes(bars, prediction, row, names, y)
-        words = f"most probable {names[mean.argmax()]} ({mean.max():.0%})"
-        words += "" if y is None else f", true: {names[y[row]]}"
+        caption = f"most probable {names[mean.argmax()]} ({mean.max():.0%})"
+        caption += "" if y is None else f", true: {names[y[row]]}"
         total, epistemic, aleatoric = (getattr(prediction, part)[row] for part in ("total", "epistemic", "aleatoric"))
-        words += f"\ntotal {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats"
-        bars.set_title(words, size=7.5, pad=3, loc="right")
+        caption += f"\ntotal {total:.2f} = {epistemic:.2f} epist. + {aleatoric:.2f} aleat. nats"
+        bars.set_title(caption, size=7.5, pad=3, loc="right")
         bars.tick_params(labelsize=6.5, length=2, pad=1.5)
     page.suptitle(f"most uncertain first, by {ORDERS[by]}")
     page.supylabel("class probability\n(bar: mean, box: draws)")

@@ -94,9 +94,9 @@ def predicted_observed(prediction: Prediction, y: Targets, schema: Schema | None
     hit = (low <= y) & (y <= high)
     picks = np.argsort(y, kind="stable")[even(len(y), MAX_POINTS)]
     ax = panel(ax, 4.6, 4.4)
-    for which, colour, marker, size, place in ((hit, BAYES, "o", 4, "inside"), (~hit, WRONG, "X", 6, "outside")):
-        if which.any():
-            rows = picks[which[picks]]
+    for is_shown, colour, marker, size, place in ((hit, BAYES, "o", 4, "inside"), (~hit, WRONG, "X", 6, "outside")):
+        if is_shown.any():
+            rows = picks[is_shown[picks]]
             bars, look = [(middle - low)[rows], (high - middle)[rows]], dict(ecolor=tint(colour, 0.5), capsize=0)
             look |= dict(ms=size, mec="white", mew=0.5, label=f"target {place} its interval")
             ax.errorbar(y[rows], middle[rows], bars, fmt=marker, color=colour, **look)
@@ -131,8 +131,8 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence
     axes[0].plot([0, 1], [0, 1], **DASHED)
     axes[0].plot(nominal, observed, color=BAYES, marker="o", markevery=4, label="this prediction")
     verdict, half = (metrics.interval_verdict(at / 40, observed[at], len(pit)) for at in (36, 20))
-    what = "90% of the PIT" if prediction.randomised else "90% intervals"
-    title = f"{what} hold {observed[36]:.1%}\nof {len(pit):,} targets: {verdict}"
+    intervals = "90% of the PIT" if prediction.randomised else "90% intervals"
+    title = f"{intervals} hold {observed[36]:.1%}\nof {len(pit):,} targets: {verdict}"
     title += "" if half in ("about right", verdict) else f"; 50%: {half}"
     axes[0].set(xlim=(0, 1), ylim=(0, 1), aspect="equal", title=title)
     axes[0].set(xlabel="nominal coverage of the central interval", ylabel="observed coverage")

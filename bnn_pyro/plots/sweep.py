@@ -59,11 +59,11 @@ def sweep_points(
     axes = panels(len(scores), 3, cell, (wide, 0.35), least=5.4, sharey=True)  # wide enough for the legend
     for ax, (data, by) in zip(axes, scores.items(), strict=True):
         for name, one in by.items():
-            row, (marker, colour, filling, words) = recipes.index(name), KINDS[one.kind]
+            row, (marker, colour, filling, legend) = recipes.index(name), KINDS[one.kind]
             if len(one.points) > 1:
                 beside = row + 0.24 + 0.1 * ((np.arange(len(one.points)) % 3) - 1)  # below the mean, in three rows
                 ax.plot(one.points, beside, "|", color=tint(colour, 0.75), markersize=6, zorder=2, label="one fit")
-            error, style = np.array([one.error], dtype=float).T, dict(mfc=filling, markersize=6, label=words)
+            error, style = np.array([one.error], dtype=float).T, dict(mfc=filling, markersize=6, label=legend)
             bars = None if np.isnan(error).any() else error
             ax.errorbar(one.mean, row - 0.12, xerr=bars, fmt=marker, color=colour, **style)
         _scaled(ax, [value for one in by.values() for value in one.points or (one.mean,)])

@@ -172,19 +172,19 @@ def pruning_curve(curve: Sequence[PrunedScore], *, removed: float | None = None)
     if len(curve := sorted(curve, key=lambda point: point.share)) < 2 or curve[-1].share >= 1:
         raise UserError("a pruning curve needs two shares or more, each below 1")
     axes = panels(2, 2, (3.8, 3.3))
-    left = np.array([1 - point.share for point in curve])
+    shares = np.array([1 - point.share for point in curve])
     # The marked share has no tick, which could overlap with its neighbour.
     ticks = [point.share for point in curve if removed is None or abs(point.share - removed) > 1e-9]
     losses = np.array([point.loss for point in curve]) * (100 if curve[0].measure == "error" else 1)
     nll = np.array([point.nll for point in curve])
     for ax, scores, label in zip(axes, (losses, nll), (_LOSSES[curve[0].measure], "NLL, nats a point"), strict=True):
         value, low, high = scores.T
-        ax.fill_between(left, low, high, color=tint(BAYES, 0.25), linewidth=0, label="95% interval over points")
+        ax.fill_between(shares, low, high, color=tint(BAYES, 0.25), linewidth=0, label="95% interval over points")
         ax.axhline(value[0], **DASHED, label="all weights")
-        ax.plot(left, value, color=BAYES, marker="o", label="pruned")
+        ax.plot(shares, value, color=BAYES, marker="o", label="pruned")
         if removed is not None and 0 < removed < 1:
             ax.axvline(1 - removed, color=CONTRAST[0], linestyle=":", label=f"log α > {LOG_ALPHA:g}: {removed:.1%}")
-        ax.set(xscale="log", xlim=(1.08, left[-1] / 1.12), xlabel="weights removed, % (log scale of those left)")
+        ax.set(xscale="log", xlim=(1.08, shares[-1] / 1.12), xlabel="weights removed, % (log scale of those left)")
         ax.set_xticks([1 - share for share in ticks], [f"{100 * share:.3g}" for share in ticks])
         ax.set_ylabel(label)
         if value.min() > 0 and value.max() > 4 * value.min():  # to show details of its flat part

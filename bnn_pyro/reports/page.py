@@ -74,9 +74,9 @@ def draw_figures(
     texts, pictures = read_texts("figures")[section], []
     for figure, draw in figures.items():
         kind, _, name = figure.partition("-")
-        words = texts[figure if figure in texts or "{name}" not in texts[kind]["title"] else kind]
-        if all(_has_number(evidence.get(key)) for key in words.get("needs", ())):
-            about = words["title"].format(name=name), words["sentence"].format_map(evidence), words.get("wide", True)
+        text = texts[figure if figure in texts or "{name}" not in texts[kind]["title"] else kind]
+        if all(_has_number(evidence.get(key)) for key in text.get("needs", ())):
+            about = text["title"].format(name=name), text["sentence"].format_map(evidence), text.get("wide", True)
             pictures.append(Picture.of(prefix + figure, functools.partial(draw, evidence), *about))
     return list(filter(None, pictures))
 
@@ -93,7 +93,7 @@ def _environment() -> Environment:
         loader=PackageLoader("bnn_pyro.reports", "templates"), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, autoescape=lambda name: name is not None and ".html" in name,
     )  # fmt: skip
-    environment.globals |= {"version": __version__, "level_words": tables.WORDS, "spoken": spoken}
+    environment.globals |= {"version": __version__, "level_words": tables.WORDS, "in_words": in_words}
     environment.filters |= {"table": html_table, "unbroken": unbroken, "base64": lambda png: b64encode(png).decode()}
     environment.filters["markdown"] = functools.partial(tables.as_text, form="markdown")
     return environment
@@ -151,28 +151,28 @@ def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
     """What was run, as (name, text)."""
     recipe, provenance = run.recipe, run.provenance
     facts = {
-        "variant": f"{recipe['variant']}: {spoken(recipe['variant_settings'])}",
-        "inference": f"{recipe['inference']}: {spoken(recipe['inference_settings'])}",
-        "data": f"{provenance['data']}: {spoken(recipe['data'])}",
+        "variant": f"{recipe['variant']}: {in_words(recipe['variant_settings'])}",
+        "inference": f"{recipe['inference']}: {in_words(recipe['inference_settings'])}",
+        "data": f"{provenance['data']}: {in_words(recipe['data'])}",
         "draws": f"{run.num_draws} in every prediction",
         "training time": f"{provenance['seconds']:.1f} s",
     }
     if run.baseline is not None:
         base, seconds = run.baseline.recipe, run.baseline.provenance["seconds"]
-        settings = spoken({**base["variant_settings"], **base["inference_settings"]})
+        settings = in_words({**base["variant_settings"], **base["inference_settings"]})
         facts["baseline"] = f"{base['variant']} by {base['inference']}: {settings}; {seconds:.1f} s"
     if run.boosting:
         facts[tables.BOOSTING] = f"{run.boosting['about']}; {run.boosting['seconds']:.1f} s"
     module = {k: v for k, v in provenance.get("module", {}).items() if k not in ("parameters", "layers", "constants")}
     split = {k: v for k, v in provenance["split"].items() if k != "doubts"}  # they are in the summary
     others = {**provenance, "module": module, "split": split, **run.environment}
-    others = {k.replace("_", " "): spoken(v) for k, v in others.items() if k not in NO_FACTS and (v or v == 0)}
+    others = {k.replace("_", " "): in_words(v) for k, v in others.items() if k not in NO_FACTS and (v or v == 0)}
     return [*facts.items(), *others.items()]
 
 
-def spoken(value: Any) -> str:
+def in_words(value: Any) -> str:
     """Settings as text, such as "hidden 50/50, lr 0.01", with nested mappings in brackets."""
     if isinstance(value, Mapping):
-        texts = {key: f"({spoken(v)})" if isinstance(v, Mapping) else spoken(v) for key, v in value.items()}
+        texts = {key: f"({in_words(v)})" if isinstance(v, Mapping) else in_words(v) for key, v in value.items()}
         return ", ".join(f"{key.replace('_', ' ')} {text}" for key, text in texts.items())
     return "/".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)

@@ -39,5 +39,5 @@ def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None 
     differences = {label: partial(mean_of, column.to_numpy()) for label, column in apart.items()}
     around, own = intervals(differences, (len(apart),)), notes or {}
     verdicts = ["", *("worse" if around[label].high < 0 else NOT_CLEAR for label in list(apart)[1:])]
-    words = [filter(None, (v, own.get(label))) for v, label in zip(verdicts, points, strict=True)]
-    return pd.DataFrame(sums | {"note": list(map("; ".join, words))})
+    remarks = [filter(None, (v, own.get(label))) for v, label in zip(verdicts, points, strict=True)]
+    return pd.DataFrame(sums | {"note": list(map("; ".join, remarks))})

@@ -31,50 +31,50 @@ MAX_NAMED, MAX_REPEATED = 5, 0.05
 def summary(run: tables.RunFacts) -> list[str]:
     """The sentences of the summary."""
     names, rows = [name for name in run.headline if name in run.metrics], run.provenance["rows"]["test"]
-    data, said = [], read_texts("summary")
+    data, texts = [], read_texts("summary")
     if doubts := run.provenance["split"].get("doubts", []):
         more = f" {len(doubts) - MAX_NAMED} more are named by `inspect`." if len(doubts) > MAX_NAMED else ""
         data = [f"To look at in the data: {'; '.join(doubts[:MAX_NAMED])}.{more}".replace("?.", "?")]
     if not names:
         return data if run.failed else ["There are no test rows, so nothing was scored.", *data]
-    words = {name: f"{name} ({run.unit})" for name in ("rmse", "crps") if run.unit}
-    scores = ", ".join(f"{words.get(n, n.replace('_', ' '))} {tables.estimate(run.metrics, n)}" for n in names)
+    units = {name: f"{name} ({run.unit})" for name in ("rmse", "crps") if run.unit}
+    scores = ", ".join(f"{units.get(n, n.replace('_', ' '))} {tables.estimate(run.metrics, n)}" for n in names)
     sentences = [*_classes(run), f"On {rows:,} test rows: {scores}."]
     if rows < FEW_ROWS:
-        sentences.append(said["few"].format(rows=rows, share=100 / rows))
+        sentences.append(texts["few"].format(rows=rows, share=100 / rows))
     if (same := run.metrics.get("rows_that_trained", 0)) > MAX_REPEATED * rows:
         way = "" if run.provenance["split"].get("kind") == "groups" else "keep copies together with --groups, or "
         every, different = run.provenance["rows"]["train"] + rows, run.metrics.get("different_inputs", math.inf)
-        likely = f", as is likely of {every:,} rows with {different:,} different inputs" * (2 * different <= every)
-        sentences.insert(0, said["repeated"].format(same=same, way=way, likely=likely))
+        remark = f", as is likely of {every:,} rows with {different:,} different inputs" * (2 * different <= every)
+        sentences.insert(0, texts["repeated"].format(same=same, way=way, likely=remark))
     few = RIGHT[1] if rows < TOO_FEW else ""
-    others = {f"the {said['alone'][run.task]} alone": run.differences(tables.NOTHING)}
+    others = {f"the {texts['alone'][run.task]} alone": run.differences(tables.NOTHING)}
     others |= {} if run.baseline is None else {run.baseline.label: run.differences()}
     others |= {tables.BOOSTING: run.boosting["differences"]} if run.boosting else {}
     for other, differences in others.items():
         sentences += tables.headline_differences(run.label, other, differences, run.task, names, few)
     if censored := run.metrics.get("censored_rows"):
-        sentences.append(said["censored"].format(censored=censored))
+        sentences.append(texts["censored"].format(censored=censored))
     if coverage := list(_coverage(run)):
         sentences.append(("; before calibration " if run.guarantees else "; ").join(coverage) + ".")
     classes, change = run.metrics.get("class_rows"), run.metrics.get("if_calibrated")
     # If a model is right more often than the level, some of its sets would be empty.
     if change and not (classes and change["table"][1]["size"] < 1):
         before, after = change["table"][:2]
-        words, level = said["boxes" if run.task == "targets" else "sets" if classes else "intervals"], change["level"]
-        how = {name: text.format(level=100 * level) for name, text in words.items()}
-        how |= dict(other="other " * run.halves_test_rows, way=run.way_to_calibrate)
-        how |= dict(level=100 * level, rows=f"{change['calibration_rows']} {change['data']}")
-        how |= dict(before=100 * before["covered"], after=100 * after["covered"], before_size=before["size"])
-        sentences.append(said["calibrated"].format(size=after["size"], **how))
+        forms, level = texts["boxes" if run.task == "targets" else "sets" if classes else "intervals"], change["level"]
+        values = {name: text.format(level=100 * level) for name, text in forms.items()}
+        values |= dict(other="other " * run.halves_test_rows, way=run.way_to_calibrate)
+        values |= dict(level=100 * level, rows=f"{change['calibration_rows']} {change['data']}")
+        values |= dict(before=100 * before["covered"], after=100 * after["covered"], before_size=before["size"])
+        sentences.append(texts["calibrated"].format(size=after["size"], **values))
     if unsure := run.rows.get("uncertain", ()):
-        sentences.append(said["unsure"].format(numbers=", ".join(row["row"] for row in unsure[:3])))
+        sentences.append(texts["unsure"].format(numbers=", ".join(row["row"] for row in unsure[:3])))
     if "ece_floor_95" in run.metrics and "ece" in run.metrics:
         above, sure = run.metrics["ece"] > run.metrics["ece_floor_95"], run.metrics.get("mean_confidence", math.nan)
         verdict, place = ("off", "above") if above else ("not off", "within")
         sides = {"over": sure > run.metrics["accuracy_high"], "under": sure < run.metrics["accuracy_low"]}
-        how = "".join(f", {side}confident on average" for side, holds in sides.items() if holds and above)
-        sentences.append(said["probabilities"].format(verdict=verdict, place=place, how=how, **run.metrics))
+        tendency = "".join(f", {side}confident on average" for side, holds in sides.items() if holds and above)
+        sentences.append(texts["probabilities"].format(verdict=verdict, place=place, how=tendency, **run.metrics))
     if dropped := run.provenance["split"].get("dropped"):
         sentences.append(f"Left out for a missing value: {counted(dropped, 'row')} of the file.")
     sentences = [*data, *sentences] if any(LEAK in doubt for doubt in doubts) else [*sentences, *data]
@@ -82,7 +82,7 @@ def summary(run: tables.RunFacts) -> list[str]:
 
 
 def _classes(run: tables.RunFacts) -> Iterator[str]:
-    rows, predicted = (run.metrics.get(f"class_{what}", {}) for what in ("rows", "predictions"))
+    rows, predicted = (run.metrics.get(f"class_{part}", {}) for part in ("rows", "predictions"))
     most, never = max(rows, key=rows.get, default=""), [name for name in rows if rows[name] and not predicted[name]]
     if run.is_unbalanced:
         every = ", and this run says it of every row" if predicted[most] == sum(rows.values()) else ""
@@ -108,9 +108,9 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
     """
     rows = run.provenance["rows"]["test"]
     for row in run.guarantees.get("table", [])[1:2]:
-        level, what = run.guarantees["level"], "sets of classes" if run.metrics.get("class_rows") else "intervals"
+        level, regions = run.guarantees["level"], "sets of classes" if run.metrics.get("class_rows") else "intervals"
         verdict = interval_verdict(level, row["covered"], rows)
-        yield (f"{100 * level:g} % {what} that `predict` writes ({row['prediction']}) hold "
+        yield (f"{100 * level:g} % {regions} that `predict` writes ({row['prediction']}) hold "
                f"{100 * row['covered']:.0f} % of {rows:,} test rows: {verdict}")  # fmt: skip
     for name, metrics in run.metrics.get("targets", {}).items():
         share = metrics.get("coverage_90")
@@ -119,33 +119,33 @@ def _coverage(run: tables.RunFacts) -> Iterator[str]:
     yield from _intervals(run.metrics, run.task, f"{rows:,} test rows", rows)
 
 
-def _intervals(scores: Mapping[str, Any], task: str, what: str, rows: int) -> Iterator[str]:
+def _intervals(scores: Mapping[str, Any], task: str, part: str, rows: int) -> Iterator[str]:
     for level in (90,) if task == "counts" else (90, 50):
         share = scores.get(f"coverage_{level}")
         verdict = "" if share is None else interval_verdict(level / 100, share, rows)
         if task == "counts" and verdict == "too wide":
             verdict = "those of whole numbers hold more, and the calibration figure tells whether these are too wide"
         if verdict and (level == 90 or verdict not in RIGHT):
-            yield f"{level} % intervals hold {100 * share:.0f} % of {what}: {verdict}"
+            yield f"{level} % intervals hold {100 * share:.0f} % of {part}: {verdict}"
 
 
-def of_new_rows(scores: Mapping[str, Any], own: Mapping[str, Any], task: str, rows: int) -> str:
+def of_new_rows(scores: Mapping[str, Any], test: Mapping[str, Any], task: str, rows: int) -> str:
     """Sentences on new rows: coverage of intervals, and whether they score clearly worse than the run's test rows.
 
-    scores, own: flat metrics of the new rows and of the test rows; ``own`` is {} if there were none.
+    scores, test: flat metrics of the new rows and of the test rows; ``test`` is {} if there were none.
     """
     parts = ["; ".join(_intervals(scores, task, f"these {rows:,} rows", rows))] if task != "counts" else []
-    enough = min(rows, own.get("test_rows", 0)) >= TOO_FEW
-    if enough and scores.get("nll_low", -math.inf) > own.get("nll_high", math.inf):
-        parts.append(read_texts("summary")["unlike"].format(rows=rows, nll=scores["nll"], own=own["nll"]))
+    enough = min(rows, test.get("test_rows", 0)) >= TOO_FEW
+    if enough and scores.get("nll_low", -math.inf) > test.get("nll_high", math.inf):
+        parts.append(read_texts("summary")["unlike"].format(rows=rows, nll=scores["nll"], own=test["nll"]))
     return "".join(textwrap.fill(f"{part}.", tables.WIDTH) + "\n\n" for part in parts if part)
 
 
 def _next_steps(run: tables.RunFacts) -> Iterator[str]:
-    rows, said = run.provenance["rows"]["test"], read_texts("summary")
+    rows, texts = run.provenance["rows"]["test"], read_texts("summary")
     for name, ratio in run.metrics.get("errors_by", {}).items():
-        there, other = ("largest", "smallest") if ratio > 1 else ("smallest", "largest")
-        yield said["uneven"].format(ratio=max(ratio, 1 / ratio), name=name, there=there, other=other)
+        place, other = ("largest", "smallest") if ratio > 1 else ("smallest", "largest")
+        yield texts["uneven"].format(ratio=max(ratio, 1 / ratio), name=name, there=place, other=other)
     if not rows or any(worry["about"] != "training" for worry in run.worries):  # which say what to do
         return
     others = run.differences(tables.NOTHING), run.boosting["differences"] if run.boosting else {}
@@ -159,16 +159,16 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
         settings = run.recipe["inference_settings"]  # epochs of samplers are those of their start
         more = next((f"more_{name}" for name in ("draws", "epochs") if settings.get(name)), "")
         cut = "limit" in run.provenance.get("stopped", "")
-        first = "more --minutes or --max-minutes; else " if cut else said[more].format(**settings) if more else ""
-        yield said["named" if run.provenance["split"].get("doubts") else "little"].format(first=first)
+        first = "more --minutes or --max-minutes; else " if cut else texts[more].format(**settings) if more else ""
+        yield texts["named" if run.provenance["split"].get("doubts") else "little"].format(first=first)
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and rows >= TOO_FEW and not run.guarantees and run.task not in ("survival", "targets"):
-        what, way = "the intervals", run.way_to_calibrate
+        corrected, way = "the intervals", run.way_to_calibrate
         if "ece" in run.metrics:  # conformal sets do not change them
-            what, way = "the probabilities", f"calibrate {run.folder} --method temperature"
+            corrected, way = "the probabilities", f"calibrate {run.folder} --method temperature"
             way += " --data FILE" * run.halves_test_rows
-        yield f"`{way}` corrects {what} by rows that did not train"
+        yield f"`{way}` corrects {corrected} by rows that did not train"
     if run.is_unbalanced and len(classes := run.metrics["class_rows"]) == 2:
         rare, more = min(classes, key=classes.get), "finds more of the rare class; a figure says how many"
         # Twice the number of missed rows of the rare class.

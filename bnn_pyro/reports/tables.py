@@ -137,28 +137,28 @@ class RunFacts:
         """{level, about, sentence} of each problem: a failed fit, or one worse than predictions without inputs; chains
         that have not converged; confident predictions of out-of-distribution inputs; a q that is too wide.
         """
-        kinds, said = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}.items(), read_texts("summary")
-        words = ((*kind, self.metrics[key]) for key, kind in kinds if self.metrics.get(key))
-        failed = [dict(zip(("level", "about", "sentence"), some, strict=True)) for some in words]
+        kinds, texts = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}.items(), read_texts("summary")
+        problems = ((*kind, self.metrics[key]) for key, kind in kinds if self.metrics.get(key))
+        failed = [dict(zip(("level", "about", "sentence"), some, strict=True)) for some in problems]
         cut = f" It was cut short: {why}." if "limit" in (why := self.provenance.get("stopped", "")) else ""
         chains = [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
         failed += [{**one, "sentence": one["sentence"] + cut} for one in chains[:1]] + chains[1:]
         if outside := self.metrics.get("means_outside"):
             infinite = ", which are infinite" * ("rmse" not in self.metrics)
-            sentence = said["outside"].format(outside=outside, infinite=infinite)
+            sentence = texts["outside"].format(outside=outside, infinite=infinite)
             failed.append({"level": "caution", "about": "predicted means", "sentence": sentence})
         for key in filter(None, (re.fullmatch("ood_(.+)_total_entropy", name) for name in self.metrics)):
             if self.metrics.get(f"{key[0]}_high", 1.0) < 0.5:
-                sentence = said["familiar"].format(name=key[1], auroc=self.metrics[key[0]])
+                sentence = texts["familiar"].format(name=key[1], auroc=self.metrics[key[0]])
                 failed.append({"level": "caution", "about": "out-of-distribution inputs", "sentence": sentence})
         if self.metrics.get("nll_over_mean_weights_low", 0.0) > 0.01:  # nats per row
-            sites, known = self.metrics.get("signal_to_noise_of_sites", {}), dict(self.metrics)
+            sites, values = self.metrics.get("signal_to_noise_of_sites", {}), dict(self.metrics)
             if len(sites) > 1:
-                known["lowest"] = ", ".join(f"{site} {sites[site]:.2g}" for site in sorted(sites, key=sites.get)[:3])
-            figures = [form.format(**known) for key, form in said["of_mean_weights"].items() if key in known]
+                values["lowest"] = ", ".join(f"{site} {sites[site]:.2g}" for site in sorted(sites, key=sites.get)[:3])
+            figures = [form.format(**values) for key, form in texts["of_mean_weights"].items() if key in values]
             longer = "more --minutes" if self.recipe.get("auto") and "stopped" in self.provenance else "more epochs"
             last = f"or {longer}" if self.recipe.get("auto") else f"{longer}, or auto"
-            sentence = said["mean_weights"].format(figures=", ".join(figures), last=last)
+            sentence = texts["mean_weights"].format(figures=", ".join(figures), last=last)
             failed.append({"level": "caution", "about": "mean weights", "sentence": sentence})
         return failed
 
@@ -220,10 +220,10 @@ def outside_table(runs: Sequence[RunFacts]) -> pd.DataFrame:
     """Rows for out-of-distribution inputs: for each data set the AUROC by each score, and the mean entropy."""
     keys = [re.fullmatch(f"ood_(.+)_({'|'.join(SCORES)})", key) for key in runs[0].metrics]
     names = list(dict.fromkeys(match[1] for match in keys if match))
-    wanted = {f"ood_{name}_{score}": f"{name}: AUROC by {SCORE_NAMES[score]}" for name in names for score in SCORES}
-    wanted |= {"mean_entropy": "test rows: mean entropy, nats"} if names else {}
-    wanted |= {f"ood_{name}_mean_entropy": f"{name}: mean entropy, nats" for name in names}
-    return _table({run.label: {words: estimate(run.metrics, key) for key, words in wanted.items()} for run in runs})
+    labels = {f"ood_{name}_{score}": f"{name}: AUROC by {SCORE_NAMES[score]}" for name in names for score in SCORES}
+    labels |= {"mean_entropy": "test rows: mean entropy, nats"} if names else {}
+    labels |= {f"ood_{name}_mean_entropy": f"{name}: mean entropy, nats" for name in names}
+    return _table({run.label: {label: estimate(run.metrics, key) for key, label in labels.items()} for run in runs})
 
 
 def _table(columns: Mapping[str, Mapping[str, Cell | None]]) -> pd.DataFrame:
@@ -236,8 +236,8 @@ def estimate(metrics: Mapping[str, float], name: str, sign: str = "") -> Cell | 
     """The value of a metric with its interval, if it has one; None if there is no value."""
     if name not in metrics:
         return None
-    known = (metrics[key] for key in (f"{name}_low", f"{name}_high") if key in metrics)
-    ends = [_number(name, end, sign).split(" ")[0] for end in known]
+    ends_given = (metrics[key] for key in (f"{name}_low", f"{name}_high") if key in metrics)
+    ends = [_number(name, end, sign).split(" ")[0] for end in ends_given]
     return Cell(_number(name, metrics[name], sign), f"[{', '.join(ends)}]" if ends else "")
 
 

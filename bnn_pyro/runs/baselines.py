@@ -112,12 +112,12 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     from sklearn.model_selection import KFold
 
     x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
-    how = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0)
-    how |= dict(max_features=500 / x.shape[1]) if x.shape[1] > 500 else {}  # otherwise it takes minutes
+    options = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0)
+    options |= dict(max_features=500 / x.shape[1]) if x.shape[1] > 500 else {}  # otherwise it takes minutes
     classes, counts, few = schema.has_classes, schema.task == "counts", len(x) <= MAX_STAGED
     y = np.log(y) if schema.target_scale == "log" else y
     loss = {} if classes else {"loss": "poisson" if counts else "squared_error"}
-    model = (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(**loss, **how)
+    model = (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(**loss, **options)
 
     def predicted(inputs: np.ndarray, every: bool) -> np.ndarray:
         """Predict after every iteration, or the last one: (T, B), or positive probabilities (T, B, K) of classes."""
@@ -130,12 +130,12 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
         return probs
 
     folds = [] if classes and not few else [*KFold(5, shuffle=True, random_state=0).split(x)]
-    if counts and min(y[rest].sum() for rest, _ in folds) == 0:
+    if counts and min(y[train].sum() for train, _ in folds) == 0:
         return None
     losses, left_out = 0.0, []
-    for rest, out in folds:
-        if not classes or len(set(y[rest])) > 1:
-            model.fit(x[rest], y[rest])
+    for train, out in folds:
+        if not classes or len(set(y[train])) > 1:
+            model.fit(x[train], y[train])
             left_out.append((out, made := predicted(x[out], few)))
             losses += _loss(made, y[out], schema.task).sum(1)
     best = int(np.argmin(losses))
@@ -147,16 +147,16 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     model.fit(x, y)
     made = torch.from_numpy(predicted(new, every=False)).float()
     if classes:
-        made, what = of_classes(schema.task, made), "its own probabilities"
+        made, uncertainty = of_classes(schema.task, made), "its own probabilities"
     elif counts:
         made = Prediction(spread_counts(made, torch.from_numpy(y), torch.from_numpy(fitted)))
-        what = "a negative binomial of its mean, as dispersed as training rows left out"
+        uncertainty = "a negative binomial of its mean, as dispersed as training rows left out"
     else:
         made = of_numbers(schema, made, torch.full_like(made, max(np.sqrt(losses[best] / len(y)), 1e-6 * y.std())))
         log = " of log y" if schema.target_scale == "log" else ""
-        what = f"a Normal{log} whose scale is its error on training rows left out"
+        uncertainty = f"a Normal{log} whose scale is its error on training rows left out"
     long = counted(model.n_iter_, "iteration")
-    about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {long}; {what}"
+    about = f"scikit-learn's HistGradientBoosting on {len(x):,} training rows, {long}; {uncertainty}"
     return made, {"about": about, "seconds": round(time.perf_counter() - start, 3)}
 
 
@@ -188,8 +188,8 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
         absent = [row for row in rows if row not in frame.index]
         if absent or (has_header and frame.index.min() < 2):
             wrong = f"no row {absent[0]}" if absent else f"a row {frame.index.min()}"
-            how = "as in an editor: the header is row 1, the first row of data row 2" if has_header else "from 0"
-            raise UserError(f"{path}: has {wrong} in its column 'row'; rows of these data are counted {how}")
+            counting = "as in an editor: the header is row 1, the first row of data row 2" if has_header else "from 0"
+            raise UserError(f"{path}: has {wrong} in its column 'row'; rows of these data are counted {counting}")
         frame = frame.loc[rows]
     elif len(frame) != len(rows):
         raise UserError(f"{path} has {len(frame):,} lines, and there are {len(rows):,} test rows: give one for each in "
@@ -200,9 +200,9 @@ def read_predictions(path: Path, data: Dataset) -> Prediction:
     good = (values >= 0).all(1) & (abs(values.sum(1) - 1) < SUM) if schema.has_classes else values[:, 1] > 0
     if len(bad := np.flatnonzero(~(good & np.isfinite(values).all(1)))):
         row, cells = frame.index[bad[0]], values[bad[0]]
-        what = "probabilities must be at least 0 and add up to 1" if schema.has_classes else "sd must be above 0"
-        what = what if np.isfinite(cells).all() else f"{', '.join(names)} must be numbers"
-        raise UserError(f"{path}: row {row}: {what}, not {cells.tolist()}")
+        problem = "probabilities must be at least 0 and add up to 1" if schema.has_classes else "sd must be above 0"
+        problem = problem if np.isfinite(cells).all() else f"{', '.join(names)} must be numbers"
+        raise UserError(f"{path}: row {row}: {problem}, not {cells.tolist()}")
     made = torch.tensor(values, dtype=torch.float32)[None]
     if schema.has_classes:
         return of_classes(schema.task, made.clamp_min(torch.finfo(made.dtype).eps))  # as torch clamps probabilities

@@ -111,8 +111,8 @@ def check_subjects(
     elif results["key"] != key:
         other = next(name for name in key if results["key"].get(name) != key[name])
         value = f"{other} {results['key'].get(other)}"
-        what = value if other != "plans" else "other variants, methods, data or settings"
-        raise UserError(f"the results in {place.path} are of {what}; go on with the same, or choose another --out")
+        kind = value if other != "plans" else "other variants, methods, data or settings"
+        raise UserError(f"the results in {place.path} are of {kind}; go on with the same, or choose another --out")
     place.write(place.main, results)
     for spec, subject in zip(specs, results["subjects"], strict=True):
         for name in checks:
@@ -186,11 +186,11 @@ def _verdicts(subject: Mapping[str, Any]) -> list[dict[str, str]]:
     if not (subject["outcomes"] or subject["failed"]):
         return []
     level = level_of(subject)
-    found = [("", level, read_texts("statistics")["checks"][level])]
-    found += [(CHECKS[name].title, o["level"], o["sentence"]) for name, o in subject["outcomes"].items()]
+    verdicts = [("", level, read_texts("statistics")["checks"][level])]
+    verdicts += [(CHECKS[name].title, o["level"], o["sentence"]) for name, o in subject["outcomes"].items()]
     for name, reason in subject["failed"].items():
-        found.append((CHECKS[name].title, "bad", f"The check could not be finished: {reason}"))
-    return [{"level": level, "about": about, "sentence": sentence} for about, level, sentence in found]
+        verdicts.append((CHECKS[name].title, "bad", f"The check could not be finished: {reason}"))
+    return [{"level": level, "about": about, "sentence": sentence} for about, level, sentence in verdicts]
 
 
 def overview(subjects: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -201,9 +201,9 @@ def overview(subjects: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     columns = {name: column for name, column in columns.items() if any(name in values for values in numbers)}
     rows = []
     for subject, values in zip(subjects, numbers, strict=True):
-        words = dict.fromkeys(subject["refused"], "–") | dict.fromkeys(subject["failed"], "failed")
-        words |= {name: WORDS[outcome["level"]] for name, outcome in subject["outcomes"].items()}
-        row = {CHECKS[name].title: words.get(name, "…") for name in used}
+        levels = dict.fromkeys(subject["refused"], "–") | dict.fromkeys(subject["failed"], "failed")
+        levels |= {name: WORDS[outcome["level"]] for name, outcome in subject["outcomes"].items()}
+        row = {CHECKS[name].title: levels.get(name, "…") for name in used}
         row |= {title: "–" if values.get(n) is None else f"{values[n]:{form}}" for n, (title, form) in columns.items()}
         rows.append(row | {"seconds": f"{sum(o['seconds'] for o in subject['outcomes'].values()):.0f}"})
     return pd.DataFrame(rows, [f"{subject['variant']} {subject['inference']}" for subject in subjects])

@@ -36,9 +36,9 @@ def compare_runs(
     Returns a text for a terminal, and comparison.html.
     Raises UserError if test rows differ, or there are none.
     """
-    own = list(dict.fromkeys(filter(None, (getattr(r.entry, "module", None) for r in folders.values()))))
-    if len(own) > 1 and "," not in (module or ""):
-        raise UserError(f"the runs are of {len(own)} modules: --module {','.join(own)} gives that of each")
+    modules = list(dict.fromkeys(filter(None, (getattr(r.entry, "module", None) for r in folders.values()))))
+    if len(modules) > 1 and "," not in (module or ""):
+        raise UserError(f"the runs are of {len(modules)} modules: --module {','.join(modules)} gives that of each")
     first, truth, runs = next(iter(folders)), None, []
     predictions: dict[str, Prediction] = {}
     left_out: dict[str, Loo | str] = {}
@@ -73,9 +73,9 @@ def compare_runs(
     densities = {label: prediction.log_prob(truth.y_test).numpy().round(4) for label, prediction in predictions.items()}
     failed = [{**run.problem, "about": run.label} for run in runs if run.problem]  # or chains that disagree
     notes = {w["about"]: "its fit failed" if w["level"] == "failed" else "not converged" for w in failed}
-    task, label, words = runs[0].task, runs[0].label, read_texts("statistics")
+    task, label, texts = runs[0].task, runs[0].label, read_texts("statistics")
     title = f"Ranking by held-out log density, {len(truth.x_test):,} test rows"
-    sentence, about = words["rankings"]["held_out"].format(**words["rankings"]), words["comparison"]
+    sentence, about = texts["rankings"]["held_out"].format(**texts["rankings"]), texts["comparison"]
     scores = tables.metric_table(task, {run.label: run.metrics for run in runs})
     paired = tables.metric_table(task, {}, differences)
     sections = [
@@ -104,13 +104,13 @@ def _left_out(posterior: Posterior, data: Dataset, truth: Dataset) -> Loo | str:
         return "was trained on other rows than the first run, so that leaving them out compares nothing"
     if data.schema.targets:
         return "has several targets a row, and leaving rows out takes one"
-    what = kind(posterior)
-    if what == "chains" and (num := len(next(iter(posterior.chains.values())).flatten(0, 1))) < MIN_TAIL:
+    draws_kind = kind(posterior)
+    if draws_kind == "chains" and (num := len(next(iter(posterior.chains.values())).flatten(0, 1))) < MIN_TAIL:
         return f"its chains have {num} draws, too few to leave rows out by ({MIN_TAIL} are needed)"
-    if what == "chains":
+    if draws_kind == "chains":
         return leave_one_out(posterior, data)
-    if what != "approximation":
-        return f"no chains, so nothing to leave rows out by: {KINDS[what]}"
+    if draws_kind != "approximation":
+        return f"no chains, so nothing to leave rows out by: {KINDS[draws_kind]}"
     try:
         draws, log_weights = importance_weights(posterior, data)
         if not (k := float(psis(log_weights[None])[1][0])) <= GOOD_K:
@@ -139,9 +139,9 @@ def _loo_ranking(results: Mapping[str, Loo | str], num: int) -> tables.Section:
 def draw_scores(runs: Sequence[tables.RunFacts], differences: Mapping[str, Mapping[str, float]]) -> list[Picture]:
     """Draw a forest plot of the scores.   differences: {label: {metric, metric_low, metric_high}} to the first run."""
     names, scores = [f"{k}: {run.recipe['variant']} ({run.recipe['inference']})" for k, run in enumerate(runs, 1)], {}
-    for metric, words in read_texts("figures")["scores"].items():
+    for metric, title in read_texts("figures")["scores"].items():
         if all(f"{metric}_low" in run.metrics for run in runs):
-            scores[words] = {name: _scores(run, metric, differences) for name, run in zip(names, runs, strict=True)}
+            scores[title] = {name: _scores(run, metric, differences) for name, run in zip(names, runs, strict=True)}
     evidence = {"rows": runs[0].provenance["rows"]["test"], "scored": list(scores)}
     return draw_figures("compare", {"forest": lambda e: plots.sweep_points(scores)}, evidence)
 

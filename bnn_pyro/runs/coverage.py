@@ -69,7 +69,7 @@ def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor
     data, task = run.data, KINDS.get(run.data.schema.task, run.data.schema.task)
     if task not in DEFAULTS or run.prediction is None or run.scores.get("failed"):
         return {}, None
-    shown, known, needed = (run.prediction, data.y_test), (run.validation, data.y_val), rows_needed(LEVEL)
+    test, calibration, needed = (run.prediction, data.y_test), (run.validation, data.y_val), rows_needed(LEVEL)
     source, every, why = "validation rows, which had no part in its training", "all test rows", ""
     if len(data.y_val) < needed:
         why = f"there are {len(data.y_val)} validation rows"
@@ -81,8 +81,8 @@ def if_calibrated(run: Scored) -> tuple[dict[str, Any], tuple[Prediction, Tensor
         return {}, None  # rows of the same time or group are alike: coverage of later rows or new groups is lower
     if why:
         source, every = f"test rows, every second one, as {why}", "the other test rows"
-        known, shown = (tuple(part[start::2] for part in shown) for start in (0, 1))
-    (before, y), (prediction, target) = known, shown
+        calibration, test = (tuple(part[start::2] for part in test) for start in (0, 1))
+    (before, y), (prediction, target) = calibration, test
     if len(y) < needed or not len(target):
         return {}, None
     conformal, after = Conformal.fit(DEFAULTS[task], before, y), prediction[:]

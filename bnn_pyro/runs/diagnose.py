@@ -38,11 +38,11 @@ def diagnose_run(folder: RunFolder, recipe: Recipe, data: Dataset, posterior: Po
     place.write_figures(figures, [f"{PREFIX}*"])
     run, tables = folder.facts(), diagnosis_tables(diagnosis)
     about = {"title": f"Diagnosis: {run.title}", "subtitle": run.subtitle, "facts": facts_of(run)}
-    whole, weights = ([t for t in tables if (MEANING in t.table) == first] for first in (True, False))
-    page = {"verdicts": diagnosis.verdicts, "tables": whole, "figures": figures, "weights": weights}
+    summaries, weights = ([t for t in tables if (MEANING in t.table) == first] for first in (True, False))
+    page = {"verdicts": diagnosis.verdicts, "tables": summaries, "figures": figures, "weights": weights}
     place.write("diagnosis.html", render("diagnosis.html.j2", **about, **page))
     parts = [f"\n{run.title}: {run.subtitle}\n", verdict_lines([vars(verdict) for verdict in diagnosis.verdicts])]
-    parts += [f"\n{section.text()}" for section in whole]  # without the table of weights
+    parts += [f"\n{section.text()}" for section in summaries]  # without the table of weights
     return "\n".join(parts)
 
 
@@ -58,15 +58,15 @@ def write_draws(posterior: Posterior, data: Dataset, place: RunFolder) -> None:
 def diagnosis_tables(diagnosis: diagnostics.Diagnosis) -> list[Section]:
     """Return the tables that apply, those in function space first; the last one has some weights."""
     numbers, tables = diagnosis.statistics, []
-    for words in read_texts("statistics")["tables"]:
-        used = {key: row for key, row in words["statistics"].items() if key in numbers}
+    for texts in read_texts("statistics")["tables"]:
+        used = {key: row for key, row in texts["statistics"].items() if key in numbers}
         if any(key not in COUNTS for key in used):
             of = "nested R-hat" if numbers.get("nested") else "R-hat"
             rows = {
                 name.replace("R-hat", of): {"value": _number(numbers[key], form), "required": demand, MEANING: meaning}
                 for key, (name, meaning, form, demand) in used.items()
             }
-            tables.append(Section(words["title"], words["sentence"], pd.DataFrame.from_dict(rows, orient="index")))
+            tables.append(Section(texts["title"], texts["sentence"], pd.DataFrame.from_dict(rows, orient="index")))
     if diagnosis.weights:
         lines = diagnosis.weights[:: math.ceil(len(diagnosis.weights) / 20)]  # at most 20 of them
         sentence = f"{len(lines)} of the {len(diagnosis.weights)} looked at, evenly chosen over the network."
@@ -105,8 +105,8 @@ def draw_diagnosis(diagnosis: diagnostics.Diagnosis, schema: Schema) -> list[Pic
     """Draw every figure for which the diagnosis has the data."""
     unit = "log-odds" if schema.has_classes else f"mean of {schema.target}"
     start = f"{unit} of " if schema.classes else f"{unit}, "  # part of the labels that the axis repeats
-    word = "class " if schema.classes and all(name.isdigit() for name in schema.classes) else ""
-    labels = [word + label.removeprefix(start) for label in diagnosis.series.get("output_labels", ())]
+    prefix = "class " if schema.classes and all(name.isdigit() for name in schema.classes) else ""
+    labels = [prefix + label.removeprefix(start) for label in diagnosis.series.get("output_labels", ())]
     about = {"unit": unit, "labels": labels, "classes": schema.classes, "target": schema.target or "target"}
     evidence = {"diverging": None, **diagnosis.statistics, **diagnosis.series, **about}
     return draw_figures("diagnose", FIGURES, evidence, PREFIX)

@@ -41,11 +41,11 @@ NOISE = {"noise": ("uniform-noise", "gaussian-noise"), "uniform": ("uniform-nois
 
 def load_posterior(folder: RunFolder, device: str, module: str | None = None) -> Posterior:
     """Load a run's posterior onto a device.   module: package.module:function (or several) of a user's own module."""
-    then, given = getattr(folder.recipe.entry, "module", None), (module or "").split(",")
-    own = None if not then else then if then in given else module
-    if own and "," in own:
-        raise UserError(f"{folder.path} was trained with the module {then}, and --module has {', '.join(given)}")
-    posterior = load(folder.path, module=own)
+    then, named = getattr(folder.recipe.entry, "module", None), (module or "").split(",")
+    chosen = None if not then else then if then in named else module
+    if chosen and "," in chosen:
+        raise UserError(f"{folder.path} was trained with the module {then}, and --module has {', '.join(named)}")
+    posterior = load(folder.path, module=chosen)
     where = choose_device("cpu" if device == "auto" and posterior.provenance.get("device") == "cpu" else device)
     chains = posterior.chains and {site: value.to(where) for site, value in posterior.chains.items()}
     for module in filter(None, (posterior.model, posterior.guide)):
@@ -53,9 +53,9 @@ def load_posterior(folder: RunFolder, device: str, module: str | None = None) ->
     return dataclasses.replace(posterior, chains=chains)
 
 
-def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, what: str) -> Prediction:
+def predict_with_progress(posterior: Posterior, x: Tensor, num_draws: int, label: str) -> Prediction:
     """Call ``predict`` with a progress bar."""
-    with progress_bar(f"predict {what}", unit="draw") as report:
+    with progress_bar(f"predict {label}", unit="draw") as report:
         prediction = predict(posterior, x, num_draws=num_draws, progress=report)
         report(prediction.num_draws, prediction.num_draws)
         return prediction
@@ -83,9 +83,9 @@ def evaluate_run(
     beside = None if baseline is None else _score(baseline, data, inputs, num)
     for former in (CONVERGENCE, BOOSTING):
         (folder.path / former).unlink(missing_ok=True)
-    asked = posterior.chains is not None or any(settled(posterior.trace, part) > 0 for part in (0.5, 1.0))
-    if asked and (found := diagnostics.diagnose_briefly(posterior, data)) is not None:
-        folder.write(CONVERGENCE, found.to_dict())
+    can_diagnose = posterior.chains is not None or any(settled(posterior.trace, part) > 0 for part in (0.5, 1.0))
+    if can_diagnose and (diagnosis := diagnostics.diagnose_briefly(posterior, data)) is not None:
+        folder.write(CONVERGENCE, diagnosis.to_dict())
     if beside is not None:
         _write_scores(folder.baseline, beside)
         if scored.prediction is not None and beside.prediction is not None:
@@ -124,7 +124,7 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         return Scored(posterior, data, num_draws, None, scores=scores, finite=False)
     if len(data.x_test):
         prediction = predict_with_progress(posterior, data.x_test, num_draws, f"test rows ({name})")
-        whole, broken = _finite(prediction, data, "test")
+        valid, broken = _finite(prediction, data, "test")
         if broken:  # scores and figures of the remaining rows would hide the failure
             return Scored(posterior, data, num_draws, None, scores=broken | scores, finite=False)
         evaluation = metrics.evaluate(prediction, data.y_test)
@@ -136,9 +136,9 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
             scores |= dict(zip(("ece_floor", "ece_floor_95"), metrics.ece_floor(prediction), strict=True))
             means = {"mean_entropy": prediction.total, "mean_confidence": prediction.mean.amax(-1)}
             scores |= {name: values.mean().item() for name, values in means.items()}
-            for what, labels in (("rows", data.y_test), ("predictions", prediction.mean.argmax(-1))):
+            for part, labels in (("rows", data.y_test), ("predictions", prediction.mean.argmax(-1))):
                 counts = labels.bincount(minlength=len(data.schema.classes)).tolist()
-                scores[f"class_{what}"] = dict(zip(data.schema.classes, counts, strict=True))
+                scores[f"class_{part}"] = dict(zip(data.schema.classes, counts, strict=True))
         elif data.schema.task in ("regression", "counts"):
             low, high = prediction.quantile((0.025, 0.975))
             if data.schema.task == "counts":  # most counts may be 0 while their mean is right
@@ -164,14 +164,14 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         scores |= against_mean_weights(posterior, prediction, data)
     if len(data.x_val):
         validation = predict_with_progress(posterior, data.x_val, num_draws, f"validation rows ({name})")
-        whole, broken = _finite(validation, data, "val")
+        valid, broken = _finite(validation, data, "val")
         scores = broken | scores
-        estimates = metrics.evaluate(validation[whole], data.y_val[whole], bootstrap=10) if whole.any() else {}
+        estimates = metrics.evaluate(validation[valid], data.y_val[valid], bootstrap=10) if valid.any() else {}
         scores |= {f"validation_{metric}": estimate.value for metric, estimate in estimates.items()}
-    others = {what: predict_with_progress(posterior, x, num_draws, what) for what, x in outside.items()}
-    for what, other in others.items():
-        scores |= {f"ood_{what}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
-        scores[f"ood_{what}_mean_entropy"] = other.total.mean().item()
+    others = {name: predict_with_progress(posterior, x, num_draws, name) for name, x in outside.items()}
+    for name, other in others.items():
+        scores |= {f"ood_{name}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
+        scores[f"ood_{name}_mean_entropy"] = other.total.mean().item()
     return Scored(posterior, data, num_draws, prediction, outside, others, scores, replicates, validation=validation)
 
 
@@ -180,14 +180,14 @@ def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, d
     law = prediction.untransformed
     ends = prediction.mean if law is prediction else prediction.quantile((0.025, 0.975)).mT
     parts = (v.reshape(len(prediction), -1).isfinite().all(1) for v in (law.mean, law.total, ends))
-    whole, rows = torch.stack([*parts]).all(0), getattr(data, f"index_{part}")
-    if whole.all():
-        return whole, {}
-    first = int(whole.int().argmin()) if rows is None else int(rows[whole.int().argmin()])
-    what = "validation" if part == "val" else part
-    words = f"the prediction of {(~whole).sum():,} {what} rows, such as row {first} of {data.name}, is not finite: "
+    valid, rows = torch.stack([*parts]).all(0), getattr(data, f"index_{part}")
+    if valid.all():
+        return valid, {}
+    first = int(valid.int().argmin()) if rows is None else int(rows[valid.int().argmin()])
+    role = "validation" if part == "val" else part
+    start = f"the prediction of {(~valid).sum():,} {role} rows, such as row {first} of {data.name}, is not finite: "
     way = "correct outliers, in it or in training rows, or --scale robust; else a smaller --lr or a longer fit"
-    return whole, {"failed": words + way}
+    return valid, {"failed": start + way}
 
 
 def _write_scores(place: RunFolder, scored: Scored) -> None:
@@ -223,17 +223,17 @@ def prune_run(folder: RunFolder, data: Dataset, posterior: Posterior, num_draws:
     )
 
 
-def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tensor, y: Tensor, what: str) -> str:
+def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tensor, y: Tensor, label: str) -> str:
     """Score other rows, calibrated too if the run is; write metrics-WHAT.json and return a table."""
     if not len(x):
-        raise UserError(f"{what}: no rows to score")
+        raise UserError(f"{label}: no rows to score")
     num_draws, failed = recipe.num_draws, None
     try:  # the comparison with a prediction without inputs needs the training rows, which may have been removed
         folder.check_data(posterior, data := recipe.load())
         failed = failure(posterior, data, num_draws=num_draws, new=(x, y))
     except UserError as error:
-        announce(f"{what}: not compared with knowing nothing: {error}")
-    prediction = predict_with_progress(posterior, x, num_draws, what)
+        announce(f"{label}: not compared with knowing nothing: {error}")
+    prediction = predict_with_progress(posterior, x, num_draws, label)
     scores, every = metrics.evaluate(prediction, y).flat(), f"{len(x):,} rows"
     table, content = (f"Failed: {failed}\n\n", {"failed": str(failed)}) if failed else ("", {})
     table += of_new_rows(scores, folder.read("metrics.json"), posterior.schema.task, len(x))
@@ -247,12 +247,12 @@ def score_rows(folder: RunFolder, recipe: Recipe, posterior: Posterior, x: Tenso
         table += f"\n\n{used:,} of these rows trained this run, or equal such: they fit better than new ones"
     if calibrated is not posterior and (used := _known_rows(calibrated.rows, x, y)):
         table += f"\n\n{used:,} of these rows calibrated it: what is said of new ones does not hold of them"
-    path = folder.write(f"metrics-{what}.json", scores | {"test_rows": len(x)} | content)
+    path = folder.write(f"metrics-{label}.json", scores | {"test_rows": len(x)} | content)
     return f"{table}\n\n95 % intervals in brackets; written: {path}"
 
 
-def _known_rows(known: Tensor | None, x: Tensor, y: Tensor) -> int:
-    return 0 if known is None else int(torch.isin(row_digests(x, y), known).sum())  # known: digests of rows
+def _known_rows(digests: Tensor | None, x: Tensor, y: Tensor) -> int:
+    return 0 if digests is None else int(torch.isin(row_digests(x, y), digests).sum())
 
 
 def outside_inputs(names: Sequence[str], schema: Schema, *, num: int, invert: bool = False) -> dict[str, Tensor]:

@@ -86,8 +86,8 @@ def figures_of(
         if len(schema.classes) == 2 and "auroc" in run.scores:
             figures["threshold-curves"] = lambda: plots.threshold_curves(prediction, y, schema)
         if run.outside:
-            outside, own = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
-            figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=own)
+            outside, name = dict(list(run.outside.items())[:4]), f"{data.name} (test)"
+            figures["entropy-histograms"] = lambda: plots.entropy_histograms(prediction, outside, name=name)
     elif prediction is not None:
         if schema.task != "survival":
             figures["predicted-observed"] = lambda: plots.predicted_observed(prediction, y, schema)
@@ -104,8 +104,8 @@ def figures_of(
         figures["calibration-recalibrated"] = lambda: plots.regression_calibration(*recalibrated)
     if run.prediction is not None and math.prod(sized(posterior)) > 1:
         rows = data.x_test[:GROWING_ROWS], y[:GROWING_ROWS]
-        known = None if beside is None else beside[:GROWING_ROWS]
-        figures["growing-ensemble"] = lambda: plots.growing_ensemble(posterior, *rows, baseline=known)
+        baseline_draws = None if beside is None else beside[:GROWING_ROWS]
+        figures["growing-ensemble"] = lambda: plots.growing_ensemble(posterior, *rows, baseline=baseline_draws)
     if pruning:
         figures["pruning"] = lambda: plots.pruning_curve(**pruning)
     for name in run.outside if schema.is_image and baseline is not None else ():
@@ -117,8 +117,8 @@ def figures_of(
         figures["training-curves"] = lambda: plots.training_curves(trace)
     if "lp" in posterior.stats:
         series = sampler_series(posterior)
-        how = dict(diverging=series.get("diverging"), unit="nats")
-        figures["transitions"] = lambda: plots.trace_ranks(series["lp"][..., None], ["log joint density"], **how)
+        options = dict(diverging=series.get("diverging"), unit="nats")
+        figures["transitions"] = lambda: plots.trace_ranks(series["lp"][..., None], ["log joint density"], **options)
     return figures
 
 
@@ -163,8 +163,8 @@ def rows_to_look_at(data: Dataset, prediction: Prediction) -> dict[str, Any]:
     names = ("row", f"observed {data.schema.target}", "predicted", "inputs, the most unusual first")
     content: dict[str, Any] = {"note": f"Rows are numbered {where}.", "uncertain": []}
     for part, rows in parts.items():
-        words = _words(data.schema, prediction[rows], data.y_test[rows])
-        columns = map(str, data.index_test[rows].tolist()), *words, row_texts(data.x_test[rows], data.schema)
+        descriptions = _descriptions(data.schema, prediction[rows], data.y_test[rows])
+        columns = map(str, data.index_test[rows].tolist()), *descriptions, row_texts(data.x_test[rows], data.schema)
         content[part] = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
     return content
 
@@ -183,10 +183,10 @@ def sites_of(posterior: Posterior) -> dict[str, Any]:
     return {"sites": table.rename(columns=names).to_dict("records")}
 
 
-def _words(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str], list[str]]:
+def _descriptions(schema: Schema, prediction: Prediction, y: Tensor) -> tuple[list[str], list[str]]:
     if schema.targets:
         pairs = zip(schema.targets, prediction.each, y.unbind(1), strict=True)
-        each = [_words(schema.of_target(name), *pair) for name, *pair in pairs]
+        each = [_descriptions(schema.of_target(name), *pair) for name, *pair in pairs]
         return tuple(["; ".join(texts) for texts in zip(*part, strict=True)] for part in zip(*each, strict=True))
     if prediction.has_classes:
         best = zip(*map(Tensor.tolist, prediction.mean.max(-1)), strict=True)

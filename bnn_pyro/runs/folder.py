@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import here
+from bnn_pyro.distributed import process_group
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.files import has_shape, is_occupied, lock_folder, write_whole
 from bnn_pyro.inference import METHODS
@@ -198,8 +198,8 @@ class RunFolder(OutputFolder):
         folder, or if, with ``new``, another run was begun here since the folder was claimed.
         """
         with ExitStack() as stack:
-            with here().agreed():
-                if here().first:
+            with process_group().sharing_errors():
+                if process_group().is_rank0:
                     stack.enter_context(lock_folder(self.path))
                     if new and self.is_begun:
                         raise UserError(f"another run was begun in {self.path} meanwhile; choose another --out")

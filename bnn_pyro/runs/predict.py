@@ -97,7 +97,7 @@ def predict_file(
     Raises UserError for rows that cannot be read or whose predictions are not finite, unless such rows are to be
     skipped or flagged, and for options that do not suit the run.
     """
-    posterior, path, how = with_calibration(posterior, folder.path), Path(args.input), args.on_bad_row
+    posterior, path, on_bad_row = with_calibration(posterior, folder.path), Path(args.input), args.on_bad_row
     schema, calibrated, beside = posterior.schema, isinstance(posterior, Calibrated), pd.DataFrame()
     y = unseen = None  # unseen: a text about the new categories of each row
     if args.monitor and not calibrated:
@@ -111,12 +111,12 @@ def predict_file(
         names = next(csv.reader([args.keep], skipinitialspace=True), [])
         check_known(f"column of {path} (--keep)", [*frame.columns, "all"], *names)
         beside = (frame if "all" in names else frame[names]).apply(coded_cells)
-        problems = pd.Series("", frame.index) if how == "refuse" else row_problems(frame, schema)
+        problems = pd.Series("", frame.index) if on_bad_row == "refuse" else row_problems(frame, schema)
         if not (problems == "").any():
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
-        known = [name for name in schema.target_names if name in frame]
-        labelled = args.monitor and not gaps_in(frame[known], MISSING).any(axis=None)
-        frame = frame[problems == ""].drop(columns=[] if labelled else known)
+        labels = [name for name in schema.target_names if name in frame]
+        labelled = args.monitor and not gaps_in(frame[labels], MISSING).any(axis=None)
+        frame = frame[problems == ""].drop(columns=[] if labelled else labels)
         try:
             x, y = encode_rows(path, frame, schema, MISSING)
         except UserError as error:
@@ -135,7 +135,7 @@ def predict_file(
             try:
                 read.append(load_inputs(file, schema, invert=args.invert))
             except UserError as error:
-                if how == "refuse" or len(files) == 1:
+                if on_bad_row == "refuse" or len(files) == 1:
                     raise UserError(f"{error}{'; or give --on-bad-row skip or flag' * (len(files) > 1)}") from None
                 problems[row] = str(error)
         if files and not read:
@@ -153,17 +153,17 @@ def predict_file(
         judged = {name: values for name, values in judged.items() if name.startswith("q")}
     finite = np.isfinite(list(judged.values())).all(0)
     for level in args.levels:
-        names = [f"{what}_{100 * level:g}" for what in ("lower", "upper", "set")]
+        names = [f"{bound}_{100 * level:g}" for bound in ("lower", "upper", "set")]
         columns |= intervals_of(prediction, schema, level, names)
     if not schema.is_image and (numeric := quantities(schema.columns, x.shape[1])).any():
-        far, which = (x.abs() * numeric).max(1)
+        far, furthest = (x.abs() * numeric).max(1)
         names = np.array([name for name, _, place in inputs_of(schema) for _ in range(place.start, place.stop)])
-        columns |= {"furthest_input": names[which.numpy()], "furthest_sd": far.numpy()}
+        columns |= {"furthest_input": names[furthest.numpy()], "furthest_sd": far.numpy()}
         if away := int((far > FAR).sum()):
             at = int(far.argmax())
             notes.append(f"{away:,} of {len(x):,} rows are unlike those that trained: a number is over {FAR:g} "
                          "standard deviations from its mean, see the column 'furthest_sd' (row "
-                         f"{problems.index[problems == ''][at]}: {names[which[at]]}, {far[at]:,.0f})")  # fmt: skip
+                         f"{problems.index[problems == ''][at]}: {names[furthest[at]]}, {far[at]:,.0f})")  # fmt: skip
     if unseen is not None and len(new := unseen[unseen != ""]):
         columns |= {"unseen": unseen.to_numpy()}
         notes.append(f"{len(new):,} rows have a category new to the model, which is none of those that it knows, see "
@@ -179,24 +179,24 @@ def predict_file(
         intervals = map(prediction.interval, () if schema.has_classes else (level, *args.levels))
         notes += [interval.note for interval in intervals if interval.high.isinf().any()]
     if args.monitor:
-        known, _ = _calibration_rows(recipe.load(), recipe, about.get("data"))
-        verdicts = monitor(posterior, known, x, y)
+        calibration, _ = _calibration_rows(recipe.load(), recipe, about.get("data"))
+        verdicts = monitor(posterior, calibration, x, y)
         notes.append("\n".join(f"{'ALARM' if v.alarm else 'ok':<7}{v.test:<11}{v.sentence}" for v in verdicts))
     table.index = problems.index[problems == ""]
     for row, values in table[~finite].to_dict("index").items():
         problems[row] = "its prediction is not finite"
         if "furthest_sd" in values:
             problems[row] += f": {values['furthest_input']} is {values['furthest_sd']:.3g} sd from the training mean"
-        if how == "refuse":
+        if on_bad_row == "refuse":
             raise UserError(f"{path}, row {row}: {problems[row]}; correct it, or give --on-bad-row skip or flag")
     table = table[finite]
     if len(bad := problems[problems != ""]):
         named = "; ".join(f"row {row}: {why}" for row, why in bad.head(MAX_NAMED).items())
-        done = "left out" if how == "skip" else "without a prediction, see the column 'problem'"
+        done = "left out" if on_bad_row == "skip" else "without a prediction, see the column 'problem'"
         notes.append(f"{len(bad):,} of {len(problems):,} rows are {done} ({named}{'; …' * (len(bad) > MAX_NAMED)})")
-    if how == "flag":
+    if on_bad_row == "flag":
         table = table.reindex(problems.index).assign(problem=problems)
     beside = beside.reindex(table.index).rename(columns={name: f"{name} (input)" for name in beside if name in table})
-    if how != "refuse":
+    if on_bad_row != "refuse":
         beside.insert(0, "row", table.index, allow_duplicates=True)
     return pd.concat([beside, table], axis=1), notes

@@ -79,8 +79,8 @@ class Recipe(Setup, Settings):
         if not (half := len(data.x_val) // 2):
             raise UserError(f"conformal takes half of the validation rows, and {data.name} has {len(data.x_val)}: give "
                             "--validation ROWS")  # fmt: skip
-        left = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
-        return replace(data, **left, set_aside=(data.x_val[:half], data.y_val[:half]))
+        used = {f"{part}_val": getattr(data, f"{part}_val")[half:] for part in ("x", "y", "index")}
+        return replace(data, **used, set_aside=(data.x_val[:half], data.y_val[:half]))
 
     @property
     def data_name(self) -> str:
@@ -123,10 +123,10 @@ class Recipe(Setup, Settings):
         return replace(self, entry=setup.entry, method=setup.method, auto={}, baseline=False, boosting=False)
 
 
-def read_file(path: Path, what: str, form: str) -> tuple[str, dict[str, Any]]:
+def read_file(path: Path, kind: str, form: str) -> tuple[str, dict[str, Any]]:
     """Return (text, content) of a "TOML" or "JSON" file. Raises UserError if it is absent or not a valid table."""
     if not path.is_file():
-        raise UserError(f"no {what} {path}")
+        raise UserError(f"no {kind} {path}")
     with refusing(f"{path} is not valid {form}: {{error}}", ValueError, RecursionError):
         text = path.read_bytes().decode()
         content = tomllib.loads(text) if form == "TOML" else json.loads(text)
@@ -148,10 +148,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return {k: v for k, v in config.items() if v is not None}
 
 
-def check_keys(place: str | Path, what: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
+def check_keys(place: str | Path, label: str, values: Mapping[str, Any], kinds: Mapping[str, type]) -> None:
     """Raise UserError for unknown keys of a table, and for values other than None that are not of their kind."""
     for key, value in values.items():
-        check_known(f"{what} in {place}", kinds, key)
+        check_known(f"{label} in {place}", kinds, key)
         items, kind = ([value], kinds[key]) if not get_args(kinds[key]) else (value, *get_args(kinds[key]))
         types = (int, float) if kind is float else (kind,)
         fits = isinstance(items, list) and all(type(v) in types for v in items)
@@ -182,12 +182,12 @@ def resolve(args: Namespace, config: Mapping[str, Any], settings: Mapping[str, A
     same_method = method == (stored.get("inference") or method)
     of_variant = located(stored.get("variant_settings") or {})
     of_method = (stored.get("inference_settings") or {}) if same_method else {}
-    how = dict(settings=located(flag_settings(args) if settings is None else settings), minutes=minutes)
-    setup = set_up(variant, method, lambda: _load(data), of_variant=of_variant, of_method=of_method, **how)
+    options = dict(settings=located(flag_settings(args) if settings is None else settings), minutes=minutes)
+    setup = set_up(variant, method, lambda: _load(data), of_variant=of_variant, of_method=of_method, **options)
     if not setup.auto and (setup.variant, setup.inference) == (stored.get("variant"), stored.get("inference")):
         setup = replace(setup, auto=auto)
-    if (which := flags.get("baseline")) is not None:
-        flags |= {"baseline": which in ("all", "network"), "boosting": which in ("all", "boosting")}
+    if (baseline := flags.get("baseline")) is not None:
+        flags |= {"baseline": baseline in ("all", "network"), "boosting": baseline in ("all", "boosting")}
     names = ("seed", "num_draws", "device", "baseline", "boosting", "conformal")
     others = {k: v for k in names if (v := flags.get(k, config.get(k))) is not None}
     others.setdefault("boosting", others.get("baseline", True))

@@ -52,10 +52,10 @@ class SweepFolder(OutputFolder):
         if changed is None and scales == EARLIER and _has_tails(json.dumps(task.recipe.data)):
             changed = "scale", "auto", "standard"
         if changed is not None:
-            what, now, then = changed
+            setting, now, then = changed
             # An interrupted fit with other settings has no result that could be lost: it is made again.
             state = CHANGED if run.is_trained else MISSING
-            return state, f"was fitted with {what} {setting_text(then)}, not {setting_text(now)}"
+            return state, f"was fitted with {setting} {setting_text(then)}, not {setting_text(now)}"
         scored = run.is_trained and all((run.path / name).is_file() for name in ("metrics.json", REPLICATES))
         names, num = ("baseline", "boosting"), task.recipe.num_draws
         same = former.num_draws == num and all(getattr(former, k) >= getattr(task.recipe, k) for k in names)

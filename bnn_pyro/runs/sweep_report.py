@@ -62,7 +62,7 @@ def write_report(folder: OutputFolder, results: Mapping[str, Any], summaries: Se
 
 def summary_sentences(data: DatasetSummary) -> dict[str, str]:
     """Return {headline metric: a sentence on which recipe is best, and which are worse or not clearly worse}."""
-    varied = [word for word, num in (("seeds", data.seeds), ("splits", data.splits)) if num > 1]
+    varied = [name for name, num in (("seeds", data.seeds), ("splits", data.splits)) if num > 1]
     sources = f"variation over {' and '.join(varied)} and the finite number of test rows" if varied else "one fit each"
     sentences = {}
     for metric, summary in data.headline.items():
@@ -98,12 +98,12 @@ def _cells(summary: MetricSummary, metric: str) -> dict[str, str]:
 
 def _number(mean: Mean, metric: str, sign: str = "") -> str:
     """Return "0.532 ± 0.021", with two digits of the error, which may be missing; shares are in per cent."""
-    unit, word = (100.0, " pp" if sign else " %") if metric in SHARES else (1.0, "")
+    unit, suffix = (100.0, " pp" if sign else " %") if metric in SHARES else (1.0, "")
     value, error = unit * mean.value, unit * mean.error
     if not (math.isfinite(error) and error > 0 and math.isfinite(value)):
-        return f"{value:{sign}.4g}{word}"
+        return f"{value:{sign}.4g}{suffix}"
     digits = max(0, 1 - math.floor(math.log10(error)))
-    return f"{value:{sign},.{digits}f}{word} ± {error:,.{digits}f}"
+    return f"{value:{sign},.{digits}f}{suffix} ± {error:,.{digits}f}"
 
 
 def _fits(states: Counter[str]) -> str:

@@ -208,8 +208,8 @@ def _summarise(name: str, fits: Sequence[Mapping[str, Any]], replicates: Replica
             continue
         # The best recipe is among those with the most fits: one that failed on hard splits looks better than it is.
         most = max(mean.fits for mean in means.values())
-        whole = {recipe: mean.value for recipe, mean in means.items() if mean.fits == most}
-        best = (min if better == "lower" else max)(whole, key=whole.__getitem__)
+        complete = {recipe: mean.value for recipe, mean in means.items() if mean.fits == most}
+        best = (min if better == "lower" else max)(complete, key=complete.__getitem__)
         differences = {
             recipe: paired(values[recipe], values[best], share, over_rows(metric, values[[recipe, best]]))
             for recipe in values

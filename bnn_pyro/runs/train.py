@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from bnn_pyro.datasets.dataset import Dataset
-from bnn_pyro.distributed import Ranks, here
+from bnn_pyro.distributed import Ranks, process_group
 from bnn_pyro.errors import FitFailed
 from bnn_pyro.fitting import check_setup, fit_setup
 from bnn_pyro.isolation import isolated, one_thread
@@ -61,7 +61,7 @@ def fit_run(
         with one_thread() if weights * rows < 20_000_000 else nullcontext():
             place = dict(out=folder.path, resume=resume, device=recipe.device)
             posterior = fit_setup(recipe, data, seed=recipe.seed, **place, **limit)
-            if here().first:
+            if process_group().is_rank0:
                 # One line per recorded epoch; log densities are in nats of the whole training set.
                 folder.write("history.csv", pd.DataFrame(posterior.trace).to_csv(index=False))
                 facts = environment(posterior.provenance["device"])
@@ -77,7 +77,7 @@ def fit_run(
     posterior = fit_into(folder, ready, max_minutes=max_minutes)
     if backbone is None and baseline is not None:
         beside = fit_baseline()
-    if recipe.conformal and here().first:
+    if recipe.conformal and process_group().is_rank0:
         from bnn_pyro.runs.predict import calibrate_run
 
         with suppress(FitFailed):  # reported with the scores
@@ -87,9 +87,9 @@ def fit_run(
 
 def load_together(ranks: Ranks, load: Callable[[], Dataset]) -> Dataset:
     """Call ``load()`` in all processes, first in one per machine, which downloads. All raise the UserError of any."""
-    with ranks.agreed():
+    with ranks.sharing_errors():
         data = load() if ranks.local == 0 else None
-    with ranks.agreed():
+    with ranks.sharing_errors():
         return data or load()
 
 

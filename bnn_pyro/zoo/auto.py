@@ -150,11 +150,11 @@ def make_setup(variant: str | Entry | nn.Module, method: str | Method | None = N
     entry = Bayesian(variant) if isinstance(variant, nn.Module) else variant
     entry, method = (v() if isinstance(v, type) and not issubclass(v, nn.Module) else v for v in (entry, method))
     kinds = {"variant, such as bp.MeanField(hidden=(50,))": entry, "method, such as bp.SVI(lr=0.01)": method}
-    for what, value in kinds.items():
+    for role, value in kinds.items():
         if not (value is None or isinstance(value, str) or is_dataclass(value)):
             function = "; of a function give bp.Bayesian(function)" * (callable(value) and value is entry)
             way = f"; of a class give an instance, {value.__name__}(...)" if isinstance(value, type) else function
-            raise UserError(f"{value!r:.60} is neither a name nor a dataclass with the settings of a {what}{way}")
+            raise UserError(f"{value!r:.60} is neither a name nor a dataclass with the settings of a {role}{way}")
     if isinstance(entry, str) and entry not in ZOO:
         raise unknown("variant", entry, [*ZOO, AUTO])
     entry = ZOO[entry]() if isinstance(entry, str) else entry
@@ -209,8 +209,8 @@ def set_up(
     names = [*defaults(setup.entry), *defaults(setup.method)]
     for key in settings:
         if key not in names:
-            which = f"{setup.variant} or {setup.inference}" + (", which auto chose" if setup.auto else "")
-            raise unknown(f"setting of {which}", key, names)
+            chosen = f"{setup.variant} or {setup.inference}" + (", which auto chose" if setup.auto else "")
+            raise unknown(f"setting of {chosen}", key, names)
     return setup
 
 
@@ -261,8 +261,8 @@ def choose(
     rules = [rule for rule in RULES if rule.inputs == kind and method in (None, rule.method)]
     if not rules:
         check_known("inference method", METHODS, method)
-        known = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
-        raise UserError(f"auto takes {known} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
+        methods = ", ".join(rule.method for rule in RULES if rule.inputs == kind)
+        raise UserError(f"auto takes {methods} for a {kind}, not {method}; name a variant that takes {method} (`list`)")
     by_input = settings.get("noise", "heteroscedastic") == "heteroscedastic"
     by_input = by_input and settings.get("likelihood", "normal") in ("normal", "student-t")
     are_numbers = schema.task in ("regression", "targets")
@@ -270,31 +270,31 @@ def choose(
     holds = dict(wide=inputs > WIDE, many=rows > MANY, few=few and are_numbers, classes=classes)
     holds["few of classes"] = few and classes
     for rule in rules:
-        own = dict(rule.settings)
+        chosen = dict(rule.settings)
         for condition, more in rule.over.items():
-            own |= more if holds[condition] else {}
+            chosen |= more if holds[condition] else {}
         if by_input and are_numbers:
             student_t = schema.target_scale != "log" and rows >= MIN_STUDENT_T
-            own |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
+            chosen |= {k: v for k, v in rule.noise.items() if k == "noise" or student_t}
         of_method = dict(rule.method_settings)
         if rule.steps:
             of_method["epochs"] = max(MIN_EPOCHS, math.ceil(rule.steps / math.ceil(rows / of_method["batch_size"])))
-        setup = make_setup(rule.variant, rule.method).changed(own, of_method, settings)
+        setup = make_setup(rule.variant, rule.method).changed(chosen, of_method, settings)
         with isolated(0):
             net = setup.entry.net(schema, len(schema.classes) or 2)
             macs = cost.multiplications(net, torch.zeros(1, *schema.input_shape))
-        whole = schedule(rows, macs) | {k: v for k, v in vars(setup.method).items() if v is not None}
+        full_lengths = schedule(rows, macs) | {k: v for k, v in vars(setup.method).items() if v is not None}
         share = LONGER * max(1.0, minutes / MINUTES) if rule.longer else 1.0
         while True:
             times = {key: share if key in rule.longer else min(1.0, share) for key in rule.lengths.keys() - settings}
-            lengths = {key: max(rule.lengths[key], int(t * whole[key])) for key, t in times.items() if t != 1}
-            seconds = rule.seconds({**whole, **lengths}, rows, macs, cores)
+            lengths = {key: max(rule.lengths[key], int(t * full_lengths[key])) for key, t in times.items() if t != 1}
+            seconds = rule.seconds({**full_lengths, **lengths}, rows, macs, cores)
             if seconds <= 60 * minutes or share <= MIN_SHARE:
                 break
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
         if (share >= rule.least and rows <= rule.most) or rule is rules[-1]:
             break
     span = f"{minutes:g} minute{'s' * (minutes != 1)}"
-    what = f"{rows:,} rows × {(num := inputs - schema.exposure):,} input{'s' * (num != 1)} in {span}, {rule.reason}"
-    about = {"reason": what, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
+    reason = f"{rows:,} rows × {(num := inputs - schema.exposure):,} input{'s' * (num != 1)} in {span}, {rule.reason}"
+    about = {"reason": reason, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)

@@ -116,7 +116,7 @@ class LastLayer(Settings):
 
     def _pretrained(self, schema: Schema) -> Pretrained:
         """The backbone, which has untrained weights if it is the name of a variant or a description from an archive."""
-        about, own = self.backbone, schema
+        about, like = self.backbone, schema
         if isinstance(about, Pretrained):
             return about
         if (name := self.backbone_variant(schema)) is not None:
@@ -124,11 +124,11 @@ class LastLayer(Settings):
         elif isinstance(about, str):
             return from_text(about)
         elif about["kind"] == "run":
-            own = Schema.from_dict(about["schema"])
+            like = Schema.from_dict(about["schema"])
         else:
             return from_description(about)
-        net = build(BACKBONE_VARIANTS[about["entry"]], about.get("entry_settings", {})).model(own).net
-        return Pretrained(_Features(net), about, own)
+        net = build(BACKBONE_VARIANTS[about["entry"]], about.get("entry_settings", {})).model(like).net
+        return Pretrained(_Features(net), about, like)
 
 
 class _Features(nn.Module):

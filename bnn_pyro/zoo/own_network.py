@@ -52,9 +52,9 @@ class ModuleSource:
         name = self.description["name"]
         way = f" and is a class; give an instance, {name}(...)" if isinstance(self.origin, type) else ""
         with users_code(f"{name} gave no module{way}"):
-            known = inspect.signature(self.origin).parameters
-            named = {"schema": schema} if "schema" in known else {}
-            made = self.origin(schema) if any(p.default is p.empty for p in known.values()) else self.origin(**named)
+            names = inspect.signature(self.origin).parameters
+            named = {"schema": schema} if "schema" in names else {}
+            made = self.origin(schema) if any(p.default is p.empty for p in names.values()) else self.origin(**named)
         if not isinstance(made, nn.Module):
             raise UserError(f"{name} must return a torch.nn.Module, and gave {type(made).__name__}")
         return own_copy(made)
@@ -163,20 +163,20 @@ class Bayesian(Settings):
         before = constants(net)
         bayesian = select(net, self.where, "where")
         still = {name for name, p in net.named_parameters() if not p.requires_grad}
-        said = set() if self.frozen in ("", "*") else set(select(net, self.frozen, "frozen"))
+        frozen = set() if self.frozen in ("", "*") else set(select(net, self.frozen, "frozen"))
         if self.where == "*":
-            bayesian = [name for name in bayesian if name not in still | said]
-        elif both := said.intersection(bayesian):
+            bayesian = [name for name in bayesian if name not in still | frozen]
+        elif both := frozen.intersection(bayesian):
             raise UserError(f"'{min(both)}' is in both where={self.where!r:.40} and frozen={self.frozen!r:.40}")
-        kept = still | said if self.frozen != "*" else dict(net.named_parameters())
-        still = [name for name, _ in net.named_parameters() if name in kept and name not in bayesian]
+        stays = still | frozen if self.frozen != "*" else dict(net.named_parameters())
+        still = [name for name, _ in net.named_parameters() if name in stays and name not in bayesian]
         freeze(net, still)
         points = [name for name, _ in net.named_parameters() if name not in bayesian]
         if not bayesian:
             raise UserError("no parameter is Bayesian: those in frozen, and those that require no gradient, are not")
         if isinstance(net, GraphModule) and (self.inputs == "raw" or schema.input_parts):
-            what = "raw inputs" if self.inputs == "raw" else "several inputs"
-            raise UserError(f"a graph, as of torch.export, cannot take {what}: give the module itself")
+            received = "raw inputs" if self.inputs == "raw" else "several inputs"
+            raise UserError(f"a graph, as of torch.export, cannot take {received}: give the module itself")
         if self.inputs == "raw":
             net.register_forward_pre_hook(partial(_unstandardise, schema))
         if schema.input_parts:
@@ -214,17 +214,17 @@ class Bayesian(Settings):
                           "'frozen' (--set batch_norm=frozen) keeps those of its training", stacklevel=2)  # fmt: skip
         facts = start_guide(model, guide, data.x_train, self.init_scale)
         used = sampling_of(model.net, data.x_train[:START_ROWS], training=True) if model.sampling else {}
-        if drawn := [site for site, how in model.sampling.items() if used.get(site) != how]:  # a pass may depend on x
+        if drawn := [site for site, way in model.sampling.items() if used.get(site) != way]:  # a pass may depend on x
             facts["sampled_as_weights"] = drawn
-            model.sampling = {site: how for site, how in model.sampling.items() if site not in drawn}
+            model.sampling = {site: way for site, way in model.sampling.items() if site not in drawn}
         return facts | ({"constants": model.constants} if model.constants else {})
 
     def _likelihood(self, schema: Schema, net: nn.Module, row: Tensor) -> Likelihood:
         """The user's likelihood, or that of the data; for two classes a network may have one output or two."""
         likelihood = self.likelihood if isinstance(self.likelihood, Likelihood) else None
-        own = likelihood or make_likelihood(schema, self.noise, self.likelihood)
-        count, what = len(schema.classes), f"the {len(schema.classes)} classes" if schema.classes else "the target"
-        widths = {own.outputs: what if self.likelihood is None else type(own).__name__}
+        made = likelihood or make_likelihood(schema, self.noise, self.likelihood)
+        count, purpose = len(schema.classes), f"the {len(schema.classes)} classes" if schema.classes else "the target"
+        widths = {made.outputs: purpose if self.likelihood is None else type(made).__name__}
         if self.likelihood is None and count == 2:
             widths[2] = "two logits"
         with in_mode(net, training=False):
@@ -232,7 +232,7 @@ class Bayesian(Settings):
             whole = ", ".join(f"'{part.name}'" for part in schema.input_parts if part.is_whole)
             way = f" (whole numbers, in {whole}, stay as they are, for an nn.Embedding; else give X.astype(float))"
             width = check_outputs(net, row[[0, 0]], widths, shapes and f"{shapes}{way * bool(whole)}")
-        return own if width == own.outputs else Categorical(2)
+        return made if width == made.outputs else Categorical(2)
 
 
 def _pattern(where: Any) -> str:

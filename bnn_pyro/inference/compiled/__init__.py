@@ -168,7 +168,7 @@ def _decompositions() -> dict[Any, Callable]:
         **core_aten_decompositions(),
         **get_decompositions([getattr(aten, name) for name in names.split() if hasattr(aten, name)]),
         **{aten.mean.dim: mean, aten.max.dim: max_dim, aten.index_put.default: index_put},
-        **{aten.var_mean.correction: var_mean, aten.var.correction: lambda *x, **how: var_mean(*x, **how)[0]},
+        **{aten.var_mean.correction: var_mean, aten.var.correction: lambda *x, **options: var_mean(*x, **options)[0]},
         aten.full_like.default: lambda x, value, dtype=None, **_: torch.full(x.shape, value, dtype=dtype or x.dtype),
         aten.flip.default: lambda x, dims: taken(x, lambda places: places.flip(dims)),
         aten.index.Tensor: lambda x, index: taken(x, lambda places: aten.index(places, index)),

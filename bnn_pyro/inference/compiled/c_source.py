@@ -67,8 +67,8 @@ class _Writer:
         packet, val = node.target.overloadpacket, node.meta["val"]
         if packet in VIEWS:
             source = self._stored(values[0][0])
-            seen = node.target(source.like, *values[0][1:], **values[1])
-            return tree_map(lambda part: Array(part, source.buffer), seen)
+            result = node.target(source.like, *values[0][1:], **values[1])
+            return tree_map(lambda part: Array(part, source.buffer), result)
         if not isinstance(val, Tensor):
             raise NotCompiled(f"the operator {packet} gives several tensors, and has no C form")
         like = torch.empty_strided(val.shape, val.stride(), dtype=val.dtype, device="meta")
