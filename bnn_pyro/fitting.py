@@ -223,7 +223,8 @@ def fit_setup(
         provenance = {**posterior.provenance, **provenance, "device": str(where)} | ({"module": facts} if facts else {})
         provenance["seconds"] = round(time.perf_counter() - began, 3)
         if posterior.chains is not None:
-            provenance["stored_draws"] = math.prod(next(iter(posterior.chains.values())).shape[:2])
+            chains, draws = next(iter(posterior.chains.values())).shape[:2]
+            provenance |= {"stored_chains": chains, "stored_draws": chains * draws}
         provenance |= {"processes": ranks.size} if ranks.size > 1 else {}
         full_model = posterior.model if inferred is model else model
         validated = {"early_stopping", "by_held_out_rows"} & provenance.keys() or getattr(setup.method, "patience", 0)

@@ -1,8 +1,7 @@
 """The training loop: maximises an ELBO over mini-batches.
 
 The optimiser is Adam (Kingma & Ba 2015, arXiv:1412.6980); its noise is averaged away by a learning rate that falls by a
-cosine, or by a running mean (``early_stopping``). A step is a function of (parameters, optimiser state, generator
-state, number), so that a resumed fit has the same result.
+cosine, or by a running mean (``early_stopping``). A step depends on parameters, optimiser, generators and number alone.
 
 If a fit has several processes (torchrun), they divide the rows of each step. With R ranks, the objective of rank r is
 R · N/B · Σ_{its rows} log p(y | x, w_r) − KL with its own draw w_r; the mean over ranks estimates the same ELBO.
@@ -35,8 +34,8 @@ from bnn_pyro.parts.priors import BayesianNet
 from bnn_pyro.posterior import model_buffers, moved_buffers
 
 MEMORY = 0.01  # smallest weight of a step in the running mean of the gradient's norm
-#: Constants of :func:`settled`: smallest number of lines; standard errors; multiples of √N nats.
-LINES, ERRORS, NO_RISE, MAX_RISE = 20, 2.0, 0.3, 1.0
+#: When a fit has settled: smallest share of its steps; number of lines; standard errors; multiples of √N nats.
+MIN_SHARE, LINES, ERRORS, NO_RISE, MAX_RISE = 0.2, 20, 2.0, 0.3, 1.0
 LOG_SCALES = ("rho", "log_variance")  # parameters of guides that determine σ: softplus(ρ), exp(½ log σ²)
 POINTS_LR = 0.1  # first learning rate of pretrained parameters without a posterior ("points"), as a share of ``lr``
 Trace = dict[str, list[float]]  # columns by name, such as epoch and elbo
@@ -204,7 +203,8 @@ class Training:
         for name, value in zip(self.trace, line, strict=True):
             self.trace[name].append(value)
         self.since = 0
-        over = self._over() or (type(self.watch) is not EarlyStopping and settled(self.trace, len(self.x)))
+        may_settle = type(self.watch) is not EarlyStopping and self.step >= MIN_SHARE * self.total
+        over = self._over() or (may_settle and settled(self.trace, len(self.x)))
         if self.decay is None and isinstance(self.watch, GuideStopping):  # the running mean replaces a lower rate
             self.total = self.step if over and self.watch.state["best_epoch"] < line[0] else self.total
         elif self.decay is None and (3 * self.step >= 2 * self.total or over):

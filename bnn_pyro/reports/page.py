@@ -144,15 +144,18 @@ def run_pages(run: tables.RunFacts, pictures: Iterable[Picture]) -> tuple[str, s
 
 #: Keys of a posterior's provenance and of environment.json that are not listed, as they are elsewhere in the report.
 NO_FACTS = ("key", "entry", "entry_settings", "method", "method_settings", "auto", "data", "seconds", "command",
-            "training_seconds", "stored_draws")  # fmt: skip
+            "training_seconds", "stored_chains", "stored_draws")  # fmt: skip
 
 
 def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
     """What was run, as (name, text)."""
     recipe, provenance = run.recipe, run.provenance
+    inference = dict(recipe["inference_settings"])
+    if "chains" in inference:  # 0 lets the method choose their number
+        inference["chains"] = provenance.get("stored_chains", inference["chains"])
     facts = {
         "variant": f"{recipe['variant']}: {in_words(recipe['variant_settings'])}",
-        "inference": f"{recipe['inference']}: {in_words(recipe['inference_settings'])}",
+        "inference": f"{recipe['inference']}: {in_words(inference)}",
         "data": f"{provenance['data']}: {in_words(recipe['data'])}",
         "draws": f"{run.num_draws} in every prediction",
         "training time": f"{provenance['seconds']:.1f} s",

@@ -27,6 +27,7 @@ from bnn_pyro.files import existing
 from bnn_pyro.parts.components import spread_counts
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import FLOOR, Prediction, of_classes, of_numbers, predict
+from bnn_pyro.progress import progress_bar
 from bnn_pyro.pruning import signal_to_noise
 
 #: Boosting needs ``MIN_ROWS`` rows, and takes at most ``MAX_ROWS``; up to ``MAX_STAGED`` are cross-validated.
@@ -133,11 +134,13 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     if counts and min(y[train].sum() for train, _ in folds) == 0:
         return None
     losses, left_out = 0.0, []
-    for train, out in folds:
-        if not classes or len(set(y[train])) > 1:
-            model.fit(x[train], y[train])
-            left_out.append((out, made := predicted(x[out], few)))
-            losses += _loss(made, y[out], schema.task).sum(1)
+    with progress_bar("gradient boosting, for comparison", unit="fit") as report:
+        for number, (train, out) in enumerate(folds, 1):
+            if not classes or len(set(y[train])) > 1:
+                model.fit(x[train], y[train])
+                left_out.append((out, made := predicted(x[out], few)))
+                losses += _loss(made, y[out], schema.task).sum(1)
+            report(number, len(folds))
     best = int(np.argmin(losses))
     if few and left_out:
         model.set_params(max_iter=best + 1)
