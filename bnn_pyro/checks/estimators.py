@@ -111,11 +111,11 @@ def _of_density(method: Method, model: nn.Module, data: Dataset, batches: int) -
         double = Potential(precise, data.x_train.double(), y, temperature)
         z = double.initial + 0.2 * (single.prior_draws(PLACES) - double.initial)
         density, gradient = double(z)
-    which = torch.from_numpy(even(double.size, COORDINATES))
-    moves = STEP * nn.functional.one_hot(which, double.size).double()
+    coordinates = torch.from_numpy(even(double.size, COORDINATES))
+    moves = STEP * nn.functional.one_hot(coordinates, double.size).double()
     ahead, behind = (torch.stack([double(place + sign * moves)[0] for place in z]) for sign in (1, -1))
     differences = (ahead - behind) / (2 * STEP)  # (PLACES, coordinates)
-    chosen, scale = gradient[:, which], gradient.abs().amax(1, keepdim=True).clamp_min(1.0)
+    chosen, scale = gradient[:, coordinates], gradient.abs().amax(1, keepdim=True).clamp_min(1.0)
     # The tolerance allows for cancellation in a density of many nats. At kinks of the network gradients differ as well.
     cancelled = 1e-15 * density.abs().max().item() / STEP / scale.min().item()
     off = ((differences - chosen).abs() / scale).flatten().sort().values

@@ -162,16 +162,16 @@ def _compare(
     # All fits have the same limit, so that their draws together estimate it more precisely.
     together = Estimate.of_independent(values.reshape(-1, values.shape[-1])) if fits > 1 else estimate
     options = dict(tolerance=problem.stops, level="caution", tests=tests)
-    beside = worst(x.level for x in judge(labels, together, problem.exact, **options))
+    level = worst(x.level for x in judge(labels, together, problem.exact, **options))
     # The difference to the posterior, in posterior standard deviations.
     unit, size = problem.units(w, f), problem.size
     sd, mean = unit.std(1, correction=0).mean(0), unit.mean((0, 1))
     share = f"standard deviation of the {{}} as a share of the posterior's, mean ({title})"
-    apart = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({title})"
+    distance = f"distance of mean predictions from the posterior's, in its standard deviations, mean ({title})"
     findings += [
-        Finding(share.format("weights"), sd[:size].mean().item(), 1.0, level=beside),
-        Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=beside),
-        Finding(apart, mean[size:].abs().mean().item(), 0.0, level=beside),
+        Finding(share.format("weights"), sd[:size].mean().item(), 1.0, level=level),
+        Finding(share.format("predictions"), sd[size:].mean().item(), 1.0, level=level),
+        Finding(distance, mean[size:].abs().mean().item(), 0.0, level=level),
     ]
     return claim, subject.settings(method, entry), findings
 

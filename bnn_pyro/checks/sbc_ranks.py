@@ -133,9 +133,9 @@ def _tails(total: int, num: int) -> np.ndarray:
 def _limits(gamma: float, total: int, num: int) -> tuple[np.ndarray, np.ndarray]:
     """The smallest and the largest n at each i, (num,), with tail probabilities above γ (not equal to it)."""
     inside = _tails(total, num) > gamma * (1 + 1e-9)
-    some = inside.any(1)
-    low = np.where(some, inside.argmax(1), 1)
-    return low, np.where(some, total - inside[:, ::-1].argmax(1), 0)  # low above high: nothing is inside
+    any_inside = inside.any(1)
+    low = np.where(any_inside, inside.argmax(1), 1)
+    return low, np.where(any_inside, total - inside[:, ::-1].argmax(1), 0)  # low above high: nothing is inside
 
 
 def _inside(low: np.ndarray, high: np.ndarray, total: int) -> float:

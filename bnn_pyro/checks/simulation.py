@@ -45,9 +45,9 @@ def design(data: Dataset, rows: int, points: int, seed: int) -> Dataset:
     g = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data.x_train), generator=g)
     train, y = data.x_train.cpu()[order], data.y_train.cpu()[order.flip(0)][:rows]
-    x, rest = train[:rows], torch.cat([train[rows:], data.x_test.cpu(), data.x_val.cpu()])
-    old = x[: points - points // 2 if len(rest) else points]
-    new = rest[torch.randperm(len(rest), generator=g)][: points - len(old)]
+    x, other_inputs = train[:rows], torch.cat([train[rows:], data.x_test.cpu(), data.x_val.cpu()])
+    old = x[: points - points // 2 if len(other_inputs) else points]
+    new = other_inputs[torch.randperm(len(other_inputs), generator=g)][: points - len(old)]
     none, place = (x[:0], y[:0]), torch.cat([old, new])
     return Dataset("simulated", data.schema, x, y, *none, place, y[:0], source="simulated from the prior")
 

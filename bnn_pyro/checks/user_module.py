@@ -30,7 +30,7 @@ MAX_WEIGHTS, ROWS, POINTS = 100, 200, 8
 def few_rows(data: Dataset, rows: int) -> Dataset:
     """The data with at most ``rows`` evenly spaced training rows, and no others."""
     at = even(len(data.x_train), rows)
-    none = {f"{which}_{part}": getattr(data, f"{which}_{part}")[:0] for which in "xy" for part in ("val", "test")}
+    none = {f"{letter}_{part}": getattr(data, f"{letter}_{part}")[:0] for letter in "xy" for part in ("val", "test")}
     return replace(data, x_train=data.x_train[at], y_train=data.y_train[at], **none)
 
 

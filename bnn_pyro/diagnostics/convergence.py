@@ -93,15 +93,15 @@ def _chance(scores: np.ndarray, superchain: np.ndarray | None, chains: int) -> n
     """
     means = scores.mean(2)
     if superchain is not None:
-        whole = means.reshape(len(means), -1, chains).mean(1)  # whole chains, as their halves are not independent
-        groups = [whole[:, superchain == name] for name in np.unique(superchain)]
+        chain_means = means.reshape(len(means), -1, chains).mean(1)  # not of their halves, which are not independent
+        groups = [chain_means[:, superchain == name] for name in np.unique(superchain)]
         if min(group.shape[1] for group in groups) > 1:
             with warnings.catch_warnings(action="ignore"):  # about means that are all equal
                 return f_oneway(*groups, axis=1).pvalue
     centred = scores - means[..., None]
     effective = _ess(centred) / scores.shape[1]
-    apart = np.square(means - means.mean(1, keepdims=True)).sum(1)
-    return chdtrc(scores.shape[1] - 1, effective * apart / np.square(centred).mean((1, 2)))
+    between = np.square(means - means.mean(1, keepdims=True)).sum(1)
+    return chdtrc(scores.shape[1] - 1, effective * between / np.square(centred).mean((1, 2)))
 
 
 def _counted(halves: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -125,14 +125,14 @@ def nested_rhat(values: np.ndarray, superchain: np.ndarray) -> np.ndarray:
     plus that between the means of chains with the same starting point, so that chains may be short.
     superchain: (C,) the number of the superchain of each chain; all superchains have equal weight.
     """
-    names, which = np.unique(superchain, return_inverse=True)
-    member = (which[:, None] == np.arange(len(names))).astype(np.float64)  # (C, K)
+    names, membership = np.unique(superchain, return_inverse=True)
+    member = (membership[:, None] == np.arange(len(names))).astype(np.float64)  # (C, K)
     count = member.sum(0)
     means = values.mean(2)  # (M, C)
     inside = values.var(2, ddof=1) if values.shape[2] > 1 else np.zeros_like(means)
     centre = means @ member / count  # (M, K)
-    apart = np.square(means - centre[:, which]) @ member / np.maximum(count - 1, 1)
-    within = (inside @ member / count + apart).mean(1)
+    between = np.square(means - centre[:, membership]) @ member / np.maximum(count - 1, 1)
+    within = (inside @ member / count + between).mean(1)
     return np.sqrt(1 + centre.var(1, ddof=1) / within)
 
 

@@ -91,8 +91,8 @@ def failure(
         by, certain = "nll", bool(errors.mean() < its_errors.mean())
     else:
         return None
-    way = UNLIKE if new else way_out(posterior, data, by, certain, num_draws=num_draws)
-    return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {part} rows {measured}; {way}")
+    advice = UNLIKE if new else way_out(posterior, data, by, certain, num_draws=num_draws)
+    return Failure(f"predictions are worse than knowing nothing: on {len(y):,} {part} rows {measured}; {advice}")
 
 
 def way_out(posterior: Posterior, data: Dataset, by: str, certain: bool, *, num_draws: int = 100) -> str:

@@ -120,9 +120,9 @@ def selective_risk(prediction: Prediction, y: Targets, *, baseline: Prediction |
     top, title = max(error, risk[num // 20 :].max()), f"AURC {risk.mean():.4f}"
     ax = panel(ax)
     ax.plot(coverage, risk, color=BAYES, label="least entropy first")
-    some = np.unique(np.linspace(1, num, 200).astype(int))
-    low, high = _wilson(risk[some - 1] * some, some)
-    ax.fill_between(coverage[some - 1], low, high, color=tint(BAYES, 0.13), linewidth=0, zorder=0, label="95% interval")
+    rows = np.unique(np.linspace(1, num, 200).astype(int))
+    low, high = _wilson(risk[rows - 1] * rows, rows)
+    ax.fill_between(coverage[rows - 1], low, high, color=tint(BAYES, 0.13), linewidth=0, zorder=0, label="95% interval")
     if baseline is not None:
         other = metrics.selective_risk(baseline, y)[1]
         ax.plot(coverage, other, color=POINT, linestyle="-.", label="baseline")

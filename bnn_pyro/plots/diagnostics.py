@@ -49,7 +49,7 @@ def convergence(
         raise UserError("no output varies between draws, so there is no R-hat to draw")
     axes = layout.panels(2, 2, (3.9, 3.2))
     name, worst, good = "nested R-hat" if nested else "R-hat", rhat.max(), (rhat < RHAT).mean()
-    without = f"; {left:,} without" if (left := arrays[0].size - len(rhat)) else ""
+    without = f"; {num_constant:,} without" if (num_constant := arrays[0].size - len(rhat)) else ""
     low, high = max(0.9, min(0.998, rhat.min() - 0.001)), max(1.02, 1.0 + 1.15 * (worst - 1))
     _threshold(axes[0], RHAT, high)
     axes[0].ecdf(rhat, color=BAYES, label=name)
@@ -200,15 +200,15 @@ def trace_ranks(
     num = min(6, every)
     axes = layout.panels(2 * num, 2, (3.9, 1.25), (0, 0.75), width_ratios=(3, 2))
     lost = () if diverging is None else 1 + np.flatnonzero(np.any(diverging, axis=0))
-    for left, right, label, one in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
-        _lines(left, one)
+    for trace, rank, label, chain_values in zip(axes[::2], axes[1::2], labels, np.moveaxis(values, 2, 0), strict=False):
+        _lines(trace, chain_values)
         if len(lost):
-            style = dict(color=DATA, transform=left.get_xaxis_transform(), label="divergent")
-            left.plot(lost, np.full(len(lost), 0.03), "x", **style)
-        left.set_title(label if len(label) <= 44 else f"{label[:43]}…", size=8.5, loc="left")
-        left.yaxis.set_major_locator(MaxNLocator(3))
-        left.set_ylabel(unit, size=8)
-        _ranks(right, one)
+            style = dict(color=DATA, transform=trace.get_xaxis_transform(), label="divergent")
+            trace.plot(lost, np.full(len(lost), 0.03), "x", **style)
+        trace.set_title(label if len(label) <= 44 else f"{label[:43]}…", size=8.5, loc="left")
+        trace.yaxis.set_major_locator(MaxNLocator(3))
+        trace.set_ylabel(unit, size=8)
+        _ranks(rank, chain_values)
     for ax in axes[:-2]:
         ax.tick_params(labelbottom=False)
     few = "" if num == every else f"; {num} of {every} quantities"

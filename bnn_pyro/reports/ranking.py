@@ -33,11 +33,11 @@ def ranked(densities: Mapping[str, np.ndarray], notes: Mapping[str, str] | None 
     if (points := pd.DataFrame(densities, dtype=np.float64)).empty:
         return points
     points = points[points.sum().sort_values(ascending=False, kind="stable").index]
-    apart = points.sub(points.iloc[:, 0], axis=0)
+    gaps = points.sub(points.iloc[:, 0], axis=0)
     sums = {"density": points.sum(), "se": np.sqrt(len(points) * points.var())}
-    sums |= {"difference": apart.sum(), "its_error": np.sqrt(len(points) * apart.var())}
-    differences = {label: partial(mean_of, column.to_numpy()) for label, column in apart.items()}
-    around, own = intervals(differences, (len(apart),)), notes or {}
-    verdicts = ["", *("worse" if around[label].high < 0 else NOT_CLEAR for label in list(apart)[1:])]
-    remarks = [filter(None, (v, own.get(label))) for v, label in zip(verdicts, points, strict=True)]
+    sums |= {"difference": gaps.sum(), "its_error": np.sqrt(len(points) * gaps.var())}
+    differences = {label: partial(mean_of, column.to_numpy()) for label, column in gaps.items()}
+    around, notes = intervals(differences, (len(gaps),)), notes or {}
+    verdicts = ["", *("worse" if around[label].high < 0 else NOT_CLEAR for label in list(gaps)[1:])]
+    remarks = [filter(None, (v, notes.get(label))) for v, label in zip(verdicts, points, strict=True)]
     return pd.DataFrame(sums | {"note": list(map("; ".join, remarks))})

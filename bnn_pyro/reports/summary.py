@@ -87,9 +87,9 @@ def _classes(run: tables.RunFacts) -> Iterator[str]:
     if run.is_unbalanced:
         every = ", and this run says it of every row" if predicted[most] == sum(rows.values()) else ""
         rare = next(name for name in rows if name != most) if len(rows) == 2 else ""
-        way = f"how P({rare}) ranks the rows" if rare else "the others"
+        measures = f"how P({rare}) ranks the rows" if rare else "the others"
         share = f"{rows[most] / sum(rows.values()):.1%} of the test rows are '{most}'"
-        yield f"{share}{every}: accuracy says little, look at {way}."
+        yield f"{share}{every}: accuracy says little, look at {measures}."
     elif never:
         yield f"No test row is given the class {_named(rows, never)}."
     if few := [name for name in rows if rows[name] < FEW_OF_CLASS]:
@@ -164,11 +164,11 @@ def _next_steps(run: tables.RunFacts) -> Iterator[str]:
     off = run.metrics.get("ece", 0.0) > run.metrics.get("ece_floor_95", 1.0)
     off = off or any(text.endswith((": too narrow", ": too wide")) for text in _coverage(run))
     if off and rows >= TOO_FEW and not run.guarantees and run.task not in ("survival", "targets"):
-        corrected, way = "the intervals", run.way_to_calibrate
+        corrected, command = "the intervals", run.way_to_calibrate
         if "ece" in run.metrics:  # conformal sets do not change them
-            corrected, way = "the probabilities", f"calibrate {run.folder} --method temperature"
-            way += " --data FILE" * run.halves_test_rows
-        yield f"`{way}` corrects {corrected} by rows that did not train"
+            corrected, command = "the probabilities", f"calibrate {run.folder} --method temperature"
+            command += " --data FILE" * run.halves_test_rows
+        yield f"`{command}` corrects {corrected} by rows that did not train"
     if run.is_unbalanced and len(classes := run.metrics["class_rows"]) == 2:
         rare, more = min(classes, key=classes.get), "finds more of the rare class; a figure says how many"
         # Twice the number of missed rows of the rare class.

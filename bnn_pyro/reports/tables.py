@@ -139,7 +139,7 @@ class RunFacts:
         """
         kinds, texts = {"failed": ("failed", "fit"), "worse": ("bad", "test rows")}.items(), read_texts("summary")
         problems = ((*kind, self.metrics[key]) for key, kind in kinds if self.metrics.get(key))
-        failed = [dict(zip(("level", "about", "sentence"), some, strict=True)) for some in problems]
+        failed = [dict(zip(("level", "about", "sentence"), problem, strict=True)) for problem in problems]
         cut = f" It was cut short: {why}." if "limit" in (why := self.provenance.get("stopped", "")) else ""
         chains = [verdict for verdict in self.convergence.get("verdicts", []) if verdict["level"] != "good"]
         failed += [{**one, "sentence": one["sentence"] + cut} for one in chains[:1]] + chains[1:]

@@ -80,16 +80,16 @@ def evaluate_run(
         raise UserError(f"{data.name} has no test rows to compare out-of-distribution inputs with")
     inputs, num = outside or {}, recipe.num_draws
     scored = _score(posterior, data, inputs, num)
-    beside = None if baseline is None else _score(baseline, data, inputs, num)
+    baseline_score = None if baseline is None else _score(baseline, data, inputs, num)
     for former in (CONVERGENCE, BOOSTING):
         (folder.path / former).unlink(missing_ok=True)
     can_diagnose = posterior.chains is not None or any(settled(posterior.trace, part) > 0 for part in (0.5, 1.0))
     if can_diagnose and (diagnosis := diagnostics.diagnose_briefly(posterior, data)) is not None:
         folder.write(CONVERGENCE, diagnosis.to_dict())
-    if beside is not None:
-        _write_scores(folder.baseline, beside)
-        if scored.prediction is not None and beside.prediction is not None:
-            scored.scores.update(paired_differences(scored.prediction, beside.prediction, data.y_test, AGAINST))
+    if baseline_score is not None:
+        _write_scores(folder.baseline, baseline_score)
+        if scored.prediction is not None and baseline_score.prediction is not None:
+            scored.scores.update(paired_differences(scored.prediction, baseline_score.prediction, data.y_test, AGAINST))
     if scored.prediction is not None and not data.schema.is_image:
         folder.write(ROWS, rows_to_look_at(data, scored.prediction))
     folder.write(SITES, sites_of(posterior) if scored.finite else {"sites": []})
@@ -107,8 +107,8 @@ def evaluate_run(
         if is_calibrated and scored.prediction is not None:
             calibrated = with_calibration(posterior, folder.path)
             after = (calibrated.predict(data.x_test), data.y_test) if calibrated.maps else None
-        beside = beside if beside and beside.finite else None
-        figures = figures_of(scored, beside, pruning, after) if scored.finite else {}
+        baseline_score = baseline_score if baseline_score and baseline_score.finite else None
+        figures = figures_of(scored, baseline_score, pruning, after) if scored.finite else {}
         html, card = run_pages(run, draw_all(figures, folder))
         folder.write("report.html", html)
         folder.write("README.md", card)
@@ -154,8 +154,8 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         verdicts = {name: getattr(difference(against, name, data.schema.task), "verdict", "") for name in names}
         if not failed and len(prediction) >= TOO_FEW and "worse" in verdicts.values() and verdicts["nll"] != "better":
             by = "nll" if verdicts["nll"] == "worse" else "errors"
-            way = way_out(posterior, data, by, verdicts[names[0]] == "better", num_draws=num_draws)
-            scores["worse"] = f"Predictions of the test rows are worse than knowing nothing: {way}."
+            advice = way_out(posterior, data, by, verdicts[names[0]] == "better", num_draws=num_draws)
+            scores["worse"] = f"Predictions of the test rows are worse than knowing nothing: {advice}."
         scores |= {"num_draws": prediction.num_draws, "test_rows": len(prediction)}
         scores["rows_that_trained"] = _known_rows(posterior.rows, data.x_test, data.y_test)
         if scores["rows_that_trained"]:
@@ -186,8 +186,8 @@ def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, d
     first = int(valid.int().argmin()) if rows is None else int(rows[valid.int().argmin()])
     role = "validation" if part == "val" else part
     start = f"the prediction of {(~valid).sum():,} {role} rows, such as row {first} of {data.name}, is not finite: "
-    way = "correct outliers, in it or in training rows, or --scale robust; else a smaller --lr or a longer fit"
-    return valid, {"failed": start + way}
+    advice = "correct outliers, in it or in training rows, or --scale robust; else a smaller --lr or a longer fit"
+    return valid, {"failed": start + advice}
 
 
 def _write_scores(place: RunFolder, scored: Scored) -> None:

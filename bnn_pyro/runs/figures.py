@@ -64,7 +64,7 @@ def figures_of(
     data, schema, prediction = run.data, run.data.schema, run.prediction
     posterior, trace, y = run.posterior, run.posterior.trace, run.data.y_test
     figures: dict[str, Callable[[], object]] = {}
-    beside = None if baseline is None else baseline.prediction
+    baseline_prediction = None if baseline is None else baseline.prediction
     if schema.targets and prediction is not None:
         figures |= _of_targets(prediction, y, schema)
         prediction = None  # the following figures are for a single target
@@ -81,7 +81,7 @@ def figures_of(
             figures["uncertain-images"] = lambda: plots.uncertain_images(prediction, data.x_test, y, schema)
         figures["reliability"] = lambda: plots.reliability(prediction, y, schema)
         figures["confidence-histogram"] = lambda: plots.confidence_histogram(prediction, y)
-        figures["selective-risk"] = lambda: plots.selective_risk(prediction, y, baseline=beside)
+        figures["selective-risk"] = lambda: plots.selective_risk(prediction, y, baseline=baseline_prediction)
         figures["confusion-matrix"] = lambda: plots.confusion_matrix(prediction, y, schema)
         if len(schema.classes) == 2 and "auroc" in run.scores:
             figures["threshold-curves"] = lambda: plots.threshold_curves(prediction, y, schema)
@@ -104,7 +104,7 @@ def figures_of(
         figures["calibration-recalibrated"] = lambda: plots.regression_calibration(*recalibrated)
     if run.prediction is not None and math.prod(sized(posterior)) > 1:
         rows = data.x_test[:GROWING_ROWS], y[:GROWING_ROWS]
-        baseline_draws = None if beside is None else beside[:GROWING_ROWS]
+        baseline_draws = None if baseline_prediction is None else baseline_prediction[:GROWING_ROWS]
         figures["growing-ensemble"] = lambda: plots.growing_ensemble(posterior, *rows, baseline=baseline_draws)
     if pruning:
         figures["pruning"] = lambda: plots.pruning_curve(**pruning)

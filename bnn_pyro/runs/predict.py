@@ -98,7 +98,7 @@ def predict_file(
     skipped or flagged, and for options that do not suit the run.
     """
     posterior, path, on_bad_row = with_calibration(posterior, folder.path), Path(args.input), args.on_bad_row
-    schema, calibrated, beside = posterior.schema, isinstance(posterior, Calibrated), pd.DataFrame()
+    schema, calibrated, inputs = posterior.schema, isinstance(posterior, Calibrated), pd.DataFrame()
     y = unseen = None  # unseen: a text about the new categories of each row
     if args.monitor and not calibrated:
         raise UserError(f"--monitor compares with calibration rows, and {args.run} has none: calibrate {args.run}")
@@ -110,7 +110,7 @@ def predict_file(
         frame = read_table(path, schema)
         names = next(csv.reader([args.keep], skipinitialspace=True), [])
         check_known(f"column of {path} (--keep)", [*frame.columns, "all"], *names)
-        beside = (frame if "all" in names else frame[names]).apply(coded_cells)
+        inputs = (frame if "all" in names else frame[names]).apply(coded_cells)
         problems = pd.Series("", frame.index) if on_bad_row == "refuse" else row_problems(frame, schema)
         if not (problems == "").any():
             raise UserError(f"{path}: no row can be predicted; row {frame.index[0]}: {problems.iloc[0]}")
@@ -120,8 +120,8 @@ def predict_file(
         try:
             x, y = encode_rows(path, frame, schema, MISSING)
         except UserError as error:
-            way = "; or give --on-bad-row skip or flag" * bool((row_problems(frame, schema) != "").any())
-            raise UserError(f"{error}{way}") from None
+            advice = "; or give --on-bad-row skip or flag" * bool((row_problems(frame, schema) != "").any())
+            raise UserError(f"{error}{advice}") from None
         x = schema.standardise(x)
         unseen = row_problems(frame, replace(schema, unseen="refuse")) if schema.unseen == "ignore" else None
     elif args.keep:
@@ -143,7 +143,7 @@ def predict_file(
         x = torch.cat(read) if read else load_inputs(path, schema, invert=args.invert)
         if files:
             home = path if path.is_dir() else path.parent
-            beside = pd.DataFrame({"file": [str(file.relative_to(home)) for file in files]})
+            inputs = pd.DataFrame({"file": [str(file.relative_to(home)) for file in files]})
         else:
             problems = pd.Series("", range(len(x)))
     prediction = predict_with_progress(posterior, x, recipe.num_draws, str(path))
@@ -196,7 +196,7 @@ def predict_file(
         notes.append(f"{len(bad):,} of {len(problems):,} rows are {done} ({named}{'; …' * (len(bad) > MAX_NAMED)})")
     if on_bad_row == "flag":
         table = table.reindex(problems.index).assign(problem=problems)
-    beside = beside.reindex(table.index).rename(columns={name: f"{name} (input)" for name in beside if name in table})
+    inputs = inputs.reindex(table.index).rename(columns={name: f"{name} (input)" for name in inputs if name in table})
     if on_bad_row != "refuse":
-        beside.insert(0, "row", table.index, allow_duplicates=True)
-    return pd.concat([beside, table], axis=1), notes
+        inputs.insert(0, "row", table.index, allow_duplicates=True)
+    return pd.concat([inputs, table], axis=1), notes
