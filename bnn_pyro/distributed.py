@@ -89,7 +89,7 @@ class Ranks(NamedTuple):
         return values[0]
 
     def total(self, x: Tensor, operation: str = "SUM") -> Tensor:
-        """Return the elementwise sum over the ranks, or with ``how="MAX"`` the maximum, bit for bit the same on all."""
+        """Return the sum over the ranks, or with ``operation="MAX"`` the maximum, elementwise, the same bits on all."""
         if self.size == 1:
             return x
         x = x.detach().clone()

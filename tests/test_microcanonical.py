@@ -1,5 +1,6 @@
 """Steps of microcanonical dynamics against closed forms and BlackJAX, and what the warm-up of a chain learns."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from densities import Density, Mapped
 
 import bnn_pyro as bp
 from bnn_pyro.inference import microcanonical
+from bnn_pyro.inference.adaptation import DualAveraging
 from bnn_pyro.inference.microcanonical import (
     EnergyTuning,
     State,
@@ -211,3 +213,14 @@ def test_a_chain_that_diverges_turns_round_and_a_uniform_distribution_stays_one(
         kernel.turned[:] = False  # so that no step is halved
     error = np.mean(np.split(np.array(found), 20), 1).std() / math.sqrt(20)
     assert abs(np.mean(found) - 1) < 4 * error < 0.01
+
+
+def test_names_that_are_keys_of_checkpoints_do_not_change():
+    names = {
+        EnergyTuning: "step average weight logs count excess seen",
+        microcanonical.Moments: "weight mean squares",
+        DualAveraging: "step centre count error log_step",
+    }
+    for kind, fields in names.items():
+        assert [field.name for field in dataclasses.fields(kind)] == fields.split()
+    assert State._fields == ("z", "u", "density", "gradient", "scale")

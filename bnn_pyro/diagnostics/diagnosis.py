@@ -126,7 +126,7 @@ def diagnose_briefly(posterior: Posterior, data: Dataset) -> Diagnosis | None:
         if facts.has("stopping_rows") or not any(rose := [facts.get(name) > math.sqrt(facts.rows) for name in keys]):
             return None
         about = next(text for text, risen in zip(keys.values(), rose, strict=True) if risen)
-        return Diagnosis(work.statistics, (facts.say("caution", about),))
+        return Diagnosis(work.statistics, (facts.verdict("caution", about),))
     for step in (work.functions, work.weights, work.sampler):
         step()
     return Diagnosis(work.statistics, tuple(v for v in verdicts(work.findings) if v.about in CHAINS_ALONE))

@@ -150,7 +150,7 @@ class EnergyTuning:
     logs: np.ndarray | float = 0.0
     count: int = 0
     excess: np.ndarray | float = 0.0
-    num_seen: np.ndarray | float = 0.0
+    seen: np.ndarray | float = 0.0
 
     #: Number of recent steps that count; width in ln ξ of the weights; factor of ε after a divergence.
     MEMORY, TRUST, FALL = 100, 9.0, 0.75
@@ -171,12 +171,12 @@ class EnergyTuning:
         xi = np.where(good[:, None], np.square(errors) / (size * target), 0.0)
         before = np.broadcast_to(self.excess, good.shape)
         self.excess = np.cumsum(np.column_stack([before, xi]), 1)[:, -1]  # the same rounding whatever S is
-        self.num_seen = self.num_seen + good * errors.shape[1]
+        self.seen = self.seen + good * errors.shape[1]
 
     @property
     def factor(self) -> np.ndarray:
         """Factor (G,) of ε with which the mean ξ comes to lie between 1 and ``MAX_EXCESS``; it is 1.12 at most."""
-        mean = np.where(self.num_seen > 0, self.excess / np.maximum(self.num_seen, 1), 1.0)
+        mean = np.where(self.seen > 0, self.excess / np.maximum(self.seen, 1), 1.0)
         return np.maximum(mean / np.clip(mean, 1.0, MAX_EXCESS), MIN_MEAN) ** (-1 / 6)
 
     def anew(self) -> "EnergyTuning":
