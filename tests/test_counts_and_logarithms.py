@@ -274,3 +274,18 @@ def test_a_mean_that_one_draw_carries_is_said_and_one_of_many_zeros_is_not(monke
         law = dist.Poisson(torch.tensor(rates)[:, None].expand(-1, len(data.x_test)))
         monkeypatch.setattr(evaluate, "predict_with_progress", lambda *_, law=law: Mixture(law))
         assert evaluate._score(posterior, data, {}, 10).scores["means_outside"] == outside
+        assert evaluate.means_outside(Mixture(law)).sum() == outside, "as `predict` says"
+
+
+def test_boosting_takes_an_exposure_as_one():
+    """Rates differ by a column, exposures by a factor of 1,000; the reference is a fit of rates, weighted."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"kind": rng.integers(0, 2, 900) * 1.0, "hours": 10 ** rng.uniform(-1, 2, 900)})
+    table["count"] = rng.poisson(table["hours"] * np.where(table["kind"] > 0, 2.0, 0.5))
+    data = bp.dataset(table, "count", task="counts", exposure="hours", seed=0)
+    prediction, _ = boosted(data)
+    kinds, hours = table["kind"].to_numpy()[data.index_test], table["hours"].to_numpy()[data.index_test]
+    rates = prediction.mean.numpy() / hours
+    for kind, rate in ((0.0, 0.5), (1.0, 2.0)):  # Poisson noise of some 8,000 hours, and the shrinkage of boosting
+        assert np.ptp(rates[kinds == kind]) < 1e-6 * rate and abs(rates[kinds == kind][0] / rate - 1) < 0.1
+    assert boosted(bp.dataset(table[["hours", "count"]], "count", task="counts", exposure="hours", seed=0)) is None

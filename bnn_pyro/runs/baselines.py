@@ -3,7 +3,7 @@
 Boosting is scikit-learn's HistGradientBoosting with its defaults, except that leaves may have as few rows as 5 % of a
 small table, and that the number of iterations is chosen by five-fold cross-validation (with more rows than
 ``MAX_STAGED`` by its own early stopping). A number is predicted by a Normal whose scale is the RMSE of the folds, a
-count by a negative binomial. The module also examines whether the size of a run's errors depends on a column.
+count by a negative binomial, with an exposure by its rate. The module also examines whether errors depend on a column.
 """
 
 import time
@@ -106,13 +106,15 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     start, schema = time.perf_counter(), data.schema
     rows = even(len(data.x_train), MAX_ROWS)
     is_table = isinstance(data.x_test, Tensor) and len(schema.input_shape) == 1
-    few = len(rows) < MIN_ROWS or len(data.y_train[rows].unique()) < 2
+    few = len(rows) < MIN_ROWS or len(data.y_train[rows].unique()) < 2 or schema.input_shape == (int(schema.exposure),)
     if not is_table or schema.targets or schema.task == "survival" or few:
         return None
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from sklearn.model_selection import KFold
 
     x, y, new = (v.double().cpu().numpy() for v in (data.x_train[rows], data.y_train[rows], data.x_test))
+    exposure, new_exposure = (v[:, -1] if schema.exposure else np.ones(len(v)) for v in (x, new))
+    x, new = (v[:, : v.shape[1] - schema.exposure] for v in (x, new))
     options = dict(min_samples_leaf=int(np.clip(len(x) // 20, 2, 20)), random_state=0)
     options |= dict(max_features=500 / x.shape[1]) if x.shape[1] > 500 else {}  # otherwise it takes minutes
     classes, counts, few = schema.has_classes, schema.task == "counts", len(x) <= MAX_STAGED
@@ -120,12 +122,16 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     loss = {} if classes else {"loss": "poisson" if counts else "squared_error"}
     model = (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(**loss, **options)
 
-    def predicted(inputs: np.ndarray, every: bool) -> np.ndarray:
+    def fit(some: np.ndarray | slice) -> None:
+        """Fit some rows; counts with an exposure by their rates, with the exposure as weight."""
+        model.fit(x[some], y[some] / exposure[some], exposure[some] if schema.exposure else None)
+
+    def predicted(inputs: np.ndarray, exposure: np.ndarray, every: bool) -> np.ndarray:
         """Predict after every iteration, or the last one: (T, B), or positive probabilities (T, B, K) of classes."""
         name = "predict_proba" if classes else "predict"
         made = np.stack([*getattr(model, f"staged_{name}")(inputs)] if every else [getattr(model, name)(inputs)])
         if not classes:
-            return made.clip(FLOOR) if counts else made
+            return (made * exposure).clip(FLOOR) if counts else made
         probs = np.full((*made.shape[:2], len(schema.classes)), FLOOR)
         probs[..., model.classes_.astype(int)] += made
         return probs
@@ -137,8 +143,8 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     with progress_bar("gradient boosting, for comparison", unit="fit") as report:
         for number, (train, out) in enumerate(folds, 1):
             if not classes or len(set(y[train])) > 1:
-                model.fit(x[train], y[train])
-                left_out.append((out, made := predicted(x[out], few)))
+                fit(train)
+                left_out.append((out, made := predicted(x[out], exposure[out], few)))
                 losses += _loss(made, y[out], schema.task).sum(1)
             report(number, len(folds))
     best = int(np.argmin(losses))
@@ -147,8 +153,8 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     fitted = np.empty(len(y))
     for out, made in left_out if not classes else ():
         fitted[out] = made[best]
-    model.fit(x, y)
-    made = torch.from_numpy(predicted(new, every=False)).float()
+    fit(slice(None))
+    made = torch.from_numpy(predicted(new, new_exposure, every=False)).float()
     if classes:
         made, uncertainty = of_classes(schema.task, made), "its own probabilities"
     elif counts:

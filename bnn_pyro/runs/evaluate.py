@@ -140,12 +140,10 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
                 counts = labels.bincount(minlength=len(data.schema.classes)).tolist()
                 scores[f"class_{part}"] = dict(zip(data.schema.classes, counts, strict=True))
         elif data.schema.task in ("regression", "counts"):
-            low, high = prediction.quantile((0.025, 0.975))
-            if data.schema.task == "counts":  # most counts may be 0 while their mean is right
-                high = torch.maximum(high, torch.from_numpy(np.quantile(prediction.locs, 0.975, 0)))
-            elif posterior.provenance.get("entry_settings", {}).get("noise") not in (None, "heteroscedastic"):
+            noise = posterior.provenance.get("entry_settings", {}).get("noise")
+            if data.schema.task != "counts" and noise not in (None, "heteroscedastic"):
                 scores |= uneven_errors(prediction, data)
-            scores["means_outside"] = int(((prediction.mean < low) | (prediction.mean > high)).sum())
+            scores["means_outside"] = int(means_outside(prediction).sum())
         elif data.schema.task == "survival":
             scores["censored_rows"] = int((data.y_test < 0).sum())
         names = HEADLINE[data.schema.task]
@@ -173,6 +171,14 @@ def _score(posterior: Posterior, data: Dataset, outside: Mapping[str, Tensor], n
         scores |= {f"ood_{name}_{key}": value for key, value in metrics.ood_table(prediction, other).flat().items()}
         scores[f"ood_{name}_mean_entropy"] = other.total.mean().item()
     return Scored(posterior, data, num_draws, prediction, outside, others, scores, replicates, validation=validation)
+
+
+def means_outside(prediction: Prediction) -> Tensor:
+    """Whether the mean of each row (N,) is outside its 95 % interval, as it is if a few draws carry it."""
+    low, high = prediction.quantile((0.025, 0.975))
+    if prediction.is_discrete:  # most counts may be 0 while their mean is right
+        high = torch.maximum(high, torch.from_numpy(np.quantile(prediction.locs, 0.975, 0)))
+    return (prediction.mean < low) | (prediction.mean > high)
 
 
 def _finite(prediction: Prediction, data: Dataset, part: str) -> tuple[Tensor, dict[str, str]]:

@@ -27,7 +27,7 @@ from bnn_pyro.parts.decisions import check_level, columns_of, intervals_of
 from bnn_pyro.posterior import Posterior
 from bnn_pyro.predictive import predict
 from bnn_pyro.runs.coverage import coverage_table
-from bnn_pyro.runs.evaluate import labelled, predict_with_progress
+from bnn_pyro.runs.evaluate import labelled, means_outside, predict_with_progress
 from bnn_pyro.runs.folder import GUARANTEES, RunFolder
 from bnn_pyro.runs.recipe import Recipe, located
 
@@ -169,7 +169,7 @@ def predict_file(
         notes.append(f"{len(new):,} rows have a category new to the model, which is none of those that it knows, see "
                      f"the column 'unseen' (row {new.index[0]}: {new.iloc[0]})")  # fmt: skip
     table = pd.DataFrame(columns)
-    if "mean" in table and (off := int((~table["mean"].between(table["q2.5"], table["q97.5"])).sum())):
+    if "mean" in table and (off := int(means_outside(prediction).sum())):
         notes.append(f"the mean of {off:,} rows is outside their own 95 % interval, as a few draws carry it: take q50")
     if calibrated:
         about = folder.read(GUARANTEES)

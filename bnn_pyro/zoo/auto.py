@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from bnn_pyro.datasets.dataset import Dataset, Schema
-from bnn_pyro.errors import UserError, check_known, unknown
+from bnn_pyro.errors import UserError, check_known, counted, unknown
 from bnn_pyro.inference import METHODS, NEEDS, Method, cost, methods_for
 from bnn_pyro.inference.optimise import MIN_EPOCHS, schedule
 from bnn_pyro.isolation import isolated
@@ -30,9 +30,8 @@ from bnn_pyro.zoo import ZOO, Bayesian, Entry
 #: The name in place of a variant that is chosen by the data, and the default time of a fit in minutes.
 AUTO, MINUTES = "auto", 5.0
 #: Bounds of the length of a fit, as a share of its default; the upper one is for chains with few rows in ``MINUTES``.
-MIN_SHARE, LONGER = 0.01, 5.0
-#: Share of its draws that every chain takes even after the minutes, as the agreement of shorter chains is unknown.
-MIN_DRAWN = 0.2
+#: Even after the minutes every chain takes ``MIN_DRAWN`` of its draws, as the agreement of shorter chains is unknown.
+MIN_SHARE, LONGER, MIN_DRAWN = 0.01, 5.0, 0.2
 #: With more inputs the prior is fan-in:4, Normal(0, 4/√inputs), as Normal(0, 1) would allow too steep functions.
 WIDE = 16
 #: Each input has a scale in the prior below ``FEW`` rows per input, from ``SEVERAL`` inputs on (2 below ``TINY`` rows).
@@ -294,7 +293,12 @@ def choose(
             share *= max(0.5, 0.99 * 60 * minutes / seconds)
         if (share >= rule.least and rows <= rule.most) or rule is rules[-1]:
             break
-    span = f"{minutes:g} minute{'s' * (minutes != 1)}"
-    reason = f"{rows:,} rows × {(num := inputs - schema.exposure):,} input{'s' * (num != 1)} in {span}, {rule.reason}"
-    about = {"reason": reason, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
+    slow = [earlier.method for earlier in rules[: rules.index(rule)] if rows <= earlier.most]
+    cause = f"too few minutes for {slow[0]}, for which more --minutes leave time" if slow else rule.reason
+    size = f"{counted(rows, 'row')} × {counted(inputs - schema.exposure, 'input')} in {minutes:g} minute"
+    about = {
+        "reason": f"{size}{'s' * (minutes != 1)}, {cause}",
+        "minutes": minutes,
+        "expected_seconds": float(f"{seconds:.2g}"),
+    }
     return replace(setup.changed(method=lengths), auto=about)
