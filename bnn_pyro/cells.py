@@ -96,8 +96,9 @@ def positions(
     places = pd.Index(categories).get_indexer(texts).astype(np.int64)
     if refuse and (places < 0).any():
         first = int(np.argmin(places))
-        raise UserError(f"{path}: column '{cells.name}', row {cells.index[first]}: "
-                        f"{unknown(kind, cells.iloc[first], categories)}")  # fmt: skip
+        advice = "; leave such rows out, or train with --unseen ignore (unseen=)" * (kind == "category")
+        problem = unknown(kind, cells.iloc[first], categories)
+        raise UserError(f"{path}: column '{cells.name}', row {cells.index[first]}: {problem}{advice}")
     return places
 
 

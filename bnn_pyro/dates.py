@@ -107,14 +107,12 @@ def find_dates(where: str | Path, cells: pd.Series, mode: str = "parts") -> Date
     order = max(num, key=num.get, default="")
     if not order or num[order] < 0.5 * len(cells):
         return None
-    unclear = cells[moments[order].notna() & ((order == "year") | Dates(cells.name, "year").read(cells).isna())].astype(
-        str
-    )
+    odd = cells[moments[order].notna() & ((order == "year") | Dates(cells.name, "year").read(cells).isna())].astype(str)
     if order != "year" and num.get("day") == num.get("month"):
-        raise UserError(f"{where}: column '{cells.name}', row {unclear.index[0]}: the day or the month may be first in "
-                        f"'{unclear.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
+        raise UserError(f"{where}: column '{cells.name}', row {odd.index[0]}: the day or the month may be first in "
+                        f"'{odd.iloc[0]}', and in every other row; write 2024-12-31")  # fmt: skip
     days = moments[order].dropna()
     start, times = str(days.min().date()) if mode == "elapsed" else "", bool((days != days.dt.normalize()).any())
-    day = re.match(DATE_AND_TIME, unclear.iloc[0])[1]
+    day = re.match(DATE_AND_TIME, odd.iloc[0])[1]
     form = next(form for form in ORDERS[order] if pd.notna(pd.to_datetime(day, format=form, errors="coerce")))
     return Dates(str(cells.name), order, start, times, form)

@@ -75,9 +75,7 @@ class Ranks(NamedTuple):
         texts = self.gather({name: json.dumps(value, sort_keys=True, default=str) for name, value in values.items()})
         if (rank := next((r for r, other in enumerate(texts) if other != texts[0]), None)) is not None:
             names = ", ".join(name for name, text in texts[0].items() if text != texts[rank].get(name))
-            raise SharedError(
-                f"processes 0 and {rank} of this fit were given other things ({names}); give all the same"
-            )
+            raise SharedError(f"processes 0 and {rank} of a fit were given other things ({names}); give all the same")
 
     def on_rank0(self, function: Callable[[], Value]) -> Value:
         """Call ``function()`` on rank 0; return its value, or raise its UserError, on every rank."""

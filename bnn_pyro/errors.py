@@ -28,15 +28,11 @@ def diverged(event: str, step: int, lr: float) -> FitFailed:
 
 
 def unknown(kind: str, name: object, valid: Iterable[str]) -> UserError:
-    """Return the error for a name that is not one of ``valid``; it suggests the nearest one.
-
-    >>> str(unknown("data set", "mnits", ["mnist", "digits"]))
-    "unknown data set 'mnits'; did you mean 'mnist'? Valid: digits, mnist"
-    """
+    """Return the error for a name that is not one of ``valid``; it suggests the nearest one and lists 30 at most."""
     names = sorted(valid)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    return UserError(f"unknown {kind} '{name}'{hint} Valid: {', '.join(names)}")
+    return UserError(f"unknown {kind} '{name}'{hint} Valid: {', '.join(names[:30])}{', …' * (len(names) > 30)}")
 
 
 def check_known(kind: str, valid: Collection[str], *names: object) -> None:

@@ -168,3 +168,25 @@ def test_provenance_has_the_rows_that_stopped_a_fit():
     rows = data(500, validation=300)
     stopped = bp.fit(nn.Linear(2, 1), rows, bp.SVI(epochs=2), **SETTINGS).provenance["early_stopping"]
     assert stopped["rows"] == 256 < len(rows.x_val)
+
+
+class Products(nn.Module):
+    """f = V (x W), once as products from the right and once by layers."""
+
+    def __init__(self, layers=False):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 1, bias=False)) if layers else None
+        if not layers:
+            self.W, self.V = nn.Parameter(torch.zeros(4, 6)), nn.Parameter(torch.zeros(6, 1))
+
+    def forward(self, x):
+        return torch.matmul(x @ self.W, self.V) if self.layers is None else self.layers(x)
+
+
+def test_weights_of_products_from_the_right_have_the_prior_of_layers():
+    """The inputs of w in x @ w are on its first axis, where ``nn.Linear`` has the outputs."""
+    schema = bp.dataset(torch.randn(20, 4), torch.randn(20)).schema
+    priors = [bp.Bayesian(Products(layers)).model(schema).prior().values() for layers in (False, True)]
+    scales = [[p.stddev.max().item() for p in each] for each in priors]
+    assert scales[0] == scales[1] == pytest.approx([2 / 4**0.5, 2 / 6**0.5])
+    refuses("not for 'W', whose outputs are not its first axis", bp.Bayesian(Products(), prior="ard:0.5").model, schema)

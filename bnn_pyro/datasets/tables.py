@@ -57,10 +57,8 @@ def load_table(
         check_choice(features, names, str(path))
         names = features
     frame = frame.astype(dict.fromkeys(categorical, "category")) if categorical else frame
-    args = dict(
-        task=task, missing=missing, nulls=MISSING, order=classes, exposure=exposure, event=of_event, dates=dates
-    )
-    raw = raw_table(path, frame[[*names, *exposures, *target]], target, **args)
+    kw = dict(task=task, missing=missing, nulls=MISSING, order=classes, exposure=exposure, event=of_event, dates=dates)
+    raw = raw_table(path, frame[[*names, *exposures, *target]], target, **kw)
     cells = frame.loc[raw.index.numpy(), list(dict.fromkeys(aside))]
     frames.refuse_gaps(path, cells, gaps_in(cells, MISSING))
     values = {name: texts.to_numpy() if np.isnan(v := parsed(texts)).any() else v for name, texts in cells.items()}

@@ -57,9 +57,7 @@ def check_sites(model: nn.Module, guide: nn.Module | None, x: Tensor, y: Tensor)
         with Recorder(values | {name: site["value"] for name, site in q.sites.items()}) as p:
             model(x, y)
     for name, value in {**q.params, **p.params}.items():
-        if not any(
-            value is parameter or getattr(value, "unconstrained", tuple)() is parameter for parameter in trained
-        ):
+        if not any(value is p or getattr(value, "unconstrained", tuple)() is p for p in trained):
             raise UserError(f"'{name}' is a pyro.param, which no fit trains: make it an nn.Parameter of the guide "
                             "(Pyro's AutoGuides are not taken), and in a model a latent site or a buffer")  # fmt: skip
     if guide is not None and not trained:

@@ -136,11 +136,9 @@ class Optimisation(Settings):
         about = {"early_stopping": {"rows": len(split.x_val), "of": of, "patience": patience}} if patience else {}
         return ({"schedule": chosen} if chosen else {}) | ({"stopped": reason} if reason else {}) | about
 
-    def minimise(
-        self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **options: Any
-    ) -> tuple[Training, str]:
+    def minimise(self, model: nn.Module, guide: nn.Module, data: Dataset, run: Run, **kw: Any) -> tuple[Training, str]:
         """Fit ``guide``; returns (the training, the result of ``Run.take``). Raises UserError if it is not finite."""
-        training = Training(self, model, guide, data, run.seed, **options)
+        training = Training(self, model, guide, data, run.seed, **kw)
         reason = run.take(training)
         if training.since:  # it ended between two lines of the trace
             training.record()

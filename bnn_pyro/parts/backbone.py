@@ -182,9 +182,7 @@ def check_scale(net: nn.Module, data: Dataset, scale: str, name: str, variant: s
     raw = data.schema.unstandardise(x)
     kinds = {"standardised": x, "raw": raw, "raw / 255": raw / 255, "raw × 255": raw * 255}
     call = partial(called, net, data.schema) if variant == "LastLayer" else net  # else a hook calls ``unpack``
-    off = {
-        kind: _off(net, call, data.schema.standardise(inputs) if hooked else inputs) for kind, inputs in kinds.items()
-    }
+    off = {kind: _off(net, call, data.schema.standardise(v) if hooked else v) for kind, v in kinds.items()}
     best = min(off, key=off.__getitem__)
     if off[scale] > OFF and off[best] < 0.1 * off[scale]:
         way = f"{variant}(…, inputs='{best}')" if best in INPUTS else "data in these units"

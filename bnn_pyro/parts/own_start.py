@@ -37,6 +37,7 @@ from bnn_pyro.parts.nets import in_mode, layers_digest, on_copy, outputs_seen, u
 from bnn_pyro.parts.own_module import calling, check_pure, norm_layers
 from bnn_pyro.parts.weights import CentredNormal
 
+PRODUCTS = {torch.matmul, torch.mm, torch.bmm, Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.__matmul__}
 BATCH_NORM = ("batch", "frozen")
 #: Number of training rows for the batch statistics of a draw.
 NORM_ROWS = 512
@@ -111,6 +112,24 @@ def _check_passes(net: nn.Module, x: Tensor, likelihood: nn.Module) -> None:
     if changed := [n for n, value in far.items() if not torch.equal(w[n], value)]:
         raise UserError(f"{name} changes its own '{changed[0]}' in a forward pass, as an nn.Embedding with max_norm "
                         "does; leave that out, and let the prior keep weights small")  # fmt: skip
+
+
+class _Products(TorchFunctionMode):
+    """Notes the inputs of weights w in products x @ w, the length of their last axis but one, by names[id(w)]."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if func in PRODUCTS and len(args) == 2 and id(args[1]) in self.names:
+            self.inputs[self.names[id(args[1])]] = args[1].shape[-2]
+        return func(*args, **(kwargs or {}))
+
+
+def inputs_of_products(net: nn.Module, x: Tensor) -> dict[str, int]:
+    """{name: number of inputs} of parameters that multiply from the right; ``nn.Linear`` has (outputs, inputs)."""
+    products = _Products()
+    products.names, products.inputs = {id(p): name for name, p in net.named_parameters() if p.dim() > 1}, {}
+    with products, in_mode(net, training=False), isolated(0), torch.no_grad():
+        net(x)
+    return products.inputs
 
 
 class _WholeGradients(TorchFunctionMode):

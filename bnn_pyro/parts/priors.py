@@ -175,6 +175,7 @@ class BayesianNet(nn.Module):
         do not change in training.
     sampling: {site: "rows" or "flipout"} of ``row_noise.sampling_of``, for sites that training samples by row.
     still: names of parameters of the user's module that are buffers of the net.
+    inputs: {name: number of inputs of a unit} of weights that are not (outputs, inputs, …), as w in x @ w.
     precision: "bfloat16" (set by an optimisation) if the net's passes in training use autocast.
     """
 
@@ -185,6 +186,7 @@ class BayesianNet(nn.Module):
     def __init__(
         self, net: nn.Module, likelihood: nn.Module, prior: str | Mapping[str, str] = "fan-in",
         points: Collection[str] = (), statistics: nn.Module | None = None, frozen: bool = False,
+        inputs: Mapping[str, int] = {},
     ) -> None:  # fmt: skip
         super().__init__()
         self.net = copy.deepcopy(net).requires_grad_(False)
@@ -194,10 +196,11 @@ class BayesianNet(nn.Module):
         self._inputs = {name: w[0].numel() if w.dim() > 1 else 1 for name, w in names.items()}
         for path, layer in self.net.named_modules():
             if isinstance(layer, nn.modules.conv._ConvTransposeNd):  # weights (inputs, outputs / groups, …)
-                self._inputs[name := f"{path}.weight".lstrip(".")] = layer.weight[:, 0].numel() // layer.groups
-                if str(prior if isinstance(prior, str) else prior.get(name)).startswith("ard"):
-                    raise UserError(f"ard has a scale for each input of a layer, but not for '{name}' of a transposed "
-                                    "convolution: give it another prior, such as fan-in:2")  # fmt: skip
+                inputs = {**inputs, f"{path}.weight".lstrip("."): layer.weight[:, 0].numel() // layer.groups}
+        self._inputs |= inputs
+        if ard := [n for n in inputs if str(prior if isinstance(prior, str) else prior.get(n)).startswith("ard")]:
+            raise UserError(f"ard has a scale for each input of a layer, but not for '{ard[0]}', whose outputs are not "
+                            "its first axis (as of a transposed convolution): take another, as fan-in:2")  # fmt: skip
         if not isinstance(prior, str) and not (isinstance(prior, Mapping) and names.keys() <= {*prior, *points}):
             raise UserError(f"prior= takes one text, such as 'fan-in:1', got {prior!r:.60}; priors of layers are "
                             "those of bp.Bayesian(net, prior={pattern: text})")  # fmt: skip

@@ -150,9 +150,8 @@ NO_FACTS = ("key", "entry", "entry_settings", "method", "method_settings", "auto
 def facts_of(run: tables.RunFacts) -> list[tuple[str, str]]:
     """What was run, as (name, text)."""
     recipe, provenance = run.recipe, run.provenance
-    inference = dict(recipe["inference_settings"])
-    if "chains" in inference:  # 0 lets the method choose their number
-        inference["chains"] = provenance.get("stored_chains", inference["chains"])
+    inference, chains = recipe["inference_settings"], provenance.get("stored_chains")  # the setting may be 0
+    inference = inference | ({"chains": chains} if chains and "chains" in inference else {})
     facts = {
         "variant": f"{recipe['variant']}: {in_words(recipe['variant_settings'])}",
         "inference": f"{recipe['inference']}: {in_words(inference)}",

@@ -121,10 +121,7 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     y = np.log(y) if schema.target_scale == "log" else y
     loss = {} if classes else {"loss": "poisson" if counts else "squared_error"}
     model = (HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor)(**loss, **options)
-
-    def fit(some: np.ndarray | slice) -> None:
-        """Fit some rows; counts with an exposure by their rates, with the exposure as weight."""
-        model.fit(x[some], y[some] / exposure[some], exposure[some] if schema.exposure else None)
+    arrays = (x, y / exposure, exposure) if schema.exposure else (x, y)  # rates, with the exposure as weight
 
     def predicted(inputs: np.ndarray, exposure: np.ndarray, every: bool) -> np.ndarray:
         """Predict after every iteration, or the last one: (T, B), or positive probabilities (T, B, K) of classes."""
@@ -143,7 +140,7 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     with progress_bar("gradient boosting, for comparison", unit="fit") as report:
         for number, (train, out) in enumerate(folds, 1):
             if not classes or len(set(y[train])) > 1:
-                fit(train)
+                model.fit(*(values[train] for values in arrays))
                 left_out.append((out, made := predicted(x[out], exposure[out], few)))
                 losses += _loss(made, y[out], schema.task).sum(1)
             report(number, len(folds))
@@ -153,7 +150,7 @@ def boosted(data: Dataset) -> tuple[Prediction, dict[str, Any]] | None:
     fitted = np.empty(len(y))
     for out, made in left_out if not classes else ():
         fitted[out] = made[best]
-    fit(slice(None))
+    model.fit(*arrays)
     made = torch.from_numpy(predicted(new, new_exposure, every=False)).float()
     if classes:
         made, uncertainty = of_classes(schema.task, made), "its own probabilities"

@@ -25,7 +25,7 @@ from bnn_pyro.parts.guides import WithPoints
 from bnn_pyro.parts.likelihoods import Categorical, Likelihood, make_likelihood
 from bnn_pyro.parts.nets import blank_row, constants, described, in_mode, layers_digest, users_code
 from bnn_pyro.parts.own_module import assign, check_outputs, freeze, imported, norm_layers, own_copy, select
-from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, START_ROWS, BatchStatistics, start_guide
+from bnn_pyro.parts.own_start import BATCH_NORM, SHARE, START_ROWS, BatchStatistics, inputs_of_products, start_guide
 from bnn_pyro.parts.priors import BayesianNet, parse_prior
 from bnn_pyro.parts.row_noise import ROWS, sampling_of
 from bnn_pyro.settings import Settings, setting
@@ -182,13 +182,12 @@ class Bayesian(Settings):
         if schema.input_parts:
             net.register_forward_pre_hook(partial(unpack, schema.input_parts), with_kwargs=True)
         row = blank_row(net, schema)
-        likelihood = self._likelihood(schema, net, row)
-        prior = assign(net, self.prior, bayesian, "prior")
-        norms = norm_layers(net)
+        likelihood, inputs = self._likelihood(schema, net, row), inputs_of_products(net, row[[0, 0]])
+        prior, norms = assign(net, self.prior, bayesian, "prior"), norm_layers(net)
         if self.norm == "frozen" and any(layer.running_mean is None for layer in norms.values()):
             raise UserError("its batch normalisation has no running statistics to be frozen; use batch_norm='batch'")
         statistics = BatchStatistics(net) if norms and self.norm == "batch" else None
-        model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen").eval()
+        model = BayesianNet(net, likelihood, prior, points, statistics, self.norm == "frozen", inputs).eval()
         # With batch statistics, a row's output depends on the noise of other rows.
         if self.sampling != "weights" and not statistics:
             model.sampling = sampling_of(net, *(row[[0] * rows] for rows in ROWS))
