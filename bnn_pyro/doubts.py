@@ -160,7 +160,7 @@ def of_numbers(
     second = np.sort(np.abs(others - others.mean()))[-2] / others.std()
     if distance > FAR and (more or is_target or second < ALSO * distance):
         yield Doubt(f"{values[at]:.7g} in row {rows[at]} is {distance:{',.0f' if distance < 1e6 else '.2g'}} standard "
-                    f"deviations of the others from their mean{more or ': correct it, or leave it out'}")  # fmt: skip
+                    f"deviations of the others from their mean{more or ': correct it, if a mistake'}")  # fmt: skip
 
 
 def of_values(y: np.ndarray, rows: np.ndarray | pd.Index | None) -> Iterator[str]:
