@@ -101,8 +101,8 @@ def test_an_error_is_the_same_on_all_and_ranks_that_drift_apart_are_caught(resul
         assert rank["drifted"]["kind"] == "SharedError"
         assert re.search(r"drifted apart \(after step 8 .*by up to .*e-0", rank["drifted"]["told"])
     for name, words in (
-        ("seeds", r"processes 0 and 1 of this fit were given other things \(seed\)"),
-        ("rows", r"processes 0 and 1 of this fit were given other things \(training rows\)"),
+        ("seeds", r"processes 0 and 1 of a fit were given other things \(seed\)"),
+        ("rows", r"processes 0 and 1 of a fit were given other things \(training rows\)"),
         ("method", r"nuts does not divide one fit among processes, as svi, .* do; start it without torchrun"),
         ("settings of a checkpoint", r"training\.pt was made with other settings"),
     ):

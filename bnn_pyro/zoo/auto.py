@@ -295,10 +295,6 @@ def choose(
             break
     slow = [earlier.method for earlier in rules[: rules.index(rule)] if rows <= earlier.most]
     cause = f"too few minutes for {slow[0]}, for which more --minutes leave time" if slow else rule.reason
-    size = f"{counted(rows, 'row')} × {counted(inputs - schema.exposure, 'input')} in {minutes:g} minute"
-    about = {
-        "reason": f"{size}{'s' * (minutes != 1)}, {cause}",
-        "minutes": minutes,
-        "expected_seconds": float(f"{seconds:.2g}"),
-    }
+    reason = f"{counted(rows, 'row')} × {counted(inputs - schema.exposure, 'input')} in {minutes:g} minutes, {cause}"
+    about = {"reason": reason, "minutes": minutes, "expected_seconds": float(f"{seconds:.2g}")}
     return replace(setup.changed(method=lengths), auto=about)
