@@ -99,10 +99,11 @@ def _restored(
                 warnings.warn(f"the module prints other layers than that of the posterior in {folder}: the same "
                               "parameters in another network predict otherwise", stacklevel=4)  # fmt: skip
             if others := [name for name, digest in theirs.items() if model.constants.get(name, digest) != digest]:
-                last = others[0].rpartition(".")[2]
-                warnings.warn(f"'{others[0]}' of the module, a tensor that no archive holds, is not that of {folder}, "
-                              "and predictions are others; make it as it was in the fit, or fit again with "
-                              f"self.register_buffer('{last}', tensor) in place of it", stacklevel=4)  # fmt: skip
+                warnings.warn(
+                    f"'{others[0]}' of the module, which no archive holds, is not that of {folder}, and "
+                    "predictions are others: make it as it was, or a buffer, and fit again",
+                    stacklevel=4,
+                )
         guide, family = None, getattr(METHODS.get(provenance.get("method")), "family", None)
         if tensors["guide"] is not None:  # an untrained guide, from the variant or from the method's own family
             guide = weight_space(entry.guide(model)) if family is None else parse_family(family)(model.initial, 1.0)

@@ -61,3 +61,23 @@ def test_a_likelihood_without_a_prediction_is_refused_before_the_fit(law, method
     monkeypatch.setattr(method, "run", None)
     entry, x = bp.Bayesian(torch.nn.Linear(3, 3), likelihood=Own(3, UNFIT[law])), np.eye(3).repeat(9, 0)
     refuses(f"a likelihood of type {law} has no Prediction; use", bp.fit, entry, (x, x + 1), method(), progress=False)
+
+
+class Rates(Likelihood):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def components(self, f):
+        return dist.Gamma(2.0, 2.0 / (self.scale * f.squeeze(-1).exp()))
+
+
+def test_a_likelihood_of_ones_own_trains_in_processes_and_its_numbers_are_compared(tmp_path):
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    entry, how = bp.Bayesian(torch.nn.Linear(3, 1), likelihood=Rates(2.0)), dict(seed=0, progress=False)
+    few, many = (bp.fit(entry, (x, x[:, 0].exp()), bp.Ensemble(members=2, cores=n), **how) for n in (1, 2))
+    assert torch.equal(*(bp.predict(p, x).mean for p in (few, many)))
+    few.save(tmp_path)
+    bp.load(tmp_path, entry)
+    with pytest.warns(UserWarning, match="'likelihood.scale' of the module, which no archive holds"):
+        bp.load(tmp_path, bp.Bayesian(torch.nn.Linear(3, 1), likelihood=Rates(1.0)))

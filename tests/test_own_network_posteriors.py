@@ -265,9 +265,35 @@ def test_an_archive_says_what_is_frozen_and_which_constants_are_others(tmp_path)
     posterior = fit(net, out=tmp_path)
     assert posterior.provenance["module"]["constants"].keys() == {"1.table", "1.mask"}
     bp.load(tmp_path, module=net)
-    with pytest.warns(UserWarning, match=r"'1\.table' of the module, a tensor that no archive holds, is not that"):
+    with pytest.warns(UserWarning, match=r"'1\.table' of the module, which no archive holds, is not that"):
         again = bp.load(tmp_path, module=made(frozen=3))
     assert torch.equal(again.model.net[0].weight, net[0].weight)
+
+
+class Scaled(nn.Module):
+    """f = k · l(x), k a plain number; or each position of x by one layer, under vmap."""
+
+    def __init__(self, k, positions=0):
+        super().__init__()
+        self.k, self.positions, self.l = k, positions, nn.Linear(24 // (positions or 1), OUT)
+
+    def forward(self, x):
+        if not self.positions:
+            return self.k * self.l(x.flatten(1))
+        by_position = torch.vmap(self.l, in_dims=1, out_dims=1, randomness="different")
+        return by_position(x.reshape(len(x), self.positions, 1, -1)).flatten(1, 2).mean(1)
+
+
+def test_plain_numbers_of_a_module_are_compared_too(tmp_path):
+    fit(Scaled(2.0), out=tmp_path)
+    bp.load(tmp_path, module=Scaled(2.0))
+    with pytest.warns(UserWarning, match="'k' of the module, which no archive holds"):
+        bp.load(tmp_path, module=Scaled(5.0))
+
+
+def test_layers_under_vmap_are_not_sampled_by_row():
+    """Positions share their weights, which noise of each would hide."""
+    assert sampling_of(Scaled(1.0, positions=4), *(torch.zeros(num, 24) for num in ROWS)) == {}
 
 
 def test_names_that_an_earlier_version_did_not_freeze_are_as_they_were_fitted(tmp_path):

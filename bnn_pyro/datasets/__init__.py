@@ -196,8 +196,7 @@ def load_inputs(
         raise UserError(f"num={num}: give the number of inputs to keep, 1 or more")
     if not isinstance(name_or_path, str | Path):
         return inputs(name_or_path, schema)[:num]
-    text = str(name_or_path)
-    path = resolve(name_or_path)
+    text, path = str(name_or_path), resolve(name_or_path)
     from bnn_pyro.datasets.images import IMAGE_SETS, image_part, read_images
 
     of_pictures = text not in DATASETS and (path.is_dir() or path.suffix.lower() in IMAGE_SUFFIXES)

@@ -39,9 +39,8 @@ def kind(posterior: Posterior) -> str:
     if posterior.chains is None:
         return "approximation"
     chains, draws = sized(posterior)
-    if draws > 1 or posterior.stats:
-        return "chains"
-    return "point" if chains == 1 else "members"
+    points = "point" if chains == 1 else "members"
+    return "chains" if draws > 1 or posterior.stats else points
 
 
 def sized(posterior: Posterior, num_draws: int = 0) -> tuple[int, int]:

@@ -81,8 +81,7 @@ def reliability(prediction: Prediction, y: Targets, bins: int = BINS, *, of: int
     """
     if bins < 1:
         raise UserError(f"a reliability diagram needs at least 1 bin, got {bins}")
-    y = targets(prediction, y)
-    probs = mean_probs(prediction)
+    y, probs = targets(prediction, y), mean_probs(prediction)
     confidence, right = (probs.max(1), _right(prediction, y)) if of is None else (probs[:, of], y == of)
     count, total, right = (_in_bins(confidence, v, bins).sum(0) for v in (np.ones(len(y)), confidence, right))
     with np.errstate(invalid="ignore"):

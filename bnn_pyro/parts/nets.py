@@ -135,7 +135,7 @@ def _bytes(value: Tensor) -> bytes:
 
 
 def constants(net: nn.Module) -> dict[str, str]:
-    """{path: digest} of tensors that are not in the state_dict: non-persistent buffers and plain attributes."""
+    """{path: digest} of what is not in the state_dict: tensors, and plain numbers and texts of a user's classes."""
     digests, torchs = {}, vars(nn.Module())
     for path, part in net.named_modules():
         values = {key: value for key, value in vars(part).items() if key not in torchs}
@@ -143,6 +143,8 @@ def constants(net: nn.Module) -> dict[str, str]:
             plain = isinstance(value, Tensor) and not (isinstance(value, nn.Parameter) or value.is_meta)
             if plain and value.layout == torch.strided and not value.is_quantized:
                 digests[f"{path}.{key}".lstrip(".")] = hashlib.sha256(_bytes(value)).hexdigest()[:16]
+            elif isinstance(value, int | float | str) and key[0] != "_" and type(part).__module__[:6] != "torch.":
+                digests[f"{path}.{key}".lstrip(".")] = hashlib.sha256(repr(value).encode()).hexdigest()[:16]
     return digests
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import bnn_pyro.parts.several  # noqa: F401  registers its mixture, also in worker processes
 from bnn_pyro.errors import UserError, refusing
 from bnn_pyro.isolation import isolated
 from bnn_pyro.parts.components import NO_PREDICTION, select

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -50,6 +52,7 @@ class RowNoise(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("grad", "_make_dual"):  # noise of f gives wrong derivatives by x
             used = [*self.sites.values()]
         layer = used and func in LAYERS and not kwargs and id(args[0]) not in self.sites and len(args[0]) == self.rows
+        layer = layer and (is_compiling() or not is_functorch_wrapped_tensor(args[0]))  # vmap: other axes share them
         output = self._layer(func, *args) if layer else func(*args, **(kwargs or {}))
         for site in used if used and any(isinstance(part, Tensor) for part in tree_leaves(output)) else ():
             if site in self.q and (self.ways[site] or not layer):

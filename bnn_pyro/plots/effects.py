@@ -91,8 +91,7 @@ def decision_boundary(
 
     prediction: at ``grid.x``.   x, y: standardised inputs (B, *input_shape) and labels (B,) to draw, or neither.
     """
-    names = class_names(prediction, grid.schema)
-    probs = grid.shaped(prediction.mean)
+    names, probs = class_names(prediction, grid.schema), grid.shaped(prediction.mean)
     values, label = probs.max(-1), "probability of the most probable class"
     if len(names) == 2:
         values, label = probs[..., 1], f"P({grid.schema.target} = {names[1]})"

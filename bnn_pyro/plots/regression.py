@@ -122,8 +122,7 @@ def regression_calibration(prediction: Prediction, y: Targets, *, axes: Sequence
     A curve below the diagonal, or a U-shaped histogram, means overconfidence; the opposite, too wide intervals. The PIT
     of counts and of censored times is randomised.
     """
-    pit = metrics.pit(prediction, y, seed=0)
-    nominal = np.linspace(0, 1, 41)
+    pit, nominal = metrics.pit(prediction, y, seed=0), np.linspace(0, 1, 41)
     observed = (np.abs(pit[:, None] - 0.5) <= nominal / 2).mean(0)
     axes = panels(2, 2, (3.8, 3.5)) if axes is None else axes
     low, high = binom.ppf([[0.025], [0.975]], len(pit), nominal[1:-1]) / len(pit)

@@ -193,6 +193,8 @@ class Bayesian(Settings):
             model.sampling = sampling_of(net, *(row[[0] * rows] for rows in ROWS))
         model.is_own_network, model.is_pretrained, model.still = True, self.start == "pretrained", still
         model.constants = {k: v for k, v in constants(net).items() if before.get(k) == v}  # not changed by a pass
+        if isinstance(self.likelihood, Likelihood):
+            model.constants |= {f"likelihood.{name}": digest for name, digest in constants(likelihood).items()}
         return model
 
     def guide(self, model: nn.Module) -> nn.Module:
