@@ -93,7 +93,7 @@ def test_counts_the_randomised_pit_is_uniform_and_the_rootogram_hangs_from_what_
     assert stats.kstest(bp.metrics.pit(wrong, y, seed=1), "uniform").pvalue < 1e-6
     k = np.arange(int(y.max()) + 1)
     pmf = torch.stack([prediction.log_prob(torch.full((len(y),), float(value))).exp().sum() for value in k]).numpy()
-    bars = np.array([(bar.get_y(), bar.get_height()) for bar in bp.plots.rootogram(prediction, y).patches])
+    bars = np.array([(bar.get_y(), bar.get_height()) for bar in bp.plots.rootogram(prediction, y).containers[0]])
     np.testing.assert_allclose(bars[:, 1], np.sqrt(np.bincount(y, minlength=len(k))), rtol=1e-6)
     np.testing.assert_allclose(bars.sum(1), np.sqrt(pmf), rtol=1e-4)
 

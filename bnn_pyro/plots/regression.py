@@ -164,10 +164,10 @@ def rootogram(prediction: Prediction, y: Targets, schema: Schema | None = None, 
     observed, middle = np.histogram(y, edges + 1)[0], edges[:-1].numpy() + (1 + width) / 2
     root, far = np.sqrt(expected), 1.96 * np.sqrt(variance)
     low, high = (root - np.sqrt(np.maximum(expected + sign * far, 0)) for sign in (1, -1))
-    ax = panel(ax, 5.6, 3.7)
+    (ax := panel(ax, 5.6, 3.7)).xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.bar(middle, np.sqrt(observed), 0.85 * width, root - np.sqrt(observed), color=tint(BAYES, 0.5), label="observed")
     ax.plot(middle, root, color=WRONG, marker="o", ms=3, label="expected")
-    ax.fill_between(middle, low, high, color="0.6", alpha=0.4, step="mid", linewidth=0, label="95% of ends if right")
+    ax.bar(middle, high - low, 0.95 * width, low, color="0.6", alpha=0.4, label="95% of ends if right")
     ax.axhline(0, color=DATA, linewidth=1)
     outside = (observed > expected + far) | (observed < expected - far)
     ax.set_title(f"{outside.sum()} of {len(observed)} bars end outside the band")
